@@ -1,0 +1,123 @@
+// Per-head eviction for llama.cpp: a KV cache of fixed size, however long the text becomes.
+//
+// The mental model, in the words used everywhere in this project:
+//
+//   cell      one llama.cpp KV cell: a position and a sequence, shared by all layers and heads
+//   row       the K or V vector of one (layer, KV head, cell): what is kept, moved or dropped
+//   score     the attention a row has collected: sum over queries, mean over the query heads of
+//             its KV group
+//   recent    rows of the last `recent` positions, never evicted
+//   heavy     rows kept for their score
+//   pinned    rows of the first `pinned` positions, never evicted
+//   budget    pinned + heavy + recent: rows per (layer, KV head) right after a compaction
+//   slack     cells beyond the budget that fill up between two compactions
+//   capacity  budget + slack: most cells that are ever in use
+//
+// Before a batch that would exceed the capacity is decoded, a compaction chooses the rows of every
+// (layer, KV head) on its own, moves the chosen rows of the cells that are about to be freed into
+// the unchosen rows of the cells that stay, and frees the rest. Afterwards every head has `budget`
+// rows in the same cells, although of different token positions. All of them are in the past of
+// every coming query, so llama.cpp's masks, slots and graphs work as they are.
+//
+// Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
+// eviction lives and dies with the context. Positions go on counting as if nothing were evicted.
+//
+// Functions return 0 or a count on success and a negative LLAMA_H2O_ERR_* otherwise;
+// llama_h2o_strerror() has a text for each. No exception leaves this interface. Like the context
+// itself, it must not be used from two threads at once.
+
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __GNUC__
+#    define LLAMA_H2O_API __attribute__((visibility("default")))
+#else
+#    define LLAMA_H2O_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct llama_context;
+struct llama_model;
+
+enum llama_h2o_status {
+    LLAMA_H2O_OK                =   0,
+    LLAMA_H2O_ERR_ARGUMENT      =  -1, // a null pointer, or a sequence, layer or size out of range
+    LLAMA_H2O_ERR_PARAMS        =  -2, // recent or slack is 0, or the counts overflow
+    LLAMA_H2O_ERR_CELLS         =  -3, // the context has fewer cells than the capacity
+    LLAMA_H2O_ERR_NOT_EMPTY     =  -4, // the context has decoded tokens already
+    LLAMA_H2O_ERR_ATTACHED      =  -5, // eviction is attached already
+    LLAMA_H2O_ERR_NOT_ATTACHED  =  -6, // eviction is not attached
+    LLAMA_H2O_ERR_SHARED_CELLS  =  -7, // several sequences share one stream of cells
+    LLAMA_H2O_ERR_NO_CACHE      =  -8, // encoder or embedding model: no causal KV cache
+    LLAMA_H2O_ERR_RECURRENT     =  -9, // recurrent or hybrid model
+    LLAMA_H2O_ERR_SLIDING       = -10, // sliding-window or chunked attention
+    LLAMA_H2O_ERR_MLA           = -11, // multi-head latent attention
+    LLAMA_H2O_ERR_ALIBI         = -12, // ALiBi position bias
+    LLAMA_H2O_ERR_POSITIONS     = -13, // several positions per token (M-RoPE)
+    LLAMA_H2O_ERR_ROPE_FACTORS  = -14, // RoPE factors that depend on the context size
+    LLAMA_H2O_ERR_SHARED_LAYERS = -15, // layers that use another layer's K and V
+    LLAMA_H2O_ERR_CACHE_KIND    = -16, // a kind of KV cache that is not known here
+    LLAMA_H2O_ERR_ROW_BLOCKS    = -17, // a head's row is not whole blocks of the cache type
+    LLAMA_H2O_ERR_MEMORY        = -18, // out of memory
+    LLAMA_H2O_ERR_INTERNAL      = -19, // an unexpected failure inside llama.cpp
+};
+
+struct llama_h2o_params {
+    uint32_t heavy;  // rows kept for their score, per (layer, KV head)
+    uint32_t recent; // newest positions that are never evicted, at least 1
+    uint32_t pinned; // first positions that are never evicted
+    uint32_t slack;  // cells beyond the budget, at least 1
+};
+
+// All counters run from the attachment on; clearing the cache does not reset them.
+struct llama_h2o_stats {
+    uint32_t n_cells;          // cells allocated for one sequence
+    uint32_t n_capacity;       // most cells in use
+    uint32_t n_budget;         // rows per (layer, KV head) right after a compaction
+    uint32_t n_used;           // cells the sequence uses now
+    uint32_t n_layer;          // layers that have a KV cache
+    int32_t  pos_removable;    // first position of the tail that can be removed
+    uint64_t n_compactions;    // of the sequence
+    uint64_t n_cells_freed;    // by compactions of the sequence
+    uint64_t n_rows_evicted;   // by compactions of the sequence, over all layers and KV heads
+    uint64_t n_rows_moved;     // by compactions of the sequence, over all layers and KV heads
+    uint64_t t_compactions_us; // time spent in compactions of the sequence
+    uint64_t size_k;           // bytes allocated for K, all sequences
+    uint64_t size_v;           // bytes allocated for V, all sequences
+    uint64_t size_scores;      // bytes allocated for the scores, all sequences
+};
+
+// The text for a return code: one line that names the cause and, where there is one, the cure.
+LLAMA_H2O_API const char * llama_h2o_strerror(int32_t status);
+
+// Whether rows of this model can be evicted at all. Asks before memory is taken for a context.
+LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);
+
+// Attach eviction to a context that has not decoded anything yet. The context needs
+// n_ctx >= capacity cells per sequence, and kv_unified = false if it has several sequences.
+LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_h2o_params params);
+
+// Also for a context without eviction: its budget, its scores and its counters are then 0.
+LLAMA_H2O_API int32_t llama_h2o_get_stats(
+        const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
+
+// The rows that one layer holds for a sequence. Fills pos and score, both [n_head_kv][n_rows] with
+// n_rows = llama_h2o_stats.n_used, and returns n_head_kv. The rows of a head are in cell order,
+// which is not the order of the text. With pos and score both null it only returns n_head_kv, and
+// 0 for a layer without a KV cache.
+LLAMA_H2O_API int32_t llama_h2o_get_rows(
+        struct llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
+
+// The selection on its own, for one head: keep[i] becomes 1 for the rows that stay and 0 for the
+// others. Pinned and recent rows stay; the best scores fill the rest of the budget; of equal scores
+// the newer position stays. score, pos and keep are [n_rows]; positions are distinct.
+LLAMA_H2O_API int32_t llama_h2o_select(
+        const float * score, const int32_t * pos, uint32_t n_rows, struct llama_h2o_params params, uint8_t * keep);
+
+#ifdef __cplusplus
+}
+#endif

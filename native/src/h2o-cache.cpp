@@ -1,0 +1,483 @@
+#include "h2o-cache.h"
+
+#include "h2o-policy.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <typeinfo>
+
+//
+// attachment
+//
+
+llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params) :
+    ctx(ctx), kv(kv), params(params) {
+    add_layers();
+    alloc_tensors();
+
+    streams.resize(kv.n_stream);
+    for (auto & st : streams) {
+        st.listed.assign(kv.get_size(), 0);
+        for (const auto & layer : layers) {
+            st.pos.emplace_back(size_t(layer.n_head_kv)*kv.get_size(), -1);
+        }
+    }
+}
+
+llama_kv_cache * llama_h2o::plain_cache(const llama_context * ctx) {
+    auto * memory = dynamic_cast<llama_kv_cache *>(ctx->get_memory());
+
+    // a class derived from the plain cache may mean something else by its cells
+    return memory && typeid(*memory) == typeid(llama_kv_cache) ? memory : nullptr;
+}
+
+llama_h2o * llama_h2o::of(const llama_context * ctx) {
+    const llama_kv_cache * kv = plain_cache(ctx);
+
+    return kv ? kv->h2o.get() : nullptr;
+}
+
+const llama_h2o * llama_h2o::of(const llama_memory_context_i * mctx) {
+    const auto * kv_ctx = dynamic_cast<const llama_kv_cache_context *>(mctx);
+
+    return kv_ctx ? kv_ctx->kv->h2o.get() : nullptr;
+}
+
+uint32_t llama_h2o::first_stream(const llama_memory_context_i * mctx) {
+    const auto * kv_ctx = static_cast<const llama_kv_cache_context *>(mctx);
+
+    return kv_ctx->sinfos[kv_ctx->i_cur].s0;
+}
+
+void llama_h2o::attach(llama_context & ctx, const llama_h2o_params & params) {
+    llama_kv_cache & kv = *plain_cache(&ctx);
+
+    kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);
+
+    // the graph now has nodes for the scores
+    ctx.sched_need_reserve = true;
+}
+
+void llama_h2o::add_layers() {
+    for (const auto & kv_layer : kv.layers) {
+        const uint32_t il        = kv_layer.il;
+        const uint32_t n_head_kv = kv.hparams.n_head_kv(il);
+
+        const auto layout = [&](const ggml_tensor * t, uint32_t n_embd_head, bool transposed) {
+            return llama_h2o_row_layout{ t->type, n_embd_head, uint32_t(t->ne[0]), kv.get_size(), transposed };
+        };
+
+        layers.push_back({
+            il,
+            kv.hparams.n_head(il),
+            n_head_kv,
+            nullptr,
+            nullptr,
+            layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
+            layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
+        });
+    }
+}
+
+static ggml_context_ptr new_tensor_context(size_t n_tensors) {
+    const ggml_init_params init = {
+        /*.mem_size   =*/ n_tensors*ggml_tensor_overhead(),
+        /*.mem_buffer =*/ nullptr,
+        /*.no_alloc   =*/ true,
+    };
+
+    ggml_context_ptr res { ggml_init(init) };
+    if (!res) {
+        throw std::bad_alloc();
+    }
+
+    return res;
+}
+
+static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) };
+    if (!buf) {
+        throw std::bad_alloc();
+    }
+
+    return buf;
+}
+
+void llama_h2o::alloc_tensors() {
+    // graphs are reserved for whole ubatches, whatever the slack, and for as many tokens of every sequence
+    const uint32_t n_ubatch = GGML_PAD(ctx.get_cparams().n_ubatch, kv.n_seq_max);
+
+    // scores and weights of a layer lie where its K lies, so that no step copies anything between devices
+    std::map<ggml_backend_buffer_type_t, std::vector<size_t>> ikv_of_buft;
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        ikv_of_buft[ggml_backend_buffer_get_type(kv.layers[ikv].k->buffer)].push_back(ikv);
+    }
+
+    for (const auto & [buft, ikvs] : ikv_of_buft) {
+        ggml_context_ptr ctx_scores  = new_tensor_context(ikvs.size());
+        ggml_context_ptr ctx_weights = new_tensor_context(ikvs.size());
+
+        std::map<std::pair<uint32_t, uint32_t>, ggml_tensor *> weights; // by n_head and n_head_kv
+
+        for (const size_t ikv : ikvs) {
+            auto & layer = layers[ikv];
+
+            layer.scores = ggml_new_tensor_3d(ctx_scores.get(), GGML_TYPE_F32, kv.get_size(), layer.n_head_kv, kv.n_stream);
+            ggml_format_name(layer.scores, "cache_scores_l%d", layer.il);
+
+            auto & shared = weights[{ layer.n_head, layer.n_head_kv }];
+            if (!shared) {
+                shared = ggml_new_tensor_1d(ctx_weights.get(), GGML_TYPE_F32, int64_t(n_ubatch)*layer.n_head);
+            }
+            layer.weights = shared;
+        }
+
+        ggml_backend_buffer_ptr buf_scores  = alloc_buffer(ctx_scores.get(), buft);
+        ggml_backend_buffer_ptr buf_weights = alloc_buffer(ctx_weights.get(), buft);
+
+        for (const auto & [heads, tensor] : weights) {
+            const std::vector<float> data(ggml_nelements(tensor), float(heads.second)/float(heads.first));
+            ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
+        }
+
+        // the scores belong to the cache: cleared with it, counted with it, freed with it
+        ggml_backend_buffer_clear(buf_scores.get(), 0);
+        kv.ctxs_bufs.emplace_back(std::move(ctx_scores), std::move(buf_scores));
+        weights_bufs.emplace_back(std::move(ctx_weights), std::move(buf_weights));
+    }
+}
+
+const llama_h2o::layer * llama_h2o::find_layer(int32_t il) const {
+    const auto it = kv.map_layer_ids.find(il);
+
+    return it == kv.map_layer_ids.end() ? nullptr : &layers[it->second];
+}
+
+//
+// hooks of llama_kv_cache
+//
+
+uint32_t llama_h2o::max_ubatch(uint32_t n_ubatch) const {
+    return refused ? 0 : std::min(n_ubatch, params.slack);
+}
+
+bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
+    const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens/ubatch.n_seqs_unq : ubatch.n_tokens;
+
+    try {
+        for (uint32_t i = 0; i < ubatch.n_seqs_unq; ++i) {
+            const uint32_t s = kv.seq_to_stream[ubatch.seq_id_unq[i]];
+
+            if (streams[s].stale) {
+                reset_free_cells(s);
+            }
+            if (uint64_t(kv.v_cells[s].get_used()) + n_new > llama_h2o_n_capacity(params)) {
+                compact(s);
+            }
+        }
+
+        sinfo = kv.find_slot(ubatch, false);
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: failed to make room for %u tokens: %s\n", __func__, ubatch.n_tokens, err.what());
+        return false;
+    }
+
+    return !sinfo.empty();
+}
+
+bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    const uint32_t s0 = seq_id < 0 ? 0           : kv.seq_to_stream[seq_id];
+    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+
+    const auto newest = [&](uint32_t s) {
+        return kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
+    };
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        const bool is_all  = p0 <= 0 && p1 > newest(s);
+        const bool is_tail = p0 >= streams[s].pos_removable && p1 > newest(s);
+
+        // before the first compaction every row lies in its own cell, and any range can go
+        if (!is_all && !is_tail && streams[s].pos_removable > 0) {
+            return false;
+        }
+    }
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        if (p0 > newest(s)) {
+            continue;
+        }
+        streams[s].stale = true;
+        if (p0 <= 0 && p1 > newest(s)) {
+            streams[s].pos_removable = 0;
+        }
+    }
+
+    return true;
+}
+
+void llama_h2o::clear() {
+    refused = false;
+
+    for (auto & st : streams) {
+        st.stale         = true;
+        st.pos_removable = 0;
+    }
+}
+
+void llama_h2o::refuse(const char * operation) {
+    LLAMA_LOG_ERROR("%s: %s cannot be done exactly while eviction is attached; clear the cache to go on\n",
+            __func__, operation);
+
+    refused = true;
+}
+
+//
+// compaction
+//
+
+uint32_t llama_h2o::n_heads() const {
+    uint32_t res = 0;
+    for (const auto & layer : layers) {
+        res += layer.n_head_kv;
+    }
+
+    return res;
+}
+
+std::vector<uint32_t> llama_h2o::used_cells(uint32_t s) const {
+    const auto & cells = kv.v_cells[s];
+
+    std::vector<uint32_t> res;
+    res.reserve(cells.get_used());
+    for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+        if (!cells.is_empty(i)) {
+            res.push_back(i);
+        }
+    }
+
+    return res;
+}
+
+llama_pos llama_h2o::row_pos(
+        const stream & st, const llama_kv_cells & cells, size_t ikv, uint32_t head, uint32_t cell) const {
+    return st.listed[cell] ? st.pos[ikv][size_t(head)*kv.get_size() + cell] : cells.pos_get(cell);
+}
+
+// A score starts at zero when its cell is used again.
+void llama_h2o::reset_free_cells(uint32_t s) {
+    const auto & cells = kv.v_cells[s];
+
+    ctx.synchronize();
+
+    for (const auto & layer : layers) {
+        llama_h2o_stream scores(layer.scores, s);
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            float * row = scores.f32() + size_t(head)*cells.size();
+            for (uint32_t i = 0; i < cells.size(); ++i) {
+                row[i] = cells.is_empty(i) ? 0.0f : row[i];
+            }
+        }
+        scores.commit();
+    }
+
+    for (uint32_t i = 0; i < cells.size(); ++i) {
+        if (cells.is_empty(i)) {
+            streams[s].listed[i] = 0;
+        }
+    }
+
+    streams[s].stale = false;
+}
+
+// From here on the rows of these cells are found through the list.
+void llama_h2o::list_rows(uint32_t s, const std::vector<uint32_t> & used) {
+    auto & st = streams[s];
+
+    for (const uint32_t cell : used) {
+        if (st.listed[cell]) {
+            continue;
+        }
+        for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+            for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head) {
+                st.pos[ikv][size_t(head)*kv.get_size() + cell] = kv.v_cells[s].pos_get(cell);
+            }
+        }
+        st.listed[cell] = 1;
+    }
+}
+
+void llama_h2o::compact(uint32_t s) {
+    ctx.synchronize();
+
+    const int64_t t_start_us = ggml_time_us();
+
+    auto & st = streams[s];
+
+    const std::vector<uint32_t> used   = used_cells(s);
+    const llama_pos             newest = kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
+
+    list_rows(s, used);
+
+    std::vector<llama_h2o_stream> scores;
+    scores.reserve(layers.size());
+    for (const auto & layer : layers) {
+        scores.emplace_back(layer.scores, s);
+    }
+
+    const llama_h2o_plan plan = llama_h2o_make_plan(select(st, scores, used));
+
+    move_rows(s, plan, scores);
+    free_cells(s, plan.freed);
+
+    // rows older than the recent ones are no longer complete, even if the tail is removed later
+    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest) - int64_t(params.recent) + 1);
+
+    st.n_compactions    += 1;
+    st.n_cells_freed    += plan.freed.size();
+    st.n_rows_evicted   += plan.freed.size()*n_heads();
+    st.n_rows_moved     += plan.n_moves;
+    st.t_compactions_us += ggml_time_us() - t_start_us;
+}
+
+llama_h2o_keep llama_h2o::select(
+        const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const {
+    const size_t n_used = used.size();
+
+    llama_h2o_keep keep;
+    keep.cells   = std::move(used);
+    keep.n_heads = n_heads();
+    keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
+    keep.flags.resize(n_used*keep.n_heads);
+
+    std::vector<float>     row_score(n_used);
+    std::vector<llama_pos> row_pos(n_used);
+    std::vector<uint32_t>  order;
+
+    uint32_t h = 0;
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
+            const size_t first = size_t(head)*kv.get_size();
+            for (size_t i = 0; i < n_used; ++i) {
+                row_score[i] = scores[ikv].f32()[first + keep.cells[i]];
+                row_pos  [i] = st.pos[ikv][first + keep.cells[i]];
+            }
+            llama_h2o_select_rows(row_score.data(), row_pos.data(), n_used, params, keep.head(h), order);
+        }
+    }
+
+    return keep;
+}
+
+void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores) {
+    auto & st = streams[s];
+
+    uint32_t h = 0;
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        llama_h2o_stream k(kv.layers[ikv].k, s);
+        llama_h2o_stream v(kv.layers[ikv].v, s);
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head, ++h) {
+            const auto & moves = plan.moves[h];
+
+            llama_h2o_move_rows(k.data(), layer.k, head, moves);
+            llama_h2o_move_rows(v.data(), layer.v, head, moves);
+
+            float     * score = scores[ikv].f32()   + size_t(head)*kv.get_size();
+            llama_pos * pos   = st.pos[ikv].data() + size_t(head)*kv.get_size();
+            for (const auto & move : moves) {
+                score[move.dst] = score[move.src];
+                pos  [move.dst] = pos  [move.src];
+            }
+            for (const uint32_t cell : plan.freed) {
+                score[cell] = 0.0f;
+            }
+        }
+
+        k.commit();
+        v.commit();
+        scores[ikv].commit();
+    }
+}
+
+void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
+    for (const uint32_t cell : freed) {
+        kv.v_cells[s].rm(cell);
+        streams[s].listed[cell] = 0;
+        kv.v_heads[s] = std::min(kv.v_heads[s], cell);
+    }
+}
+
+//
+// what the cache holds
+//
+
+llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq_id) {
+    const uint32_t s = kv.seq_to_stream[seq_id];
+
+    llama_h2o_stats stats = {};
+    stats.n_cells    = kv.get_size();
+    stats.n_capacity = kv.get_size();
+    stats.n_used     = kv.v_cells[s].get_used();
+    stats.n_layer    = kv.layers.size();
+    stats.size_k     = kv.size_k_bytes();
+    stats.size_v     = kv.size_v_bytes();
+
+    if (kv.h2o) {
+        const auto & st = kv.h2o->streams[s];
+
+        stats.n_capacity       = llama_h2o_n_capacity(kv.h2o->params);
+        stats.n_budget         = llama_h2o_n_budget(kv.h2o->params);
+        stats.pos_removable    = st.pos_removable;
+        stats.n_compactions    = st.n_compactions;
+        stats.n_cells_freed    = st.n_cells_freed;
+        stats.n_rows_evicted   = st.n_rows_evicted;
+        stats.n_rows_moved     = st.n_rows_moved;
+        stats.t_compactions_us = st.t_compactions_us;
+        for (const auto & layer : kv.h2o->layers) {
+            stats.size_scores += ggml_nbytes(layer.scores);
+        }
+    }
+
+    return stats;
+}
+
+int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
+    const auto it = kv.map_layer_ids.find(il);
+    if (it == kv.map_layer_ids.end()) {
+        return 0;
+    }
+
+    const size_t   ikv       = it->second;
+    const uint32_t n_head_kv = layers[ikv].n_head_kv;
+    if (!pos && !score) {
+        return n_head_kv;
+    }
+
+    const uint32_t s     = kv.seq_to_stream[seq_id];
+    const auto &   cells = kv.v_cells[s];
+    if (!pos || !score || n_rows != cells.get_used()) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    ctx.synchronize();
+
+    const std::vector<uint32_t> used = used_cells(s);
+
+    llama_h2o_stream scores(layers[ikv].scores, s);
+    for (uint32_t head = 0; head < n_head_kv; ++head) {
+        for (const uint32_t cell : used) {
+            *pos++   = row_pos(streams[s], cells, ikv, head, cell);
+            *score++ = scores.f32()[size_t(head)*cells.size() + cell];
+        }
+    }
+
+    return n_head_kv;
+}

@@ -1,0 +1,126 @@
+// Eviction attached to a KV cache: the scores, whose row lies where, and the hooks that
+// llama_kv_cache calls.
+
+#pragma once
+
+#include "llama-h2o.h"
+#include "llama-kv-cache.h"
+
+#include "h2o-rows.h"
+
+#include <vector>
+
+struct llama_h2o {
+    // Allocates the scores, and nothing later. Throws std::exception if that fails.
+    llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params);
+
+    // the eviction attached to a context, or to the cache behind a graph; null if there is none
+    static llama_h2o *       of(const llama_context * ctx);
+    static const llama_h2o * of(const llama_memory_context_i * mctx);
+
+    // the first stream that the graph of mctx works on
+    static uint32_t first_stream(const llama_memory_context_i * mctx);
+
+    // the plain KV cache of a context, or null if it has another kind of memory
+    static llama_kv_cache * plain_cache(const llama_context * ctx);
+
+    static void attach(llama_context & ctx, const llama_h2o_params & params);
+
+    //
+    // hooks of llama_kv_cache
+    //
+
+    // most tokens that may be decoded at once; 0 after an operation that was refused
+    uint32_t max_ubatch(uint32_t n_ubatch) const;
+
+    // make room for the ubatch, with a compaction if it takes one, and find its cells
+    bool place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo);
+
+    // whether positions [p0, p1) can be removed exactly; if so, prepares for it
+    bool remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+
+    void clear();
+
+    // an operation that has no return value and cannot be done exactly: say so, and decode nothing
+    // until the cache is cleared
+    void refuse(const char * operation);
+
+    //
+    // graph
+    //
+
+    struct layer {
+        uint32_t il;        // layer of the model
+        uint32_t n_head;    // query heads
+        uint32_t n_head_kv; // KV heads
+
+        ggml_tensor * scores;  // F32 [n_cells, n_head_kv, n_stream]
+        ggml_tensor * weights; // F32 [n_ubatch*n_head], all n_head_kv/n_head: turns sums into means over a KV group
+
+        llama_h2o_row_layout k;
+        llama_h2o_row_layout v;
+    };
+
+    const layer * find_layer(int32_t il) const;
+
+    //
+    // what the cache holds
+    //
+
+    // of a cache with or without eviction
+    static llama_h2o_stats get_stats(const llama_kv_cache & kv, llama_seq_id seq_id);
+
+    // see llama_h2o_get_rows()
+    int32_t get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
+
+private:
+    struct stream {
+        // whose row lies in a cell, for the cells that a compaction has seen: [n_layer][n_head_kv][n_cells]
+        std::vector<std::vector<llama_pos>> pos;
+
+        // 0: all rows of the cell belong to the cell's own position, and pos does not list them
+        std::vector<uint8_t> listed; // [n_cells]
+
+        // cells were freed since their scores were last zeroed
+        bool stale = false;
+
+        // from here on every head has all its rows, each in its own cell
+        llama_pos pos_removable = 0;
+
+        uint64_t n_compactions    = 0;
+        uint64_t n_cells_freed    = 0;
+        uint64_t n_rows_evicted   = 0;
+        uint64_t n_rows_moved     = 0;
+        uint64_t t_compactions_us = 0;
+    };
+
+    llama_context  & ctx;
+    llama_kv_cache & kv;
+
+    const llama_h2o_params params;
+
+    std::vector<layer>  layers;
+    std::vector<stream> streams;
+
+    bool refused = false;
+
+    // the constant weights live apart from the cache, which may be cleared
+    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
+
+    void add_layers();
+    void alloc_tensors();
+
+    uint32_t n_heads() const;
+
+    std::vector<uint32_t> used_cells(uint32_t s) const;
+
+    llama_pos row_pos(const stream & st, const llama_kv_cells & cells, size_t ikv, uint32_t head, uint32_t cell) const;
+
+    void reset_free_cells(uint32_t s);
+    void list_rows(uint32_t s, const std::vector<uint32_t> & used);
+
+    void           compact(uint32_t s);
+    llama_h2o_keep select(const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const;
+    void           move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores);
+    void           free_cells(uint32_t s, const std::vector<uint32_t> & freed);
+};

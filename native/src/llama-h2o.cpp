@@ -1,0 +1,240 @@
+#include "llama-h2o.h"
+
+#include "h2o-cache.h"
+#include "h2o-policy.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+#include "llama.h"
+
+#include <exception>
+#include <limits>
+#include <new>
+
+const char * llama_h2o_strerror(int32_t status) {
+    switch (status) {
+        case LLAMA_H2O_OK:
+            return "ok";
+        case LLAMA_H2O_ERR_ARGUMENT:
+            return "a null pointer, or a sequence, layer or size that is out of range";
+        case LLAMA_H2O_ERR_PARAMS:
+            return "recent and slack must be at least 1, and the capacity must fit 31 bits";
+        case LLAMA_H2O_ERR_CELLS:
+            return "the context has fewer cells than the capacity: raise n_ctx or lower the budget";
+        case LLAMA_H2O_ERR_NOT_EMPTY:
+            return "the context has decoded tokens already: clear it first";
+        case LLAMA_H2O_ERR_ATTACHED:
+            return "eviction is attached to this context already";
+        case LLAMA_H2O_ERR_NOT_ATTACHED:
+            return "eviction is not attached to this context";
+        case LLAMA_H2O_ERR_SHARED_CELLS:
+            return "several sequences share one stream of cells: create the context with kv_unified = false";
+        case LLAMA_H2O_ERR_NO_CACHE:
+            return "the model has no causal KV cache (encoder, embedding or diffusion model)";
+        case LLAMA_H2O_ERR_RECURRENT:
+            return "recurrent and hybrid models keep a state of fixed size that has no rows to evict";
+        case LLAMA_H2O_ERR_SLIDING:
+            return "sliding-window and chunked attention layers are not supported";
+        case LLAMA_H2O_ERR_MLA:
+            return "multi-head latent attention (MLA) is not supported: its heads share one latent row";
+        case LLAMA_H2O_ERR_ALIBI:
+            return "ALiBi is not supported: its bias comes from the cell, not from the row that lies in it";
+        case LLAMA_H2O_ERR_POSITIONS:
+            return "models with several positions per token (M-RoPE) are not supported";
+        case LLAMA_H2O_ERR_ROPE_FACTORS:
+            return "RoPE factors that depend on the context size (LongRoPE) are not supported";
+        case LLAMA_H2O_ERR_SHARED_LAYERS:
+            return "models with layers that share another layer's K and V are not supported";
+        case LLAMA_H2O_ERR_CACHE_KIND:
+            return "this kind of KV cache is not supported";
+        case LLAMA_H2O_ERR_ROW_BLOCKS:
+            return "the head size is no multiple of the block size of the cache type: use f16";
+        case LLAMA_H2O_ERR_MEMORY:
+            return "out of memory for the scores";
+        case LLAMA_H2O_ERR_INTERNAL:
+            return "unexpected failure inside llama.cpp: see its log";
+    }
+
+    return "unknown status";
+}
+
+static bool has_rope_factors_by_size(const llama_model & model) {
+    for (const auto & layer : model.layers) {
+        if (layer.rope_long || layer.rope_short) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+static bool has_shared_layers(const llama_hparams & hparams) {
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        if (!hparams.has_kv(il)) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+int32_t llama_h2o_supports(const llama_model * model) {
+    if (!model) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    const llama_hparams & hparams = model->hparams;
+
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+        return LLAMA_H2O_ERR_RECURRENT;
+    }
+    if (llama_model_has_encoder(model) || !llama_model_has_decoder(model) || !hparams.causal_attn ||
+        llama_model_is_diffusion(model)) {
+        return LLAMA_H2O_ERR_NO_CACHE;
+    }
+    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
+        return LLAMA_H2O_ERR_SLIDING;
+    }
+    if (hparams.is_mla()) {
+        return LLAMA_H2O_ERR_MLA;
+    }
+    if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
+        return LLAMA_H2O_ERR_ALIBI;
+    }
+    if (hparams.n_pos_per_embd() > 1) {
+        return LLAMA_H2O_ERR_POSITIONS;
+    }
+    if (has_rope_factors_by_size(*model)) {
+        return LLAMA_H2O_ERR_ROPE_FACTORS;
+    }
+    if (has_shared_layers(hparams)) {
+        return LLAMA_H2O_ERR_SHARED_LAYERS;
+    }
+
+    return LLAMA_H2O_OK;
+}
+
+static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {
+    for (const uint32_t il : kv.get_layer_ids()) {
+        if (hparams.n_embd_head_k(il) % ggml_blck_size(kv.type_k()) != 0 ||
+            hparams.n_embd_head_v(il) % ggml_blck_size(kv.type_v()) != 0) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+// Whether eviction can be attached to this context, which belongs to a supported model.
+static int32_t check_context(const llama_context & ctx, const llama_h2o_params & params) {
+    const llama_kv_cache * kv = llama_h2o::plain_cache(&ctx);
+    if (!kv) {
+        return ctx.get_memory() ? LLAMA_H2O_ERR_CACHE_KIND : LLAMA_H2O_ERR_NO_CACHE;
+    }
+    if (llama_h2o::of(&ctx)) {
+        return LLAMA_H2O_ERR_ATTACHED;
+    }
+    if (params.recent < 1 || params.slack < 1 || llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
+        return LLAMA_H2O_ERR_PARAMS;
+    }
+    if (kv->get_n_stream() != kv->get_n_seq_max()) {
+        return LLAMA_H2O_ERR_SHARED_CELLS;
+    }
+    if (kv->get_size() < llama_h2o_n_capacity(params)) {
+        return LLAMA_H2O_ERR_CELLS;
+    }
+    for (uint32_t seq_id = 0; seq_id < kv->get_n_seq_max(); ++seq_id) {
+        if (kv->get_cells(seq_id).get_used() > 0) {
+            return LLAMA_H2O_ERR_NOT_EMPTY;
+        }
+    }
+    if (!has_whole_blocks(ctx.get_model().hparams, *kv)) {
+        return LLAMA_H2O_ERR_ROW_BLOCKS;
+    }
+
+    return LLAMA_H2O_OK;
+}
+
+int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
+    if (!ctx) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    try {
+        int32_t status = llama_h2o_supports(&ctx->get_model());
+        if (status == LLAMA_H2O_OK) {
+            status = check_context(*ctx, params);
+        }
+        if (status == LLAMA_H2O_OK) {
+            llama_h2o::attach(*ctx, params);
+        }
+
+        return status;
+    } catch (const std::bad_alloc &) {
+        return LLAMA_H2O_ERR_MEMORY;
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return LLAMA_H2O_ERR_INTERNAL;
+    }
+}
+
+static bool has_seq(const llama_kv_cache & kv, int32_t seq_id) {
+    return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
+}
+
+int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {
+    if (!ctx || !stats) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    const llama_kv_cache * kv = llama_h2o::plain_cache(ctx);
+    if (!kv) {
+        return ctx->get_memory() ? LLAMA_H2O_ERR_CACHE_KIND : LLAMA_H2O_ERR_NO_CACHE;
+    }
+    if (!has_seq(*kv, seq_id)) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    *stats = llama_h2o::get_stats(*kv, seq_id);
+
+    return LLAMA_H2O_OK;
+}
+
+int32_t llama_h2o_get_rows(
+        llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
+    if (!ctx) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    llama_h2o * h2o = llama_h2o::of(ctx);
+    if (!h2o) {
+        return LLAMA_H2O_ERR_NOT_ATTACHED;
+    }
+    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 || uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    try {
+        return h2o->get_rows(seq_id, il, n_rows, pos, score);
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return LLAMA_H2O_ERR_INTERNAL;
+    }
+}
+
+int32_t llama_h2o_select(
+        const float * score, const int32_t * pos, uint32_t n_rows, llama_h2o_params params, uint8_t * keep) {
+    if (n_rows > 0 && (!score || !pos || !keep)) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    try {
+        std::vector<uint32_t> order;
+        llama_h2o_select_rows(score, pos, n_rows, params, keep, order);
+    } catch (const std::exception &) {
+        return LLAMA_H2O_ERR_MEMORY;
+    }
+
+    return LLAMA_H2O_OK;
+}
