@@ -109,8 +109,8 @@ static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buf
 }
 
 void llama_h2o::alloc_tensors() {
-    // graphs are reserved for whole ubatches, whatever the slack, and for as many tokens of every sequence
-    const uint32_t n_ubatch = GGML_PAD(ctx.get_cparams().n_ubatch, kv.n_seq_max);
+    // graphs are reserved for whole ubatches, whatever the slack, rounded up to a multiple of the sequences
+    const uint32_t n_ubatch = ctx.get_cparams().n_ubatch + kv.n_seq_max;
 
     // scores and weights of a layer lie where its K lies, so that no step copies anything between devices
     std::map<ggml_backend_buffer_type_t, std::vector<size_t>> ikv_of_buft;

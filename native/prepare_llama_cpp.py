@@ -1,0 +1,139 @@
+"""Put the pinned and patched llama.cpp into the build directory. CMake runs this at configure time.
+
+Only files whose content changed are written, so a second build compiles nothing again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from llama_pin import BuildError, Pin, cached_sdist, read_pin
+from patching import PatchSyntaxError, apply_patch, read_patches
+
+PATCHES = Path(__file__).with_name("patches")
+
+# What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off.
+NEEDED = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "licenses/",
+    "cmake/",
+    "include/",
+    "src/",
+    "ggml/",
+    "vendor/",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the sources")
+    parser.add_argument("--build-info", type=Path, required=True, help="JSON file to write")
+    args = parser.parse_args()
+    try:
+        pin = read_pin()
+        files = patched_sources(cached_sdist(pin))
+        changed = sync(files, args.output)
+        write_if_changed(args.build_info, json.dumps(build_info(pin), indent=2).encode() + b"\n")
+    except BuildError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error}; make the build folder writable and free some disk space", file=sys.stderr)
+        return 1
+    print(f"-- llama.cpp sources: {len(files)} files, {len(changed)} changed")
+    return 0
+
+
+def patched_sources(sdist: Path) -> dict[str, bytes]:
+    """The llama.cpp sources the build needs, with all our patches (path -> content).
+
+    Raises BuildError if the archive is not readable or a patch does not apply.
+    """
+    files = read_sources(sdist)
+    try:
+        patches = read_patches(PATCHES)
+    except (PatchSyntaxError, UnicodeDecodeError) as error:
+        raise BuildError(f"{error}; write the patch again with git diff") from error
+    for patch in patches:
+        if failures := apply_patch(files, patch).failures:
+            raise BuildError(
+                f"{failures[0]}; correct the patch for the pinned llama.cpp "
+                "(scripts/move_pin.py --dry-run lists every failing hunk)"
+            )
+    return files
+
+
+def read_sources(sdist: Path) -> dict[str, bytes]:
+    """Read the needed files of vendor/llama.cpp from the source distribution (path -> content)."""
+    prefix = sdist.name.removesuffix(".tar.gz") + "/vendor/llama.cpp/"
+    needed = tuple(prefix + name for name in NEEDED)
+    files: dict[str, bytes] = {}
+    try:
+        with tarfile.open(sdist, "r|gz") as archive:
+            for member in archive:
+                if member.name.startswith(needed) and (content := archive.extractfile(member)):
+                    files[member.name.removeprefix(prefix)] = content.read()
+    except (tarfile.TarError, EOFError, KeyError) as error:
+        raise BuildError(f"cannot read {sdist} ({error}); delete it and build again") from error
+    if "CMakeLists.txt" not in files or any(".." in path.split("/") for path in files):
+        raise BuildError(f"{sdist} has no usable vendor/llama.cpp; move the pin to another version")
+    return files
+
+
+def sync(files: Mapping[str, bytes], folder: Path) -> list[str]:
+    """Make `folder` hold exactly `files`. Returns the paths that were written or removed.
+
+    A file that already has the right content keeps its modification time.
+    """
+    changed = [path for path, content in files.items() if write_if_changed(folder / path, content)]
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif name not in files:
+            path.unlink()
+            changed.append(name)
+    return changed
+
+
+def write_if_changed(path: Path, content: bytes) -> bool:
+    """Give the file this content. Returns whether it had to be written."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+    return True
+
+
+def build_info(pin: Pin) -> dict[str, str]:
+    """What the library is made of; CMake adds the ggml backends."""
+    return {
+        "llama_cpp_python": pin.version,
+        "llama_cpp_commit": pin.llama_cpp_commit,
+        "ggml": pin.ggml_version,
+        "patches": patches_sha256(PATCHES),
+    }
+
+
+def patches_sha256(folder: Path) -> str:
+    """One hash over the names and contents of all patches, in order."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.patch")):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

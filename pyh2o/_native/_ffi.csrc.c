@@ -1,0 +1,1 @@
+#include "llama-h2o.h"

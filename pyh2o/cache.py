@@ -1,0 +1,147 @@
+"""A context's KV cache seen from Python: attach eviction, read counters, scores and positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._native import ffi, lib
+from .errors import NativeError, UnsupportedModelError
+from .settings import Budget
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+def check_model(model_address: int) -> None:
+    """Refuse a loaded model whose rows cannot be evicted, before memory is taken for it.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    status = lib.llama_h2o_supports(ffi.cast("struct llama_model *", model_address))
+    if status != lib.LLAMA_H2O_OK:
+        raise UnsupportedModelError(
+            f"eviction cannot be used with this model: {_text(status)}; "
+            "evict=False (--no-evict) runs it with the full cache"
+        )
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The native statistics of one sequence (struct llama_h2o_stats)."""
+
+    n_cells: int
+    n_used: int
+    n_layer: int
+    pos_removable: int
+    n_compactions: int
+    n_cells_freed: int
+    n_rows_evicted: int
+    n_rows_moved: int
+    t_compactions_us: int
+    size_k: int
+    size_v: int
+    size_scores: int
+
+
+class KVCache:
+    """The KV cache of a llama.cpp context, which must outlive this object.
+
+    Args:
+        context_address: address of the `llama_context`.
+    """
+
+    def __init__(self, context_address: int) -> None:
+        self._context = ffi.cast("struct llama_context *", context_address)
+
+    def attach(self, budget: Budget) -> None:
+        """Evict down to the budget from now on; the context must be empty.
+
+        Raises:
+            NativeError: the context or the cache type does not allow it.
+        """
+        params = {
+            "heavy": budget.heavy,
+            "recent": budget.recent,
+            "pinned": budget.pinned,
+            "slack": budget.slack,
+        }
+        _check(lib.llama_h2o_attach(self._context, params))
+
+    def counters(self, seq_id: int = 0) -> Counters | None:
+        """Counters of a sequence; None for a kind of cache that has no such counters."""
+        stats = ffi.new("struct llama_h2o_stats *")
+        status = lib.llama_h2o_get_stats(self._context, seq_id, stats)
+        if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
+            return None
+        _check(status)
+        return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
+
+    def rows(self, layer: int, seq_id: int = 0) -> tuple[IntArray, FloatArray]:
+        """Token positions and scores of the rows one layer holds, in the order of the text.
+
+        Returns:
+            positions [n_head_kv, n_used] ascending for each head, and scores of the same shape;
+            both empty for a layer without a KV cache.
+
+        Raises:
+            NativeError: no such layer or sequence, or eviction is not attached.
+        """
+        counters = self.counters(seq_id)
+        n_used = counters.n_used if counters else 0
+        n_head_kv = self._get_rows(seq_id, layer, 0, ffi.NULL, ffi.NULL)
+        positions = np.empty((n_head_kv, n_used), dtype=np.int32)
+        scores = np.empty((n_head_kv, n_used), dtype=np.float32)
+        if positions.size:
+            pointers = (
+                ffi.from_buffer("int32_t[]", positions),
+                ffi.from_buffer("float[]", scores),
+            )
+            self._get_rows(seq_id, layer, n_used, *pointers)
+        order = np.argsort(positions, axis=1)
+        return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
+
+    def _get_rows(self, seq_id: int, layer: int, n_rows: int, pos: Any, score: Any) -> int:
+        return _check(lib.llama_h2o_get_rows(self._context, seq_id, layer, n_rows, pos, score))
+
+
+def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArray[np.bool_]:
+    """The native selection for one head, on its own.
+
+    Args:
+        scores: [n_rows].
+        positions: [n_rows], all different.
+        budget: row counts; its slack and window do not matter here.
+
+    Returns:
+        [n_rows] True for the rows that stay.
+    """
+    scores = np.ascontiguousarray(scores, dtype=np.float32)
+    positions = np.ascontiguousarray(positions, dtype=np.int32)
+    keep = np.zeros(scores.size, dtype=np.uint8)
+    params = {"heavy": budget.heavy, "recent": budget.recent, "pinned": budget.pinned, "slack": 1}
+    _check(
+        lib.llama_h2o_select(
+            ffi.from_buffer("float[]", scores),
+            ffi.from_buffer("int32_t[]", positions),
+            scores.size,
+            params,
+            ffi.from_buffer("uint8_t[]", keep),
+        )
+    )
+    return keep.astype(np.bool_)
+
+
+def _text(status: int) -> str:
+    return str(ffi.string(lib.llama_h2o_strerror(status)).decode())
+
+
+def _check(status: int) -> int:
+    """The count that a native function returned, or its refusal as an exception."""
+    if status < 0:
+        raise NativeError(status, _text(status))
+    return status

@@ -1,0 +1,43 @@
+"""The errors pyh2o raises: one line each, naming the cause and the cure.
+
+Each also derives from the built-in error that llama_cpp raises in the same place, so that
+`except ValueError` in existing programs goes on working.
+"""
+
+from __future__ import annotations
+
+
+class PyH2OError(Exception):
+    """Base of every error that is meant for the user's eyes."""
+
+
+class SettingsError(PyH2OError, ValueError):
+    """Eviction or context settings that make no sense together."""
+
+
+class ModelError(PyH2OError, ValueError):
+    """A model file that is missing, broken or cannot be fetched."""
+
+
+class UnsupportedModelError(PyH2OError, ValueError):
+    """A sound model that eviction refuses, because its rows cannot be dropped exactly."""
+
+
+class ContextLimitError(PyH2OError, ValueError):
+    """A text that needs positions beyond the context the model was trained on."""
+
+
+class EvictedError(PyH2OError, RuntimeError):
+    """An operation that needs rows which have been evicted."""
+
+
+class LibraryConflictError(PyH2OError, ImportError):
+    """Another llama.cpp library is loaded in this process already."""
+
+
+class NativeError(PyH2OError, RuntimeError):
+    """A refusal of the native library; `code` is its return code (llama-h2o.h)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,43 @@
+"""NumPy reference of H2O: what the native code must compute, written to be read.
+
+A decoder-only language model stores, for every token it has seen, one key and one value vector in
+every layer and KV head: the KV cache. It grows with the text. H2O ("Heavy-Hitter Oracle", Zhang
+et al., NeurIPS 2023, https://arxiv.org/abs/2306.14048) rests on an observation: a small set of
+tokens, the heavy hitters, collects most of the attention. So each (layer, KV head) may keep only
+
+* the *recent* rows, because language is local and a new row had no time to collect attention;
+* the *heavy* rows, those that have collected most attention since they were written;
+* here also the *pinned* rows, the start of the text (attention sinks, system prompt),
+
+and drop the rest. What is dropped is gone: no later query sees it.
+
+Read in this order:
+
+* :mod:`~pyh2o.reference.eviction`: the parameters and the choice of the rows to keep;
+* :mod:`~pyh2o.reference.attention`: attention over the kept rows, and the score it adds;
+* :mod:`~pyh2o.reference.cache`: the rows of one layer: append, compact, remove the tail;
+* :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
+* :mod:`~pyh2o.reference.llama`: the forward pass, and when compactions happen.
+
+Only reading a model file needs more than NumPy (the `gguf` package).
+"""
+
+from .attention import attend, collected_attention
+from .cache import LayerCache
+from .eviction import EvictionParameters, margin, select
+from .llama import ReferenceLlama
+from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
+
+__all__ = [
+    "EvictionParameters",
+    "Hyperparameters",
+    "LayerCache",
+    "LayerWeights",
+    "LlamaWeights",
+    "ReferenceLlama",
+    "attend",
+    "collected_attention",
+    "margin",
+    "read_gguf",
+    "select",
+]

@@ -1,0 +1,274 @@
+"""A Llama model in NumPy whose KV cache is kept small by H2O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .attention import attend, collected_attention
+from .cache import LayerCache
+from .eviction import EvictionParameters
+from .weights import LayerWeights, LlamaWeights, read_gguf
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+
+def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
+    """Divide each row of x [n_tokens, n_embd] by its root mean square; scale by weight [n_embd]."""
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    normed: FloatArray = x / np.sqrt(mean_square + x.dtype.type(epsilon)) * weight
+    return normed
+
+
+def rotate(
+    x: FloatArray, positions: IntArray, *, base: float, scale: float, factors: FloatArray
+) -> FloatArray:
+    """Rotary position embedding (RoPE) of neighbouring pairs.
+
+    Pair i = (2i, 2i + 1) is turned by position * scale * base**(-2i / head_size) / factors[i], so
+    the product of a rotated query and a rotated key depends on the distance of their positions
+    only, and a key that is cached rotated stays right when rows before it are dropped.
+
+    Args:
+        x: [n_heads, n_tokens, head_size].
+        positions: [n_tokens].
+        base, scale: of the frequencies and of the positions.
+        factors: [head_size / 2].
+    """
+    head_size = x.shape[-1]
+    frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
+    # Angles in float64: at high positions float32 would lose their fraction.
+    angles = positions[:, None] * frequencies.astype(np.float64)
+    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    rotated = np.empty_like(x)
+    rotated[..., 0::2] = even * cos - odd * sin
+    rotated[..., 1::2] = even * sin + odd * cos
+    return rotated
+
+
+def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:
+    """Feed-forward block: x [n_tokens, n_embd] to [n_tokens, n_embd], gated by SiLU."""
+    gate = x @ layer.gate.T
+    # Below about -88 exp overflows to infinity in float32, and gate / infinity is the right zero.
+    with np.errstate(over="ignore"):
+        activated = gate / (1 + np.exp(-gate))
+    outputs: FloatArray = (activated * (x @ layer.up.T)) @ layer.down.T
+    return outputs
+
+
+def split_heads(x: FloatArray, n_heads: int) -> FloatArray:
+    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
+    split: FloatArray = x.reshape(x.shape[0], n_heads, -1).swapaxes(0, 1)
+    return split
+
+
+class ReferenceLlama:
+    """A Llama model with one endless sequence and an H2O cache.
+
+    Args:
+        weights: the model; computed in the type of its arrays.
+        eviction: what each (layer, KV head) keeps; None keeps every row.
+        cache_dtype: type that K and V rows are rounded to when they are stored.
+        keep_all: hide evicted rows instead of dropping them (see
+            :class:`~pyh2o.reference.cache.LayerCache`).
+
+    Attributes:
+        n_tokens: tokens of the text so far, the position of the next token.
+        n_compactions: compactions so far.
+        smallest_margin: the least clear choice of all compactions so far (see
+            :func:`~pyh2o.reference.eviction.margin`); infinity before the first.
+    """
+
+    def __init__(
+        self,
+        weights: LlamaWeights,
+        eviction: EvictionParameters | None = None,
+        *,
+        cache_dtype: npt.DTypeLike = np.float32,
+        keep_all: bool = False,
+    ) -> None:
+        self.weights = weights
+        self.eviction = eviction
+        self._cache_dtype = cache_dtype
+        self._keep_all = keep_all
+        self.reset()
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | Path,
+        *,
+        heavy: int | None = None,
+        recent: int | None = None,
+        pinned: int = 0,
+        slack: int = 1,
+        cache_dtype: npt.DTypeLike = np.float32,
+        keep_all: bool = False,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> ReferenceLlama:
+        """Read a model from a GGUF file (see :func:`~pyh2o.reference.weights.read_gguf`).
+
+        Args:
+            path: a GGUF file of the `llama` architecture.
+            heavy, recent, pinned, slack: token counts; without `heavy` and `recent` nothing is
+                ever evicted.
+            cache_dtype, keep_all: as for the class.
+            dtype: type of all computation, scores included. float64 shows how much of a
+                difference to another implementation is rounding.
+
+        Raises:
+            ValueError: only one of `heavy` and `recent` is given, a count is too small, or the
+                model is not one the reference computes.
+        """
+        if (heavy is None) != (recent is None):
+            raise ValueError("heavy and recent go together: give both, or none for a full cache")
+        eviction = None
+        if heavy is not None and recent is not None:
+            eviction = EvictionParameters(heavy=heavy, recent=recent, pinned=pinned, slack=slack)
+        weights = read_gguf(path, dtype=dtype)
+        return cls(weights, eviction, cache_dtype=cache_dtype, keep_all=keep_all)
+
+    def reset(self) -> None:
+        """Forget the text."""
+        hyper = self.weights.hyperparameters
+        self.n_tokens = 0
+        self.n_compactions = 0
+        self.smallest_margin = float("inf")
+        self._first_removable = 0
+        self._caches = [
+            LayerCache(
+                hyper.n_head_kv,
+                hyper.head_size,
+                cache_dtype=self._cache_dtype,
+                score_dtype=self.weights.embedding.dtype,
+                keep_all=self._keep_all,
+            )
+            for _ in range(hyper.n_layer)
+        ]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in use, the same number for every (layer, KV head)."""
+        return self._caches[0].n_rows
+
+    def positions(self, layer: int, head: int) -> IntArray:
+        """[n_rows] token positions that this (layer, KV head) keeps, ascending."""
+        return self._caches[layer].positions(head)
+
+    def scores(self, layer: int, head: int) -> FloatArray:
+        """[n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position."""
+        return self._caches[layer].scores(head)
+
+    def eval(self, tokens: Sequence[int] | IntArray, *, ubatch: int = 512) -> FloatArray:
+        """Continue the text.
+
+        The tokens are taken in chunks of `ubatch`, or of `slack` where that is less, since a
+        compaction makes room for no more. The result depends on the chunks once rows are evicted:
+        a row that goes before a large chunk would have been seen by the first tokens of it, had
+        they come alone.
+
+        Args:
+            tokens: [n_tokens] token ids.
+            ubatch: most tokens that are computed together.
+
+        Returns:
+            [n_tokens, n_vocab] logits of every token given.
+
+        Raises:
+            ValueError: a token is not in the vocabulary, or `ubatch` is less than 1.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        n_vocab = self.weights.embedding.shape[0]
+        if ids.ndim != 1 or ((ids < 0) | (ids >= n_vocab)).any():
+            raise ValueError(f"tokens must be one list of ids from 0 to {n_vocab - 1}")
+        if ubatch < 1:
+            raise ValueError(f"ubatch must be >= 1, not {ubatch}")
+        size = ubatch if self.eviction is None else min(ubatch, self.eviction.slack)
+
+        logits: FloatArray = np.empty((ids.size, n_vocab), dtype=self.weights.embedding.dtype)
+        for start in range(0, ids.size, size):
+            chunk = ids[start : start + size]
+            self._make_room(chunk.size)
+            logits[start : start + chunk.size] = self._forward(chunk)
+        return logits
+
+    def remove(self, first_position: int) -> None:
+        """Take back the end of the text: drop the rows of positions >= `first_position`.
+
+        Only rows that were recent at the last compaction can be taken back: for what came before
+        them, rows were evicted that the shorter text would still have had.
+
+        Raises:
+            ValueError: the position is negative, or before the rows that can be taken back.
+        """
+        if first_position < self._first_removable or first_position < 0:
+            raise ValueError(
+                f"cannot remove from position {first_position}: rows were evicted for later "
+                f"tokens; the first position that can be removed is {self._first_removable}"
+            )
+        for cache in self._caches:
+            cache.remove(first_position)
+        self.n_tokens = min(self.n_tokens, first_position)
+
+    def _make_room(self, n_new: int) -> None:
+        """Compact every layer if `n_new` rows would not fit below the capacity."""
+        if self.eviction is None or self.n_rows + n_new <= self.eviction.capacity:
+            return
+        for cache in self._caches:
+            self.smallest_margin = min(self.smallest_margin, cache.compact(self.eviction))
+        self.n_compactions += 1
+        # newest - recent + 1; the newest position is n_tokens - 1. Rows that were evicted before do
+        # not come back when the tail is removed, so it never goes down.
+        self._first_removable = max(self._first_removable, self.n_tokens - self.eviction.recent)
+
+    def _forward(self, tokens: IntArray) -> FloatArray:
+        """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
+        weights, hyper = self.weights, self.weights.hyperparameters
+        positions = self.n_tokens + np.arange(tokens.size)
+        x = weights.embedding[tokens]
+        for layer, cache in zip(weights.layers, self._caches, strict=True):
+            normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
+            x = x + self._attention(normed, positions, layer, cache)
+            normed = rms_norm(x, layer.ffn_norm, hyper.rms_epsilon)
+            x = x + swiglu(normed, layer)
+        self.n_tokens += tokens.size
+        normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
+        logits: FloatArray = normed @ weights.output.T
+        return logits
+
+    def _attention(
+        self, x: FloatArray, positions: IntArray, layer: LayerWeights, cache: LayerCache
+    ) -> FloatArray:
+        """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows."""
+        hyper = self.weights.hyperparameters
+        queries = self._rotated(split_heads(x @ layer.query.T, hyper.n_head), positions)
+        keys = self._rotated(split_heads(x @ layer.key.T, hyper.n_head_kv), positions)
+        values = split_heads(x @ layer.value.T, hyper.n_head_kv)
+        cache.append(keys, values, positions)
+
+        outputs, probabilities = attend(
+            queries,
+            cache.keys.astype(x.dtype),
+            cache.values.astype(x.dtype),
+            cache.visible(positions),
+        )
+        cache.add_scores(collected_attention(probabilities, hyper.n_head_kv))
+        joined = outputs.swapaxes(0, 1).reshape(positions.size, -1)
+        mixed: FloatArray = joined @ layer.attention_output.T
+        return mixed
+
+    def _rotated(self, x: FloatArray, positions: IntArray) -> FloatArray:
+        hyper = self.weights.hyperparameters
+        return rotate(
+            x,
+            positions,
+            base=hyper.rope_base,
+            scale=hyper.rope_scale,
+            factors=self.weights.rope_factors,
+        )

@@ -1,0 +1,111 @@
+"""Eviction settings: what the user asks for, and the row counts it comes to for one window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import SettingsError
+
+# llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
+CELL_BLOCK = 256
+# A compaction sorts every row's score; over this many tokens its cost is lost in the noise.
+MIN_SLACK = 64
+
+
+@dataclass(frozen=True)
+class EvictionSettings:
+    """What to keep, as fractions of the window (0 < x <= 1, a float) or token counts (an int).
+
+    Attributes:
+        hh: heavy rows, kept because they collected most attention.
+        recent: rows of the newest positions, never evicted; at least one.
+        pinned: number of first positions that are never evicted (a count).
+        slack: cells beyond the budget that fill up between two compactions; None fills the
+            last block of cells llama.cpp allocates anyway. 1 is the paper's algorithm.
+    """
+
+    hh: float | int = 0.1
+    recent: float | int = 0.1
+    pinned: int = 0
+    slack: int | None = None
+
+    def resolve(self, window: int) -> Budget:
+        """Row counts for a window of `window` tokens.
+
+        Raises:
+            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, a
+                recent window of 0, or a budget larger than the window.
+        """
+        heavy = _count("hh", self.hh, window)
+        recent = _count("recent", self.recent, window)
+        if heavy == 0 and recent == 0:
+            raise SettingsError(
+                "hh and recent are both 0, which keeps nothing: give --hh 0.1 --recent 0.1, "
+                "or turn eviction off with --no-evict"
+            )
+        if recent == 0:
+            raise SettingsError(
+                "recent is 0, but a token just written must be kept: give recent at least 1 token"
+            )
+        if self.pinned < 0:
+            raise SettingsError(f"pinned is {self.pinned}: give a count of 0 or more")
+        if self.slack is not None and self.slack < 1:
+            raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
+        budget = self.pinned + heavy + recent
+        if budget > window:
+            raise SettingsError(
+                f"the budget of {budget} rows (pinned {self.pinned} + heavy {heavy} + recent "
+                f"{recent}) is larger than the window of {window} tokens: lower hh or recent, or "
+                "raise n_ctx (--ctx)"
+            )
+        slack = self.slack
+        if slack is None:
+            slack = _whole_blocks(budget + MIN_SLACK) - budget
+        return Budget(window=window, heavy=heavy, recent=recent, pinned=self.pinned, slack=slack)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Resolved row counts per (layer, KV head); all in tokens."""
+
+    window: int
+    heavy: int
+    recent: int
+    pinned: int
+    slack: int
+
+    @property
+    def rows(self) -> int:
+        """Rows per (layer, KV head) right after a compaction."""
+        return self.pinned + self.heavy + self.recent
+
+    @property
+    def capacity(self) -> int:
+        """Most cells in use at any time."""
+        return self.rows + self.slack
+
+    @property
+    def cells(self) -> int:
+        """Cells llama.cpp allocates for it."""
+        return _whole_blocks(self.capacity)
+
+
+def _whole_blocks(cells: int) -> int:
+    return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
+
+
+def _count(name: str, value: float | int, window: int) -> int:
+    """A fraction of the window or a count, as a count."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise SettingsError(f"{name} is {value!r}: give a fraction such as 0.1 or a token count")
+    if value < 0:
+        raise SettingsError(f"{name} is {value}: give 0 or more")
+    if isinstance(value, int):
+        return value
+    if value > 1:
+        raise SettingsError(
+            f"{name} is {value}, more than the whole window: give a fraction up to 1.0, or a whole "
+            "number of tokens"
+        )
+    return max(1, int(value * window)) if value > 0 else 0

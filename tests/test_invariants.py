@@ -1,0 +1,173 @@
+"""What must hold at any time, whatever the text (the invariants of the design)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import EvictedError
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama, tiny_parent
+
+N_LAYER, N_HEAD_KV = 3, 2
+PAIRS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=5, n_layer=N_LAYER)
+
+
+def kept(llm: Llama) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+    """Positions and scores of every (layer, KV head)."""
+    result = {}
+    for layer in range(N_LAYER):
+        positions, scores = llm.kv_rows(layer)
+        for head in range(N_HEAD_KV):
+            result[layer, head] = positions[head], scores[head]
+    return result
+
+
+def text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, llm.n_vocab(), n).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_capacity_and_budget_are_never_exceeded(
+    path: Path, rng: np.random.Generator, kv_type: str
+) -> None:
+    llm = tiny_llama(
+        path,
+        hh=20,
+        recent=10,
+        pinned=3,
+        slack=8,
+        type_k=KV_TYPES[kv_type],
+        type_v=KV_TYPES[kv_type],
+    )
+    empty = llm.kv
+    compactions = 0
+    for token in text(llm, rng, 300):
+        llm.eval([token])
+        now = llm.kv
+        assert now.used <= now.capacity == 41
+        if now.compactions > compactions:
+            # right after a compaction there is the budget, and the token that caused it
+            assert now.used == now.budget + 1 == 34
+        compactions = now.compactions
+        assert now.bytes_total == empty.bytes_total
+        assert now.used + now.tokens_evicted == llm.n_tokens
+        assert now.rows_evicted == now.tokens_evicted * len(PAIRS)
+    assert compactions == (300 - 41 + 7) // 8
+
+
+def test_recent_and_pinned_rows_are_never_evicted(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, hh=6, recent=10, pinned=4, slack=5)
+    for token in text(llm, rng, 200):
+        llm.eval([token])
+        must = {*range(min(4, llm.n_tokens)), *range(max(0, llm.n_tokens - 10), llm.n_tokens)}
+        for positions, _ in kept(llm).values():
+            assert must <= set(positions.tolist())
+            assert len(set(positions.tolist())) == len(positions) == llm.kv.used
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_budget_that_covers_the_text_changes_nothing(
+    path: Path, rng: np.random.Generator, flash_attn: bool
+) -> None:
+    evicting = tiny_llama(
+        path, n_ctx=512, hh=256, recent=256, flash_attn=flash_attn, logits_all=True
+    )
+    plain = tiny_parent(path, n_ctx=512, flash_attn=flash_attn, logits_all=True)
+    tokens = text(evicting, rng, 200)
+    evicting.eval(tokens)
+    plain.eval(tokens)
+    np.testing.assert_array_equal(evicting.scores[:200], plain.scores[:200])
+    for llm in (evicting, plain):
+        llm.reset()
+    settings = {"max_tokens": 200, "temperature": 1.0, "seed": 11}
+    prompt = "a budget that covers the text"
+    assert (
+        evicting(prompt, **settings)["choices"][0]["text"]
+        == plain(prompt, **settings)["choices"][0]["text"]
+    )
+
+
+def test_dropping_rows_equals_hiding_them(path: Path, rng: np.random.Generator) -> None:
+    settings = {"heavy": 10, "recent": 8, "slack": 4}
+    hiding = ReferenceLlama.from_gguf(path, keep_all=True, **settings)
+    llm = tiny_llama(
+        path,
+        hh=10,
+        recent=8,
+        slack=4,
+        type_k=KV_TYPES["f32"],
+        type_v=KV_TYPES["f32"],
+        logits_all=True,
+    )
+    tokens = text(llm, rng, 150)
+    llm.eval(tokens)
+    np.testing.assert_allclose(llm.scores[:150], hiding.eval(tokens), atol=1e-4)
+
+
+def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, n_ctx=512, hh=250, recent=250)
+    for n in (1, 2, 60, 137):
+        llm.eval(text(llm, rng, n))
+        for _, scores in kept(llm).values():
+            assert scores.min() >= 0
+            assert scores.sum() == pytest.approx(llm.n_tokens, rel=1e-4)
+
+
+def test_score_of_a_cell_used_again_starts_at_zero(path: Path, rng: np.random.Generator) -> None:
+    reference = ReferenceLlama.from_gguf(path, heavy=20, recent=20, slack=10)
+    llm = tiny_llama(
+        path,
+        hh=20,
+        recent=20,
+        slack=10,
+        type_k=KV_TYPES["f32"],
+        type_v=KV_TYPES["f32"],
+    )
+    for n_back in (1, 9, 5):
+        tokens = text(llm, rng, 60)
+        llm.eval(tokens)
+        reference.eval(tokens)
+        llm.n_tokens -= n_back
+        reference.remove(reference.n_tokens - n_back)
+        again = text(llm, rng, n_back)
+        llm.eval(again)
+        reference.eval(again)
+        for (layer, head), (positions, scores) in kept(llm).items():
+            np.testing.assert_array_equal(positions, reference.positions(layer, head))
+            np.testing.assert_allclose(scores, reference.scores(layer, head), atol=1e-4)
+
+
+def test_going_back_to_evicted_rows_is_refused(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, hh=10, recent=10, slack=4)
+    llm.eval(text(llm, rng, 100))
+    llm.n_tokens = 50
+    with pytest.raises(EvictedError, match="cannot go back to 50 tokens"):
+        llm.eval([1])
+    llm.reset()
+    llm.eval(text(llm, rng, 5))
+    assert llm.kv.used == 5
+
+
+def test_clearing_forgets_rows_and_scores(path: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(path, hh=10, recent=10, slack=4)
+    tokens = text(llm, rng, 20)
+    llm.eval(tokens)
+    first = kept(llm)
+    llm.eval(text(llm, rng, 100))
+    llm.reset()
+    llm.eval(tokens)
+    for pair, (positions, scores) in kept(llm).items():
+        np.testing.assert_array_equal(positions, first[pair][0])
+        np.testing.assert_allclose(scores, first[pair][1], rtol=1e-5)

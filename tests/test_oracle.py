@@ -1,0 +1,123 @@
+"""The native library against the NumPy reference: same rows, scores and logits at every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+HEAVY, RECENT = 12, 9
+N_LAYER, N_VOCAB = 3, 384
+# Two right implementations round differently. Where a choice was closer than this, both are right.
+CLEAR_MARGIN = 1e-4
+
+
+def reference_of(path: Path, slack: int) -> ReferenceLlama:
+    return ReferenceLlama.from_gguf(path, heavy=HEAVY, recent=RECENT, slack=slack)
+
+
+def chunks(tokens: npt.NDArray[np.int64], size: int) -> list[list[int]]:
+    return [tokens[i : i + size].tolist() for i in range(0, len(tokens), size)]
+
+
+def text_with_clear_choices(
+    path: Path, rng: np.random.Generator, *, n: int, slack: int, ubatch: int
+) -> npt.NDArray[np.int64]:
+    """Random tokens whose every compaction is decided by more than rounding."""
+    while True:
+        tokens = rng.integers(0, N_VOCAB, n)
+        reference = reference_of(path, slack)
+        for chunk in chunks(tokens, ubatch):
+            reference.eval(chunk, ubatch=ubatch)
+        if reference.smallest_margin > CLEAR_MARGIN:
+            return tokens
+
+
+def llama_of(path: Path, *, slack: int, ubatch: int, kv_type: str, flash_attn: bool) -> Llama:
+    return tiny_llama(
+        path,
+        hh=HEAVY,
+        recent=RECENT,
+        slack=slack,
+        n_ubatch=ubatch,
+        type_k=KV_TYPES[kv_type],
+        type_v=KV_TYPES[kv_type],
+        flash_attn=flash_attn,
+        logits_all=True,
+    )
+
+
+def assert_same_rows(llm: Llama, reference: ReferenceLlama, n_head_kv: int) -> None:
+    """Equal positions and scores of every (layer, KV head)."""
+    for layer in range(N_LAYER):
+        positions, scores = llm.kv_rows(layer)
+        assert len(positions) == n_head_kv
+        for head in range(n_head_kv):
+            pair = f"layer {layer}, KV head {head}, after {llm.n_tokens} tokens"
+            np.testing.assert_array_equal(
+                positions[head], reference.positions(layer, head), err_msg=pair
+            )
+            np.testing.assert_allclose(
+                scores[head], reference.scores(layer, head), atol=1e-4, rtol=1e-4, err_msg=pair
+            )
+
+
+@pytest.mark.parametrize("n_head_kv", [2, 4], ids=["gqa", "mha"])
+@pytest.mark.parametrize("ubatch", [1, 32])
+@pytest.mark.parametrize("slack", [1, 7])
+def test_every_step_equals_the_reference(
+    tmp_path: Path, rng: np.random.Generator, slack: int, ubatch: int, n_head_kv: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=n_head_kv)
+    n = 320 if ubatch == 1 else 640
+    tokens = text_with_clear_choices(path, rng, n=n, slack=slack, ubatch=ubatch)
+    reference = reference_of(path, slack)
+    llm = llama_of(path, slack=slack, ubatch=ubatch, kv_type="f32", flash_attn=False)
+    for chunk in chunks(tokens, ubatch):
+        expected = reference.eval(chunk, ubatch=ubatch)
+        llm.eval(chunk)
+        np.testing.assert_allclose(
+            llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens], expected, atol=1e-4, rtol=0
+        )
+        assert_same_rows(llm, reference, n_head_kv)
+    assert llm.kv.compactions == reference.n_compactions > 10
+
+
+@pytest.mark.parametrize("flash_attn", [False, True], ids=["composed", "flash"])
+@pytest.mark.parametrize(
+    ("kv_type", "least_shared", "most_error"),
+    [("f16", 0.98, 0.02), ("q8_0", 0.92, 0.3), ("q4_0", 0.85, 0.4)],
+)
+def test_rounded_rows_stay_close_to_the_reference(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    kv_type: str,
+    least_shared: float,
+    most_error: float,
+    flash_attn: bool,
+) -> None:
+    """Rounding decides close choices: most rows are shared, logits (std 1) differ by little."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER)
+    reference = reference_of(path, slack=7)
+    llm = llama_of(path, slack=7, ubatch=8, kv_type=kv_type, flash_attn=flash_attn)
+    shared, errors = [], []
+    for chunk in chunks(rng.integers(0, N_VOCAB, 400), 8):
+        expected = reference.eval(chunk, ubatch=8)
+        llm.eval(chunk)
+        errors.append(np.abs(llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens] - expected))
+        for layer in range(N_LAYER):
+            positions, _ = llm.kv_rows(layer)
+            for head in range(2):
+                both = np.intersect1d(positions[head], reference.positions(layer, head))
+                shared.append(len(both) / positions.shape[1])
+    assert llm.kv.compactions == reference.n_compactions > 10
+    assert np.mean(shared) > least_shared
+    assert np.mean(errors) < most_error

@@ -1,0 +1,738 @@
+"""The NumPy reference against simpler programs that must give the same answer.
+
+Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGMLQuantizationType, RopeScalingType
+
+from pyh2o.reference import (
+    EvictionParameters,
+    LayerCache,
+    LlamaWeights,
+    ReferenceLlama,
+    attend,
+    collected_attention,
+    margin,
+    read_gguf,
+    select,
+)
+from tiny_gguf import ARCH_VARIANTS, write_tiny_gguf
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+# The tiny models compute logits of standard deviation 1; rounding in float32 moves them by 1e-5.
+ROUNDING = 1e-4
+
+
+@pytest.fixture
+def seed() -> int:
+    value = int(os.environ.get("PYH2O_TEST_SEED") or secrets.randbelow(2**32))
+    print(f"PYH2O_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, seed: int) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed)
+
+
+def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
+    return rng.integers(3, 384, n_tokens)
+
+
+def rows(model: ReferenceLlama) -> list[tuple[IntArray, FloatArray]]:
+    """Positions and scores of every (layer, KV head)."""
+    hyper = model.weights.hyperparameters
+    return [
+        (model.positions(layer, head), model.scores(layer, head))
+        for layer in range(hyper.n_layer)
+        for head in range(hyper.n_head_kv)
+    ]
+
+
+# ---- select ----
+
+
+@pytest.mark.parametrize("repeat", range(50))
+def test_select_keeps_what_it_must(seed: int, repeat: int) -> None:
+    """Pinned, recent, and of the rest the best; never more, never fewer; in any order of rows."""
+    rng = np.random.default_rng([seed, repeat])
+    n_rows = int(rng.integers(1, 60))
+    pinned, heavy, recent = (int(count) for count in rng.integers(0, 25, 3))
+    positions = rng.choice(100, n_rows, replace=False)
+    # Few different scores, so that ties are common.
+    scores = rng.integers(0, 6, n_rows).astype(np.float32)
+
+    kept = select(scores, positions, pinned=pinned, heavy=heavy, recent=recent)
+
+    assert (np.diff(kept) > 0).all()
+    must = (positions < pinned) | (positions > positions.max() - recent)
+    is_kept = np.isin(np.arange(n_rows), kept)
+    assert is_kept[must].all()
+    assert kept.size == min(n_rows, pinned + heavy + recent)
+    order = list(zip(scores.tolist(), positions.tolist(), strict=True))
+    winners = [order[i] for i in np.flatnonzero(is_kept & ~must)]
+    losers = [order[i] for i in np.flatnonzero(~is_kept)]
+    if winners and losers:
+        assert min(winners) > max(losers)
+        expected = min(winners)[0] - max(losers)[0]
+        assert margin(scores, positions, kept, pinned=pinned, recent=recent) == expected
+
+
+def test_select_keeps_the_newer_of_equal_scores() -> None:
+    scores = np.array([0, 1, 0, 0, 1, 0], dtype=np.float32)
+
+    kept = select(scores, np.arange(6), pinned=0, heavy=3, recent=1)
+
+    # 5 is recent, 1 and 4 have the scores, and of 0, 2, 3 the newest fills up.
+    assert kept.tolist() == [1, 3, 4, 5]
+
+
+def test_select_keeps_everything_while_it_fits() -> None:
+    kept = select(np.zeros(5), np.arange(5), pinned=1, heavy=2, recent=2)
+
+    assert kept.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_position_that_is_pinned_and_recent_counts_once() -> None:
+    """Position 3 is both; the heavy rows do not become more or fewer for it."""
+    kept = select(np.ones(4), np.arange(4), pinned=4, heavy=2, recent=1)
+
+    assert kept.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("scores", "positions", "counts", "message"),
+    [
+        ([0.0, 1.0], [0], (0, 1, 1), "n_rows"),
+        ([0.0, np.nan], [0, 1], (0, 1, 1), "nan"),
+        ([0.0, 1.0], [3, 3], (0, 1, 1), "different"),
+        ([0.0, 1.0], [0, 1], (-1, 1, 1), "pinned"),
+        ([0.0, 1.0], [0, 1], (0, -1, 1), "heavy"),
+        ([0.0, 1.0], [0, 1], (0, 1, -1), "recent"),
+    ],
+)
+def test_select_refuses_nonsense(
+    scores: list[float], positions: list[int], counts: tuple[int, int, int], message: str
+) -> None:
+    pinned, heavy, recent = counts
+    with pytest.raises(ValueError, match=message):
+        select(np.array(scores), np.array(positions), pinned=pinned, heavy=heavy, recent=recent)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heavy": -1}, {"recent": 0}, {"pinned": -1}, {"slack": 0}, {"heavy": 0.1}]
+)
+def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EvictionParameters(**{"heavy": 1, "recent": 1, "pinned": 0, "slack": 1, **wrong})
+
+
+def test_budget_and_capacity() -> None:
+    parameters = EvictionParameters(heavy=8, recent=4, pinned=2, slack=16)
+
+    assert (parameters.budget, parameters.capacity) == (14, 30)
+
+
+# ---- the cache of one layer, on random queries, keys and values ----
+
+
+class NaiveHead:
+    """One KV head, written a second time: keeps every row, row by row, and masks with -inf."""
+
+    def __init__(self, parameters: EvictionParameters) -> None:
+        self.parameters = parameters
+        self.keys: list[FloatArray] = []
+        self.values: list[FloatArray] = []
+        self.scores: list[float] = []
+        self.kept: list[int] = []
+
+    def step(self, queries: FloatArray, keys: FloatArray, values: FloatArray) -> FloatArray:
+        """Evaluate a chunk: queries [group, n, d], keys and values [n, d] to [group, n, d]."""
+        n_tokens = len(keys)
+        if len(self.kept) + n_tokens > self.parameters.capacity:
+            self.compact()
+        first = len(self.keys)
+        self.kept += range(first, first + n_tokens)
+        self.keys += list(keys)
+        self.values += list(values)
+        self.scores += [0.0] * n_tokens
+
+        outputs = np.empty_like(queries)
+        for i in range(n_tokens):
+            for member, query in enumerate(queries[:, i]):
+                logits = np.full(len(self.keys), -np.inf)
+                for j in self.kept:
+                    if j <= first + i:
+                        logits[j] = query @ self.keys[j] / np.sqrt(query.size)
+                weights = np.exp(logits - logits.max())
+                weights /= weights.sum()
+                outputs[member, i] = weights @ np.array(self.values)
+                for j in self.kept:
+                    self.scores[j] += weights[j] / len(queries)
+        return outputs
+
+    def compact(self) -> None:
+        """Evict the worst row, again and again, until the budget is met."""
+        newest = len(self.keys) - 1
+        while len(self.kept) > self.parameters.budget:
+            loser = min(
+                (
+                    j
+                    for j in self.kept
+                    if self.parameters.pinned <= j <= newest - self.parameters.recent
+                ),
+                key=lambda j: (self.scores[j], j),
+            )
+            self.kept.remove(loser)
+
+
+def evaluate(
+    cache: LayerCache,
+    parameters: EvictionParameters,
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    position: int,
+) -> FloatArray:
+    """Do with one layer what the model does: compact if need be, append, attend, add the scores.
+
+    queries [n_head, n, d], keys and values [n_head_kv, n, d] to outputs [n_head, n, d].
+    """
+    n_head_kv, n_tokens, _ = keys.shape
+    if cache.n_rows + n_tokens > parameters.capacity:
+        cache.compact(parameters)
+        assert cache.n_rows == parameters.budget
+    positions = np.arange(position, position + n_tokens)
+    cache.append(keys, values, positions)
+    outputs, probabilities = attend(queries, cache.keys, cache.values, cache.visible(positions))
+    cache.add_scores(collected_attention(probabilities, n_head_kv))
+    return outputs
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        EvictionParameters(heavy=8, recent=8, slack=1),
+        EvictionParameters(heavy=8, recent=8, pinned=3, slack=7),
+        EvictionParameters(heavy=0, recent=5, slack=3),
+        EvictionParameters(heavy=20, recent=1, pinned=1, slack=64),
+    ],
+)
+def test_dropping_equals_masking(
+    rng: np.random.Generator, parameters: EvictionParameters, keep_all: bool
+) -> None:
+    """64 tokens in full chunks, 200 in any, against all keys with -inf masks."""
+    n_head_kv, group, size = 2, 3, 8
+    cache = LayerCache(
+        n_head_kv, size, cache_dtype=np.float64, score_dtype=np.float64, keep_all=keep_all
+    )
+    naive = [NaiveHead(parameters) for _ in range(n_head_kv)]
+    position = 0
+    while position < 264:
+        n_tokens = (
+            int(rng.integers(1, parameters.slack + 1)) if position >= 64 else parameters.slack
+        )
+        queries = 3 * rng.standard_normal((n_head_kv * group, n_tokens, size))
+        keys, values = rng.standard_normal((2, n_head_kv, n_tokens, size))
+        expected = [
+            head.step(queries[h * group : (h + 1) * group], keys[h], values[h])
+            for h, head in enumerate(naive)
+        ]
+
+        outputs = evaluate(cache, parameters, queries, keys, values, position)
+        position += n_tokens
+
+        np.testing.assert_allclose(outputs, np.concatenate(expected), atol=1e-10)
+        for h, head in enumerate(naive):
+            assert cache.positions(h).tolist() == head.kept
+            scores = [head.scores[j] for j in head.kept]
+            np.testing.assert_allclose(cache.scores(h), scores, atol=1e-10)
+    assert cache.keys.shape[1] == (position if keep_all else cache.n_rows)
+
+
+def test_slack_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None:
+    """Attend budget + 1 rows, then evict one per head, as the authors' real dropping cache does."""
+    n_head, size, heavy, recent = 3, 8, 8, 8
+    cache = LayerCache(n_head, size, cache_dtype=np.float64, score_dtype=np.float64)
+    keys, values = np.empty((2, n_head, 0, size))
+    positions = np.empty((n_head, 0), dtype=np.int64)
+    sums = np.empty((n_head, 0))
+    for position in range(200):
+        query, key, value = 3 * rng.standard_normal((3, n_head, 1, size))
+        keys = np.concatenate([keys, key], axis=1)
+        values = np.concatenate([values, value], axis=1)
+        positions = np.pad(positions, ((0, 0), (0, 1)), constant_values=position)
+        attention = np.exp(np.einsum("hqd,hkd->hk", query, keys) / np.sqrt(size))
+        attention /= attention.sum(axis=1, keepdims=True)
+        sums = np.pad(sums, ((0, 0), (0, 1))) + attention
+
+        parameters = EvictionParameters(heavy=heavy, recent=recent)
+        output = evaluate(cache, parameters, query, key, value, position)
+
+        np.testing.assert_allclose(output[:, 0], np.einsum("hk,hkd->hd", attention, values))
+        assert [cache.positions(h).tolist() for h in range(n_head)] == positions.tolist()
+        n_rows = keys.shape[1]
+        if n_rows > heavy + recent:
+            best = np.argsort(sums[:, : n_rows - recent], axis=1)[:, -heavy:]
+            last = np.tile(np.arange(n_rows - recent, n_rows), (n_head, 1))
+            keep = np.concatenate([np.sort(best, axis=1), last], axis=1)
+            keys, values = (np.take_along_axis(x, keep[..., None], axis=1) for x in (keys, values))
+            positions, sums = (np.take_along_axis(x, keep, axis=1) for x in (positions, sums))
+
+
+def test_uniform_attention_favours_old_tokens() -> None:
+    """Equal keys: row j collects sum(1 / (i + 1)) over the queries i >= j, so the oldest win."""
+    parameters = EvictionParameters(heavy=4, recent=3)
+    cache = LayerCache(1, 2)
+    zeros, ones = np.zeros((1, 1, 2)), np.ones((1, 1, 2))
+    for position in range(12):
+        positions = np.array([position])
+        cache.append(zeros, ones, positions)
+        _, probabilities = attend(ones, cache.keys, cache.values, cache.visible(positions))
+        cache.add_scores(collected_attention(probabilities, 1))
+
+    shares = 1 / np.arange(1, 13)
+    np.testing.assert_allclose(cache.scores(0), np.cumsum(shares[::-1])[::-1], rtol=1e-6)
+    cache.compact(parameters)
+    assert cache.positions(0).tolist() == [0, 1, 2, 3, 9, 10, 11]
+
+
+def test_small_attention_counts_beside_a_large_score() -> None:
+    """A float16 sum loses 0.3 beside 4096; scores are float32 even where rows are float16."""
+    cache = LayerCache(1, 2, cache_dtype=np.float16)
+    cache.append(np.zeros((1, 1, 2)), np.zeros((1, 1, 2)), np.array([0]))
+    cache.add_scores(np.array([[4096]], dtype=np.float32))
+    cache.add_scores(np.array([[0.3]], dtype=np.float32))
+
+    assert np.float16(4096) + np.float16(0.3) == 4096
+    assert cache.scores(0).dtype == np.float32
+    assert cache.scores(0)[0] == pytest.approx(4096.3, abs=1e-3)
+
+
+def test_the_score_is_the_mean_over_the_query_heads_of_a_group() -> None:
+    """Four query heads on two KV heads, two queries, three rows; worked out by hand."""
+    probabilities = np.array(
+        [
+            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]],
+            [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]],
+            [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
+            [[0.2, 0.2, 0.6], [1.0, 0.0, 0.0]],
+        ]
+    )
+
+    collected = collected_attention(probabilities, 2)
+
+    np.testing.assert_allclose(collected, [[1.0, 0.75, 0.25], [0.6, 0.1, 1.3]])
+
+
+# ---- the whole model ----
+
+
+def full_attention_logits(weights: LlamaWeights, tokens: IntArray) -> FloatArray:
+    """A Llama without a cache in float64, after the papers, sharing no code with the reference.
+
+    Pairs of elements are complex numbers, and RoPE turns them; every KV head is repeated.
+    """
+    hyper = weights.hyperparameters
+    n_tokens, size = len(tokens), hyper.head_size
+    turns = np.exp(
+        1j * np.outer(np.arange(n_tokens), hyper.rope_base ** (-np.arange(0, size, 2) / size))
+    )
+
+    def norm(x: FloatArray, weight: FloatArray) -> FloatArray:
+        scaled: FloatArray = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + hyper.rms_epsilon)
+        return scaled * weight
+
+    def heads(x: FloatArray, turned: bool) -> FloatArray:
+        split = x.reshape(n_tokens, -1, size)
+        if turned:
+            complex_pairs = (split[..., 0::2] + 1j * split[..., 1::2]) * turns[:, None]
+            split = np.stack([complex_pairs.real, complex_pairs.imag], axis=-1)
+        repeats = hyper.n_head * size // x.shape[1]
+        return np.repeat(split.reshape(n_tokens, -1, size), repeats, axis=1)
+
+    x = weights.embedding[tokens].astype(np.float64)
+    for layer in weights.layers:
+        h = norm(x, layer.attention_norm)
+        query, key = heads(h @ layer.query.T, True), heads(h @ layer.key.T, True)
+        logits = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(size)
+        logits[:, np.triu(np.ones((n_tokens, n_tokens), dtype=bool), 1)] = -np.inf
+        attention = np.exp(logits)
+        attention /= attention.sum(axis=2, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", attention, heads(h @ layer.value.T, False))
+        x = x + mixed.reshape(n_tokens, -1) @ layer.attention_output.T
+        h = norm(x, layer.ffn_norm)
+        gate = h @ layer.gate.T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ layer.up.T)) @ layer.down.T
+    result: FloatArray = norm(x, weights.output_norm) @ weights.output.T
+    return result
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"n_head_kv": 4},
+        {"n_head_kv": 1},
+        {"n_head": 6, "n_head_kv": 3, "head_size": 16, "n_layer": 2},
+        {"tied_output": True},
+    ],
+)
+def test_with_a_budget_above_the_text_it_is_plain_attention(
+    tmp_path: Path, seed: int, rng: np.random.Generator, shape: dict[str, Any]
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, **shape)
+    tokens = random_tokens(rng, 150)
+    expected = full_attention_logits(read_gguf(path, dtype=np.float64), tokens)
+
+    model = ReferenceLlama.from_gguf(path, heavy=100, recent=49, pinned=1, slack=32)
+    logits = model.eval(tokens)
+
+    assert model.n_compactions == 0
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected, atol=ROUNDING)
+    exact = ReferenceLlama.from_gguf(path, dtype=np.float64, cache_dtype=np.float64)
+    np.testing.assert_allclose(exact.eval(tokens), expected, atol=1e-9)
+
+
+def test_chunks_do_not_matter_while_everything_fits(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 80)
+    whole = ReferenceLlama.from_gguf(tiny, heavy=40, recent=20, slack=60)
+    expected = whole.eval(tokens)
+    for ubatch in (1, 7, 60):
+        model = ReferenceLlama.from_gguf(tiny, heavy=40, recent=20, slack=60)
+        half = int(rng.integers(1, 80))
+        logits = np.concatenate(
+            [model.eval(tokens[:half], ubatch=ubatch), model.eval(tokens[half:], ubatch=ubatch)]
+        )
+
+        assert model.n_compactions == 0
+        np.testing.assert_allclose(logits, expected, atol=ROUNDING)
+        for (positions, scores), (_, expected_scores) in zip(rows(model), rows(whole), strict=True):
+            assert positions.tolist() == list(range(80))
+            np.testing.assert_allclose(scores, expected_scores, atol=ROUNDING)
+
+
+def test_chunks_matter_once_rows_are_evicted(tiny: Path, rng: np.random.Generator) -> None:
+    """Why the native side must split batches exactly as the reference does."""
+    tokens = random_tokens(rng, 150)
+    single, chunked = (
+        ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=16).eval(tokens, ubatch=ubatch)
+        for ubatch in (1, 16)
+    )
+
+    # Of 46 rows, one uses all before it compacts; the other compacts before tokens 32 .. 47.
+    np.testing.assert_allclose(single[:32], chunked[:32], atol=ROUNDING)
+    assert np.abs(single - chunked).max() > 100 * ROUNDING
+
+
+def test_a_batch_is_split_at_the_slack(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 100)
+    once = ReferenceLlama.from_gguf(tiny, heavy=12, recent=8, slack=5)
+    split = ReferenceLlama.from_gguf(tiny, heavy=12, recent=8, slack=5)
+
+    logits = once.eval(tokens, ubatch=64)
+
+    expected = np.concatenate([split.eval(tokens[i : i + 5]) for i in range(0, 100, 5)])
+    np.testing.assert_array_equal(logits, expected)
+    assert once.n_compactions == split.n_compactions == (100 - 25) // 5
+
+
+@pytest.mark.parametrize("counts", [(24, 24, 4, 1), (24, 24, 0, 16), (0, 40, 4, 8)])
+def test_a_model_that_drops_equals_one_that_masks(
+    tiny: Path, rng: np.random.Generator, counts: tuple[int, int, int, int]
+) -> None:
+    heavy, recent, pinned, slack = counts
+    tokens = random_tokens(rng, 250)
+    # In float64 rounding cannot change a choice, so both keep the same rows.
+    dropping, masking = (
+        ReferenceLlama.from_gguf(
+            tiny,
+            heavy=heavy,
+            recent=recent,
+            pinned=pinned,
+            slack=slack,
+            keep_all=keep_all,
+            dtype=np.float64,
+            cache_dtype=np.float64,
+        )
+        for keep_all in (False, True)
+    )
+
+    np.testing.assert_allclose(dropping.eval(tokens), masking.eval(tokens), atol=1e-9)
+    assert dropping.n_compactions == masking.n_compactions > 0
+    for (positions, scores), (expected, expected_scores) in zip(
+        rows(dropping), rows(masking), strict=True
+    ):
+        assert positions.tolist() == expected.tolist()
+        np.testing.assert_allclose(scores, expected_scores, atol=1e-9)
+
+
+def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> None:
+    """The tiny model depends on its history, or no test here would see a missing row."""
+    tokens = random_tokens(rng, 150)
+    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
+    evicting = ReferenceLlama.from_gguf(tiny, heavy=16, recent=16).eval(tokens)
+
+    np.testing.assert_allclose(evicting[:33], full[:33], atol=ROUNDING)
+    assert (np.abs(evicting - full)[40:].max(axis=1) > 100 * ROUNDING).all()
+
+
+@pytest.mark.parametrize("slack", [1, 9])
+def test_limits_hold_at_every_step(tiny: Path, rng: np.random.Generator, slack: int) -> None:
+    """Never above the capacity; pinned and recent rows always there; scores never negative."""
+    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=6, pinned=2, slack=slack)
+    for token in random_tokens(rng, 120):
+        before = model.n_compactions
+        model.eval([token])
+        if model.n_compactions > before:
+            assert model.n_rows == 18 + 1
+        for positions, scores in rows(model):
+            assert positions.size == scores.size == model.n_rows <= 18 + slack
+            assert (np.diff(positions) > 0).all()
+            recent = np.arange(max(0, model.n_tokens - 6), model.n_tokens)
+            assert np.isin(recent, positions).all()
+            assert np.isin(np.arange(min(2, model.n_tokens)), positions).all()
+            assert (scores >= 0).all()
+    assert model.n_compactions == 1 + (120 - 18 - slack - 1) // slack
+
+
+def test_heads_disagree_and_keep_as_many_rows(tiny: Path, rng: np.random.Generator) -> None:
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=4)
+    model.eval(random_tokens(rng, 200))
+
+    kept = {tuple(positions.tolist()) for positions, _ in rows(model)}
+    assert len(kept) == 3 * 2
+    assert len({len(positions) for positions in kept}) == 1
+
+
+def test_old_heavy_rows_give_way(tiny: Path, rng: np.random.Generator) -> None:
+    """The heavy rows change with the text: the tiny model has heavy hitters, not only old rows."""
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=1)
+    tokens = random_tokens(rng, 250)
+    model.eval(tokens[:125])
+    before = [positions for positions, _ in rows(model)]
+    model.eval(tokens[125:])
+
+    stayed = [
+        np.isin(old[:20], new).mean() for old, (new, _) in zip(before, rows(model), strict=True)
+    ]
+    assert 0 < np.mean(stayed) < 1
+
+
+def test_scores_sum_to_the_queries_while_nothing_is_evicted(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    model = ReferenceLlama.from_gguf(tiny, heavy=50, recent=50, slack=8)
+    for n_tokens in (1, 20, 57):
+        model.eval(random_tokens(rng, n_tokens))
+        for _, scores in rows(model):
+            assert scores.dtype == np.float32
+            assert scores.sum() == pytest.approx(model.n_tokens, rel=1e-5)
+
+
+def test_scores_of_the_survivors_last(tiny: Path, rng: np.random.Generator) -> None:
+    """A compaction evicts; it does not touch the sums of the rows that stay."""
+    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=30)
+    model.eval(random_tokens(rng, 50), ubatch=10)
+    before = rows(model)
+    model.eval(random_tokens(rng, 1))
+
+    assert model.n_compactions == 1
+    for (old_positions, old_scores), (positions, scores) in zip(before, rows(model), strict=True):
+        survivors = np.isin(old_positions, positions)
+        assert survivors.sum() == 20
+        growth = scores[:-1] - old_scores[survivors]
+        assert (growth >= 0).all()
+        assert growth.sum() + scores[-1] == pytest.approx(1, abs=1e-4)
+
+
+def test_rows_are_stored_in_the_cache_type(tiny: Path, rng: np.random.Generator) -> None:
+    """float16 rows change the logits, but by no more than their rounding explains."""
+    tokens = random_tokens(rng, 100)
+    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
+    half = ReferenceLlama.from_gguf(tiny, cache_dtype=np.float16).eval(tokens)
+
+    difference = np.abs(full - half).max()
+    assert 1e-4 < difference < 0.1
+
+
+def test_reset_forgets(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 60)
+    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10)
+    first = model.eval(tokens)
+    model.reset()
+
+    assert (model.n_tokens, model.n_rows, model.n_compactions) == (0, 0, 0)
+    assert model.smallest_margin == float("inf")
+    np.testing.assert_array_equal(model.eval(tokens), first)
+
+
+# ---- taking back the end of the text ----
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_the_end_can_be_taken_back_and_said_again(
+    tiny: Path, rng: np.random.Generator, keep_all: bool
+) -> None:
+    tokens = random_tokens(rng, 60)
+    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=20, keep_all=keep_all)
+    logits = model.eval(tokens, ubatch=1)
+    assert model.n_compactions == 1
+    before = rows(model)
+
+    model.remove(45)
+
+    assert (model.n_tokens, model.n_rows) == (45, 25)
+    for (old_positions, old_scores), (positions, scores) in zip(before, rows(model), strict=True):
+        assert positions.tolist() == old_positions[old_positions < 45].tolist()
+        np.testing.assert_array_equal(scores, old_scores[old_positions < 45])
+    again = model.eval(tokens[45:], ubatch=1)
+    assert model.n_compactions == 1
+    np.testing.assert_allclose(again, logits[45:], atol=ROUNDING)
+
+
+def test_no_more_than_the_recent_rows_can_be_taken_back(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=20)
+    model.eval(random_tokens(rng, 60), ubatch=1)
+    before = rows(model)
+
+    # The newest position at the compaction was 39, so its recent rows were 30 .. 39.
+    with pytest.raises(ValueError, match="first position that can be removed is 30"):
+        model.remove(29)
+    for (old, _), (new, _) in zip(before, rows(model), strict=True):
+        assert old.tolist() == new.tolist()
+    model.remove(30)
+
+    assert (model.n_tokens, model.n_rows) == (30, 10)
+    assert all((positions < 30).all() for positions, _ in rows(model))
+    # Text goes on; the next compaction finds the recent rows complete again.
+    model.eval(random_tokens(rng, 40), ubatch=1)
+    assert model.n_compactions == 2
+    assert all(np.isin(np.arange(60, 70), positions).all() for positions, _ in rows(model))
+
+
+def test_everything_can_be_taken_back_before_the_first_compaction(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    tokens = random_tokens(rng, 30)
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=20)
+    logits = model.eval(tokens, ubatch=1)
+
+    with pytest.raises(ValueError, match="-1"):
+        model.remove(-1)
+    model.remove(100)
+    assert model.n_tokens == 30
+    model.remove(0)
+
+    assert (model.n_tokens, model.n_rows) == (0, 0)
+    np.testing.assert_array_equal(model.eval(tokens, ubatch=1), logits)
+
+
+# ---- refusals ----
+
+
+def test_heavy_and_recent_go_together(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="give both"):
+        ReferenceLlama.from_gguf(tiny, heavy=10)
+
+
+@pytest.mark.parametrize("variant", sorted(set(ARCH_VARIANTS) - {"llama"}))
+def test_other_models_are_refused(tmp_path: Path, seed: int, variant: str) -> None:
+    path = write_tiny_gguf(tmp_path / "other.gguf", seed=seed, arch_variant=variant)
+
+    with pytest.raises(ValueError, match=ARCH_VARIANTS[variant][0]):
+        read_gguf(path)
+
+
+def add_bias(model: Any) -> None:
+    model.vector("blk.0.attn_q.bias", model.normal(model.n_embd))
+
+
+def add_yarn(model: Any) -> None:
+    model.writer.add_rope_scaling_type(RopeScalingType.YARN)
+
+
+@pytest.mark.parametrize(("add", "message"), [(add_bias, "attn_q.bias"), (add_yarn, "yarn")])
+def test_parts_that_are_not_computed_are_refused(
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    add: Callable[[Any], None],
+    message: str,
+) -> None:
+    _, add_llama = ARCH_VARIANTS["llama"]
+
+    def add_more(model: Any) -> None:
+        add_llama(model)
+        add(model)
+
+    monkeypatch.setitem(ARCH_VARIANTS, "llama", ("llama", add_more))
+    path = write_tiny_gguf(tmp_path / "more.gguf", seed=seed)
+
+    with pytest.raises(ValueError, match=message):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.eval([384]),
+        lambda model: model.eval([-1]),
+        lambda model: model.eval([[1, 2]]),
+        lambda model: model.eval([1], ubatch=0),
+    ],
+)
+def test_wrong_calls_change_nothing(tiny: Path, call: Callable[[Any], Any]) -> None:
+    model = ReferenceLlama.from_gguf(tiny)
+
+    with pytest.raises(ValueError, match=r"tokens must|ubatch"):
+        call(model)
+
+    assert model.n_tokens == 0
+    assert model.eval([]).shape == (0, 384)
+
+
+def test_quantised_weights_are_read(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
+    """8-bit weights give nearly the logits of the exact ones, and not the same."""
+    exact = write_tiny_gguf(tmp_path / "exact.gguf", seed=seed)
+    quantised = write_tiny_gguf(
+        tmp_path / "quantised.gguf", seed=seed, dtype=GGMLQuantizationType.Q8_0
+    )
+    tokens = random_tokens(rng, 20)
+    difference = np.abs(
+        ReferenceLlama.from_gguf(exact).eval(tokens)
+        - ReferenceLlama.from_gguf(quantised).eval(tokens)
+    )
+
+    assert 0 < difference.std() < 0.2
+
+
+def test_the_same_seed_writes_the_same_model(tmp_path: Path, seed: int) -> None:
+    one, two, other = (
+        write_tiny_gguf(tmp_path / f"{name}.gguf", seed=value).read_bytes()
+        for name, value in (("one", seed), ("two", seed), ("other", seed + 1))
+    )
+
+    assert one == two != other

@@ -1,0 +1,63 @@
+"""Models that eviction must refuse: with the reason, before memory is taken, and never silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyh2o.errors import ModelError, SettingsError, UnsupportedModelError
+from pyh2o.llama import KV_TYPES
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+
+@pytest.mark.parametrize(
+    ("arch_variant", "reason"),
+    [
+        ("sliding_window", "sliding-window"),
+        ("recurrent", "recurrent and hybrid"),
+        ("alibi", "ALiBi"),
+        ("encoder", "no causal KV cache"),
+        ("mla", "latent attention"),
+    ],
+)
+def test_model_is_refused_with_the_reason(tmp_path: Path, arch_variant: str, reason: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant=arch_variant)
+    with pytest.raises(UnsupportedModelError, match=reason) as error:
+        tiny_llama(path)
+    assert "--no-evict" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_refused_model_runs_with_the_full_cache(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="sliding_window")
+    llm = tiny_llama(path, n_ctx=256, evict=False)
+    llm.eval([1, 2, 3])
+    assert not llm.kv.evicting
+
+
+def test_row_that_is_no_whole_block_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, head_size=16)
+    with pytest.raises((SettingsError, ModelError), match="head size"):
+        tiny_llama(path, type_k=KV_TYPES["q8_0"], type_v=KV_TYPES["q8_0"])
+
+
+def test_file_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model file"):
+        tiny_llama(tmp_path / "missing.gguf")
+    with pytest.raises(ModelError, match="is not a file"):
+        tiny_llama(tmp_path)
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        tiny_llama(text)
+
+
+def test_truncated_model_file(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    data = path.read_bytes()
+    for size in (8, 1000, len(data) // 2, len(data) - 100):
+        path.write_bytes(data[:size])
+        with pytest.raises(ModelError, match="damaged"):
+            tiny_llama(path)

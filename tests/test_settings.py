@@ -1,0 +1,61 @@
+"""Eviction settings: fractions, counts, and what makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyh2o.errors import SettingsError
+from pyh2o.settings import Budget, EvictionSettings
+
+
+def test_fractions_are_of_the_window() -> None:
+    budget = EvictionSettings(hh=0.1, recent=0.1).resolve(8192)
+    assert (budget.heavy, budget.recent, budget.rows) == (819, 819, 1638)
+
+
+def test_counts_are_taken_as_they_are() -> None:
+    budget = EvictionSettings(hh=256, recent=1, pinned=4, slack=7).resolve(2048)
+    assert budget == Budget(window=2048, heavy=256, recent=1, pinned=4, slack=7)
+    assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
+
+
+def test_default_slack_fills_the_last_block_of_cells() -> None:
+    for window in (512, 2048, 8192, 100_000):
+        budget = EvictionSettings().resolve(window)
+        assert budget.capacity == budget.cells
+        assert 64 <= budget.slack < 64 + 256
+
+
+def test_whole_window_is_a_budget() -> None:
+    assert EvictionSettings(hh=0.5, recent=0.5).resolve(2048).rows == 2048
+    assert EvictionSettings(hh=0, recent=1.0).resolve(2048).rows == 2048
+
+
+def test_small_fraction_is_at_least_one_row() -> None:
+    assert EvictionSettings(hh=0.001, recent=0.001).resolve(100).rows == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hh": 1.5}, "hh is 1.5, more than the whole window"),
+        ({"hh": 0, "recent": 0}, "hh and recent are both 0"),
+        ({"hh": 0.0, "recent": 0.0}, "hh and recent are both 0"),
+        ({"recent": 0}, "recent is 0"),
+        ({"hh": -1}, "hh is -1"),
+        ({"recent": -0.5}, "recent is -0.5"),
+        ({"hh": 0.9, "recent": 0.9}, "larger than the window of 1000"),
+        ({"hh": 2000}, "larger than the window of 1000"),
+        ({"hh": 0.5, "recent": 0.5, "pinned": 4}, "larger than the window of 1000"),
+        ({"pinned": -1}, "pinned is -1"),
+        ({"slack": 0}, "slack is 0"),
+        ({"hh": float("nan")}, "hh is nan"),
+        ({"hh": True}, "hh is True"),
+        ({"hh": "many"}, "hh is 'many'"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        EvictionSettings(**settings).resolve(1000)  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
