@@ -271,9 +271,8 @@ def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
     def add_bias(
         input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
     ) -> npt.NDArray[np.single]:
-        biased: npt.NDArray[np.single] = scores.copy()
-        biased[tokens] += values
-        return biased
+        scores[tokens] += values
+        return scores
 
     return add_bias
 

@@ -118,19 +118,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         _check_file(model_path)
         if n_ctx < 0:
             raise SettingsError(f"n_ctx is {n_ctx}: give a token count, or 0 for the model's own")
-        kwargs.setdefault("n_threads", physical_cores())
-        kwargs.setdefault("n_threads_batch", physical_cores())
+        for name in ("n_threads", "n_threads_batch"):
+            kwargs[name] = kwargs.get(name) or physical_cores()
         if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
             # llama.cpp keeps a quantised V only in the layout of flash attention.
             kwargs["flash_attn"] = True
         # The parent sizes its batches by n_ctx; the real size of the cache is set once the model
         # is known, in _size_cache.
         n_ctx_parent = max(1, kwargs.get("n_batch", 512)) if self.evicting else n_ctx
+        self._load_error: BaseException | None = None
         try:
             super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
         except PyH2OError:
             raise
         except ValueError as error:
+            if self._load_error is not None:
+                raise self._load_error from None
             raise ModelError(_load_failure(model_path, error)) from error
 
         self._n_layer = int(llama_cpp.llama_model_n_layer(self.model))
@@ -162,8 +165,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             report = self._load_progress
 
             def on_progress(fraction: float, _user_data: Any) -> bool:
-                report(fraction)
-                return True
+                try:
+                    report(fraction)
+                except BaseException as error:
+                    # No exception can pass through llama.cpp: stop the loading, and raise it after.
+                    self._load_error = error
+                return self._load_error is None
 
             # ctypes does not keep the callback alive by itself
             self._progress_callback = llama_cpp.llama_progress_callback(on_progress)

@@ -30,21 +30,21 @@ class EvictionSettings:
     pinned: int = 0
     slack: int | None = None
 
-    def resolve(self, window: int) -> Budget:
-        """Row counts for a window of `window` tokens.
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense with any window.
 
         Raises:
-            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, a
-                recent window of 0, or a budget larger than the window.
+            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, or a
+                recent window of 0.
         """
-        heavy = _count("hh", self.hh, window)
-        recent = _count("recent", self.recent, window)
-        if heavy == 0 and recent == 0:
+        _check("hh", self.hh)
+        _check("recent", self.recent)
+        if self.hh == 0 and self.recent == 0:
             raise SettingsError(
                 "hh and recent are both 0, which keeps nothing: give --hh 0.1 --recent 0.1, "
                 "or turn eviction off with --no-evict"
             )
-        if recent == 0:
+        if self.recent == 0:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
             )
@@ -52,6 +52,14 @@ class EvictionSettings:
             raise SettingsError(f"pinned is {self.pinned}: give a count of 0 or more")
         if self.slack is not None and self.slack < 1:
             raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
+
+    def resolve(self, window: int) -> Budget:
+        """Row counts for a window of `window` tokens.
+
+        Raises:
+            SettingsError: the budget is larger than the window.
+        """
+        heavy, recent = _count(self.hh, window), _count(self.recent, window)
         budget = self.pinned + heavy + recent
         if budget > window:
             raise SettingsError(
@@ -95,17 +103,21 @@ def _whole_blocks(cells: int) -> int:
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
 
 
-def _count(name: str, value: float | int, window: int) -> int:
-    """A fraction of the window or a count, as a count."""
+def _check(name: str, value: float | int) -> None:
+    """Refuse what is neither a fraction nor a count."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise SettingsError(f"{name} is {value!r}: give a fraction such as 0.1 or a token count")
     if value < 0:
         raise SettingsError(f"{name} is {value}: give 0 or more")
-    if isinstance(value, int):
-        return value
-    if value > 1:
+    if isinstance(value, float) and value > 1:
         raise SettingsError(
             f"{name} is {value}, more than the whole window: give a fraction up to 1.0, or a whole "
             "number of tokens"
         )
+
+
+def _count(value: float | int, window: int) -> int:
+    """A fraction of the window or a count, as a count."""
+    if isinstance(value, int):
+        return value
     return max(1, int(value * window)) if value > 0 else 0

@@ -158,6 +158,14 @@ def test_progress_is_reported(path: Path) -> None:
     assert reading == [(64, 150), (128, 150), (150, 150)]
 
 
+def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
+    def stop(_fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_llama(path, load_progress=stop)
+
+
 def test_state_of_an_evicting_cache_is_refused(llm: Llama) -> None:
     llm.eval([1, 2, 3])
     with pytest.raises(EvictedError, match="cannot be saved"):

@@ -1,0 +1,76 @@
+"""The `pyh2o` program: its commands and its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+import pyh2o
+
+from . import chat, generate, models
+from .errors import reported_errors
+from .terminal import replace_unprintable, terminal
+
+app = typer.Typer(
+    name="pyh2o",
+    help="Long dialogues and long stories on a small machine: llama.cpp with a KV cache of fixed "
+    "size that keeps the recent tokens and the heavy hitters (H2O).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("chat")(chat.chat)
+app.command("generate")(generate.generate)
+app.add_typer(models.app, name="models")
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and what it was built from, and leave."""
+    if wanted:
+        with reported_errors():
+            terminal.write(version_text(pyh2o.__version__, pyh2o.build_info()))
+        raise typer.Exit()
+
+
+def version_text(version: str, build: Mapping[str, Any]) -> str:
+    """The version, and what it was built from if that is known.
+
+    Args:
+        version: of pyh2o.
+        build: `pyh2o.build_info()`: llama_cpp_python, llama_cpp_commit, patches and backends.
+    """
+    lines = [f"pyh2o {version}"]
+    for key, label in (
+        ("llama_cpp_commit", "llama.cpp"),
+        ("llama_cpp_python", "llama-cpp-python"),
+        ("patches", "patches"),
+        ("backends", "backends"),
+    ):
+        value = build.get(key)
+        if value:
+            shown = value if isinstance(value, str) else ", ".join(map(str, value))
+            lines.append(f"{label} {shown}")
+    return "\n".join(lines) + "\n"
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            help="Show the version and the llama.cpp it was built from.",
+        ),
+    ] = False,
+) -> None:
+    """Options of the program itself; each command has its own."""
+
+
+def main() -> None:
+    """Entry point of the program."""
+    replace_unprintable()
+    app(prog_name="pyh2o")

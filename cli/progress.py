@@ -1,0 +1,73 @@
+"""Bars on stderr while a model loads and a long prompt is read; gone when they are done."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from .terminal import stderr
+
+
+class Bars:
+    """At most one bar at a time, and only on a terminal.
+
+    llama.cpp's log would be drawn over by a bar, so `hidden` switches them off.
+    """
+
+    def __init__(self, hidden: bool = False) -> None:
+        self._hidden = hidden or not sys.stderr.isatty()
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._label = ""
+
+    def loading(self, fraction: float) -> None:
+        """The model is loaded to this fraction (0 to 1)."""
+        self._show("loading the model", fraction, 1.0)
+
+    def reading(self, done: int, total: int) -> None:
+        """`done` of `total` tokens of the prompt have been read."""
+        self._show("reading the prompt", done, total, f"{done:,} of {total:,} tokens")
+
+    def fetching(self, done: int, total: int) -> None:
+        """`done` of `total` bytes have arrived."""
+        self._show("fetching", done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def writing(self, characters: int) -> None:
+        """A text that goes to a file has grown to this many characters."""
+        self._show("writing", None, None, f"{characters:,} characters")
+
+    def clear(self) -> None:
+        """Take the bar away; the next call draws a new one."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _show(self, label: str, done: float | None, total: float | None, detail: str = "") -> None:
+        if self._hidden:
+            return
+        if self._progress is None or self._label != label:
+            if done is not None and done == total:
+                self.clear()
+                return  # it took a single step: nothing to wait for
+            self._start(label)
+        assert self._progress is not None
+        self._progress.update(self._task, completed=done, total=total, detail=detail)
+        if done is not None and done == total:
+            self.clear()
+
+    def _start(self, label: str) -> None:
+        self.clear()
+        self._label = label
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=stderr,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task(label, total=None, detail="")
+        self._progress.start()
