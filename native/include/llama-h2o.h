@@ -44,16 +44,16 @@ struct llama_context;
 struct llama_model;
 
 enum llama_h2o_status {
-    LLAMA_H2O_OK                =   0,
-    LLAMA_H2O_ERR_ARGUMENT      =  -1, // a null pointer, or a sequence, layer or size out of range
-    LLAMA_H2O_ERR_PARAMS        =  -2, // recent or slack is 0, or the counts overflow
-    LLAMA_H2O_ERR_CELLS         =  -3, // the context has fewer cells than the capacity
-    LLAMA_H2O_ERR_NOT_EMPTY     =  -4, // the context has decoded tokens already
-    LLAMA_H2O_ERR_ATTACHED      =  -5, // eviction is attached already
-    LLAMA_H2O_ERR_NOT_ATTACHED  =  -6, // eviction is not attached
-    LLAMA_H2O_ERR_SHARED_CELLS  =  -7, // several sequences share one stream of cells
-    LLAMA_H2O_ERR_NO_CACHE      =  -8, // encoder or embedding model: no causal KV cache
-    LLAMA_H2O_ERR_RECURRENT     =  -9, // recurrent or hybrid model
+    LLAMA_H2O_OK                = 0,
+    LLAMA_H2O_ERR_ARGUMENT      = -1,  // a null pointer, or a sequence, layer or size out of range
+    LLAMA_H2O_ERR_PARAMS        = -2,  // recent or slack is 0, or the counts overflow
+    LLAMA_H2O_ERR_CELLS         = -3,  // the context has fewer cells than the capacity
+    LLAMA_H2O_ERR_NOT_EMPTY     = -4,  // the context has decoded tokens already
+    LLAMA_H2O_ERR_ATTACHED      = -5,  // eviction is attached already
+    LLAMA_H2O_ERR_NOT_ATTACHED  = -6,  // eviction is not attached
+    LLAMA_H2O_ERR_SHARED_CELLS  = -7,  // several sequences share one stream of cells
+    LLAMA_H2O_ERR_NO_CACHE      = -8,  // encoder or embedding model: no causal KV cache
+    LLAMA_H2O_ERR_RECURRENT     = -9,  // recurrent or hybrid model
     LLAMA_H2O_ERR_SLIDING       = -10, // sliding-window or chunked attention
     LLAMA_H2O_ERR_MLA           = -11, // multi-head latent attention
     LLAMA_H2O_ERR_ALIBI         = -12, // ALiBi position bias
@@ -80,7 +80,7 @@ struct llama_h2o_stats {
     uint32_t n_budget;         // rows per (layer, KV head) right after a compaction
     uint32_t n_used;           // cells the sequence uses now
     uint32_t n_layer;          // layers that have a KV cache
-    int32_t  pos_removable;    // first position of the tail that can be removed
+    int32_t pos_removable;     // first position of the tail that can be removed
     uint64_t n_compactions;    // of the sequence
     uint64_t n_cells_freed;    // by compactions of the sequence
     uint64_t n_rows_evicted;   // by compactions of the sequence, over all layers and KV heads

@@ -13,11 +13,10 @@ void llama_h2o_build_scores(const llm_graph_context & graph, ggml_tensor * probs
 //   q       F32 [n_embd_head, n_tokens, n_head, n_stream]
 //   k           [n_embd_head, n_kv, n_head_kv, n_stream]
 //   kq_mask     [n_kv, n_tokens, 1, n_stream]
-void llama_h2o_build_scores_beside_flash(
-        const llm_graph_context & graph,
+void llama_h2o_build_scores_beside_flash(const llm_graph_context & graph,
         ggml_tensor * q,
         ggml_tensor * k,
         ggml_tensor * kq_mask,
         ggml_tensor * sinks,
-        float         kq_scale,
-        int           il);
+        float kq_scale,
+        int il);

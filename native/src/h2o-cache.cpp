@@ -24,7 +24,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     for (auto & st : streams) {
         st.listed.assign(kv.get_size(), 0);
         for (const auto & layer : layers) {
-            st.pos.emplace_back(size_t(layer.n_head_kv)*kv.get_size(), -1);
+            st.pos.emplace_back(size_t(layer.n_head_kv) * kv.get_size(), -1);
         }
     }
 }
@@ -69,26 +69,26 @@ void llama_h2o::add_layers() {
         const uint32_t n_head_kv = kv.hparams.n_head_kv(il);
 
         const auto layout = [&](const ggml_tensor * t, uint32_t n_embd_head, bool transposed) {
-            return llama_h2o_row_layout{ t->type, n_embd_head, uint32_t(t->ne[0]), kv.get_size(), transposed };
+            return llama_h2o_row_layout { t->type, n_embd_head, uint32_t(t->ne[0]), kv.get_size(), transposed };
         };
 
         layers.push_back({
-            il,
-            kv.hparams.n_head(il),
-            n_head_kv,
-            nullptr,
-            nullptr,
-            layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
-            layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
+                il,
+                kv.hparams.n_head(il),
+                n_head_kv,
+                nullptr,
+                nullptr,
+                layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
+                layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
         });
     }
 }
 
 static ggml_context_ptr new_tensor_context(size_t n_tensors) {
     const ggml_init_params init = {
-        /*.mem_size   =*/ n_tensors*ggml_tensor_overhead(),
-        /*.mem_buffer =*/ nullptr,
-        /*.no_alloc   =*/ true,
+        /*.mem_size   =*/n_tensors * ggml_tensor_overhead(),
+        /*.mem_buffer =*/nullptr,
+        /*.no_alloc   =*/true,
     };
 
     ggml_context_ptr res { ggml_init(init) };
@@ -127,12 +127,13 @@ void llama_h2o::alloc_tensors() {
         for (const size_t ikv : ikvs) {
             auto & layer = layers[ikv];
 
-            layer.scores = ggml_new_tensor_3d(ctx_scores.get(), GGML_TYPE_F32, kv.get_size(), layer.n_head_kv, kv.n_stream);
+            layer.scores =
+                    ggml_new_tensor_3d(ctx_scores.get(), GGML_TYPE_F32, kv.get_size(), layer.n_head_kv, kv.n_stream);
             ggml_format_name(layer.scores, "cache_scores_l%d", layer.il);
 
             auto & shared = weights[{ layer.n_head, layer.n_head_kv }];
             if (!shared) {
-                shared = ggml_new_tensor_1d(ctx_weights.get(), GGML_TYPE_F32, int64_t(n_ubatch)*layer.n_head);
+                shared = ggml_new_tensor_1d(ctx_weights.get(), GGML_TYPE_F32, int64_t(n_ubatch) * layer.n_head);
             }
             layer.weights = shared;
         }
@@ -141,7 +142,7 @@ void llama_h2o::alloc_tensors() {
         ggml_backend_buffer_ptr buf_weights = alloc_buffer(ctx_weights.get(), buft);
 
         for (const auto & [heads, tensor] : weights) {
-            const std::vector<float> data(ggml_nelements(tensor), float(heads.second)/float(heads.first));
+            const std::vector<float> data(ggml_nelements(tensor), float(heads.second) / float(heads.first));
             ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
         }
 
@@ -167,7 +168,7 @@ uint32_t llama_h2o::max_ubatch(uint32_t n_ubatch) const {
 }
 
 bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
-    const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens/ubatch.n_seqs_unq : ubatch.n_tokens;
+    const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens / ubatch.n_seqs_unq : ubatch.n_tokens;
 
     try {
         for (uint32_t i = 0; i < ubatch.n_seqs_unq; ++i) {
@@ -191,7 +192,7 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    const uint32_t s0 = seq_id < 0 ? 0           : kv.seq_to_stream[seq_id];
+    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
     const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
 
     const auto newest = [&](uint32_t s) {
@@ -231,8 +232,8 @@ void llama_h2o::clear() {
 }
 
 void llama_h2o::refuse(const char * operation) {
-    LLAMA_LOG_ERROR("%s: %s cannot be done exactly while eviction is attached; clear the cache to go on\n",
-            __func__, operation);
+    LLAMA_LOG_ERROR("%s: %s cannot be done exactly while eviction is attached; clear the cache to go on\n", __func__,
+            operation);
 
     refused = true;
 }
@@ -266,7 +267,7 @@ std::vector<uint32_t> llama_h2o::used_cells(uint32_t s) const {
 
 llama_pos llama_h2o::row_pos(
         const stream & st, const llama_kv_cells & cells, size_t ikv, uint32_t head, uint32_t cell) const {
-    return st.listed[cell] ? st.pos[ikv][size_t(head)*kv.get_size() + cell] : cells.pos_get(cell);
+    return st.listed[cell] ? st.pos[ikv][size_t(head) * kv.get_size() + cell] : cells.pos_get(cell);
 }
 
 // A score starts at zero when its cell is used again.
@@ -278,7 +279,7 @@ void llama_h2o::reset_free_cells(uint32_t s) {
     for (const auto & layer : layers) {
         llama_h2o_stream scores(layer.scores, s);
         for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            float * row = scores.f32() + size_t(head)*cells.size();
+            float * row = scores.f32() + size_t(head) * cells.size();
             for (uint32_t i = 0; i < cells.size(); ++i) {
                 row[i] = cells.is_empty(i) ? 0.0f : row[i];
             }
@@ -305,7 +306,7 @@ void llama_h2o::list_rows(uint32_t s, const std::vector<uint32_t> & used) {
         }
         for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
             for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head) {
-                st.pos[ikv][size_t(head)*kv.get_size() + cell] = kv.v_cells[s].pos_get(cell);
+                st.pos[ikv][size_t(head) * kv.get_size() + cell] = kv.v_cells[s].pos_get(cell);
             }
         }
         st.listed[cell] = 1;
@@ -319,8 +320,8 @@ void llama_h2o::compact(uint32_t s) {
 
     auto & st = streams[s];
 
-    const std::vector<uint32_t> used   = used_cells(s);
-    const llama_pos             newest = kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
+    const std::vector<uint32_t> used = used_cells(s);
+    const llama_pos newest           = kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
 
     list_rows(s, used);
 
@@ -340,7 +341,7 @@ void llama_h2o::compact(uint32_t s) {
 
     st.n_compactions    += 1;
     st.n_cells_freed    += plan.freed.size();
-    st.n_rows_evicted   += plan.freed.size()*n_heads();
+    st.n_rows_evicted   += plan.freed.size() * n_heads();
     st.n_rows_moved     += plan.n_moves;
     st.t_compactions_us += ggml_time_us() - t_start_us;
 }
@@ -353,19 +354,19 @@ llama_h2o_keep llama_h2o::select(
     keep.cells   = std::move(used);
     keep.n_heads = n_heads();
     keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
-    keep.flags.resize(n_used*keep.n_heads);
+    keep.flags.resize(n_used * keep.n_heads);
 
-    std::vector<float>     row_score(n_used);
+    std::vector<float> row_score(n_used);
     std::vector<llama_pos> row_pos(n_used);
-    std::vector<uint32_t>  order;
+    std::vector<uint32_t> order;
 
     uint32_t h = 0;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
-            const size_t first = size_t(head)*kv.get_size();
+            const size_t first = size_t(head) * kv.get_size();
             for (size_t i = 0; i < n_used; ++i) {
                 row_score[i] = scores[ikv].f32()[first + keep.cells[i]];
-                row_pos  [i] = st.pos[ikv][first + keep.cells[i]];
+                row_pos[i]   = st.pos[ikv][first + keep.cells[i]];
             }
             llama_h2o_select_rows(row_score.data(), row_pos.data(), n_used, params, keep.head(h), order);
         }
@@ -390,11 +391,11 @@ void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<l
             llama_h2o_move_rows(k.data(), layer.k, head, moves);
             llama_h2o_move_rows(v.data(), layer.v, head, moves);
 
-            float     * score = scores[ikv].f32()   + size_t(head)*kv.get_size();
-            llama_pos * pos   = st.pos[ikv].data() + size_t(head)*kv.get_size();
+            float * score   = scores[ikv].f32() + size_t(head) * kv.get_size();
+            llama_pos * pos = st.pos[ikv].data() + size_t(head) * kv.get_size();
             for (const auto & move : moves) {
                 score[move.dst] = score[move.src];
-                pos  [move.dst] = pos  [move.src];
+                pos[move.dst]   = pos[move.src];
             }
             for (const uint32_t cell : plan.freed) {
                 score[cell] = 0.0f;
@@ -411,7 +412,7 @@ void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
     for (const uint32_t cell : freed) {
         kv.v_cells[s].rm(cell);
         streams[s].listed[cell] = 0;
-        kv.v_heads[s] = std::min(kv.v_heads[s], cell);
+        kv.v_heads[s]           = std::min(kv.v_heads[s], cell);
     }
 }
 
@@ -423,12 +424,12 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
     const uint32_t s = kv.seq_to_stream[seq_id];
 
     llama_h2o_stats stats = {};
-    stats.n_cells    = kv.get_size();
-    stats.n_capacity = kv.get_size();
-    stats.n_used     = kv.v_cells[s].get_used();
-    stats.n_layer    = kv.layers.size();
-    stats.size_k     = kv.size_k_bytes();
-    stats.size_v     = kv.size_v_bytes();
+    stats.n_cells         = kv.get_size();
+    stats.n_capacity      = kv.get_size();
+    stats.n_used          = kv.v_cells[s].get_used();
+    stats.n_layer         = kv.layers.size();
+    stats.size_k          = kv.size_k_bytes();
+    stats.size_v          = kv.size_v_bytes();
 
     if (kv.h2o) {
         const auto & st = kv.h2o->streams[s];
@@ -455,14 +456,14 @@ int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, in
         return 0;
     }
 
-    const size_t   ikv       = it->second;
+    const size_t ikv         = it->second;
     const uint32_t n_head_kv = layers[ikv].n_head_kv;
     if (!pos && !score) {
         return n_head_kv;
     }
 
-    const uint32_t s     = kv.seq_to_stream[seq_id];
-    const auto &   cells = kv.v_cells[s];
+    const uint32_t s   = kv.seq_to_stream[seq_id];
+    const auto & cells = kv.v_cells[s];
     if (!pos || !score || n_rows != cells.get_used()) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
@@ -475,7 +476,7 @@ int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, in
     for (uint32_t head = 0; head < n_head_kv; ++head) {
         for (const uint32_t cell : used) {
             *pos++   = row_pos(streams[s], cells, ikv, head, cell);
-            *score++ = scores.f32()[size_t(head)*cells.size() + cell];
+            *score++ = scores.f32()[size_t(head) * cells.size() + cell];
         }
     }
 

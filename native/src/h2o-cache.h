@@ -15,7 +15,7 @@ struct llama_h2o {
     llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params);
 
     // the eviction attached to a context, or to the cache behind a graph; null if there is none
-    static llama_h2o *       of(const llama_context * ctx);
+    static llama_h2o * of(const llama_context * ctx);
     static const llama_h2o * of(const llama_memory_context_i * mctx);
 
     // the first stream that the graph of mctx works on
@@ -94,12 +94,12 @@ private:
         uint64_t t_compactions_us = 0;
     };
 
-    llama_context  & ctx;
+    llama_context & ctx;
     llama_kv_cache & kv;
 
     const llama_h2o_params params;
 
-    std::vector<layer>  layers;
+    std::vector<layer> layers;
     std::vector<stream> streams;
 
     bool refused = false;
@@ -119,8 +119,8 @@ private:
     void reset_free_cells(uint32_t s);
     void list_rows(uint32_t s, const std::vector<uint32_t> & used);
 
-    void           compact(uint32_t s);
+    void compact(uint32_t s);
     llama_h2o_keep select(const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const;
-    void           move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores);
-    void           free_cells(uint32_t s, const std::vector<uint32_t> & freed);
+    void move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores);
+    void free_cells(uint32_t s, const std::vector<uint32_t> & freed);
 };

@@ -15,17 +15,17 @@ struct llama_h2o_move {
 // Which rows every head keeps: one line of flags per head, over the cells in use.
 struct llama_h2o_keep {
     std::vector<uint32_t> cells; // the cells in use
-    std::vector<uint8_t>  flags; // [n_heads][cells.size()]
+    std::vector<uint8_t> flags;  // [n_heads][cells.size()]
 
     uint32_t n_heads = 0; // KV heads of all layers
     uint32_t n_keep  = 0; // rows that every head keeps
 
-    const uint8_t * head(uint32_t h) const { return flags.data() + h*cells.size(); }
-    uint8_t *       head(uint32_t h)       { return flags.data() + h*cells.size(); }
+    const uint8_t * head(uint32_t h) const { return flags.data() + h * cells.size(); }
+    uint8_t * head(uint32_t h) { return flags.data() + h * cells.size(); }
 };
 
 struct llama_h2o_plan {
-    std::vector<uint32_t>                    freed; // the cells that are freed
+    std::vector<uint32_t> freed;                    // the cells that are freed
     std::vector<std::vector<llama_h2o_move>> moves; // [n_heads]
 
     uint64_t n_moves = 0;

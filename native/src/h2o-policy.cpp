@@ -10,13 +10,12 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
     return llama_h2o_n_budget(params) + params.slack;
 }
 
-void llama_h2o_select_rows(
-              const float * score,
-            const int32_t * pos,
-                   uint32_t n_rows,
-     const llama_h2o_params & params,
-                    uint8_t * keep,
-      std::vector<uint32_t> & order) {
+void llama_h2o_select_rows(const float * score,
+        const int32_t * pos,
+        uint32_t n_rows,
+        const llama_h2o_params & params,
+        uint8_t * keep,
+        std::vector<uint32_t> & order) {
     const int64_t newest = n_rows > 0 ? *std::max_element(pos, pos + n_rows) : -1;
 
     uint64_t n_free = std::min<uint64_t>(n_rows, llama_h2o_n_budget(params));

@@ -5,7 +5,7 @@
 #include <cstring>
 
 llama_h2o_stream::llama_h2o_stream(ggml_tensor * tensor, uint32_t stream) :
-    tensor(tensor), offset(stream*tensor->nb[2]), size(tensor->nb[2]) {
+    tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[2]) {
     if (ggml_backend_buffer_is_host(tensor->buffer)) {
         bytes = static_cast<uint8_t *>(tensor->data) + offset;
     } else {
@@ -23,10 +23,9 @@ void llama_h2o_stream::commit() {
 
 // One element row after the other, so that each lies in the cache while all its moves are made.
 template <typename T>
-static void move_transposed(
-        T * rows, uint32_t n_rows, uint32_t n_cells, const std::vector<llama_h2o_move> & moves) {
+static void move_transposed(T * rows, uint32_t n_rows, uint32_t n_cells, const std::vector<llama_h2o_move> & moves) {
     for (uint32_t i = 0; i < n_rows; ++i) {
-        T * row = rows + size_t(i)*n_cells;
+        T * row = rows + size_t(i) * n_cells;
         for (const auto & move : moves) {
             row[move.dst] = row[move.src];
         }
@@ -34,12 +33,9 @@ static void move_transposed(
 }
 
 void llama_h2o_move_rows(
-                                   uint8_t * data,
-                const llama_h2o_row_layout & layout,
-                                    uint32_t head,
-     const std::vector<llama_h2o_move> & moves) {
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, const std::vector<llama_h2o_move> & moves) {
     if (layout.transposed) {
-        const size_t first = size_t(head)*layout.n_embd_head*layout.n_cells;
+        const size_t first = size_t(head) * layout.n_embd_head * layout.n_cells;
         if (ggml_type_size(layout.type) == sizeof(uint16_t)) {
             move_transposed(reinterpret_cast<uint16_t *>(data) + first, layout.n_embd_head, layout.n_cells, moves);
         } else {
@@ -51,8 +47,8 @@ void llama_h2o_move_rows(
     const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
     const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
 
-    uint8_t * rows = data + head*size_row;
+    uint8_t * rows = data + head * size_row;
     for (const auto & move : moves) {
-        std::memcpy(rows + move.dst*size_cell, rows + move.src*size_cell, size_row);
+        std::memcpy(rows + move.dst * size_cell, rows + move.src * size_cell, size_row);
     }
 }

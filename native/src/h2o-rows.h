@@ -17,30 +17,27 @@ public:
     llama_h2o_stream(ggml_tensor * tensor, uint32_t stream);
 
     uint8_t * data() { return bytes; }
-    float *   f32()  { return reinterpret_cast<float *>(bytes); }
+    float * f32() { return reinterpret_cast<float *>(bytes); }
 
     void commit();
 
 private:
-    ggml_tensor *        tensor;
-    size_t               offset;
-    size_t               size;
+    ggml_tensor * tensor;
+    size_t offset;
+    size_t size;
     std::vector<uint8_t> copy; // empty if the tensor is in host memory
-    uint8_t *            bytes;
+    uint8_t * bytes;
 };
 
 // How the rows of the KV heads lie in one stream of a K or V tensor.
 struct llama_h2o_row_layout {
     ggml_type type;
-    uint32_t  n_embd_head; // elements of a row
-    uint32_t  n_embd;      // elements of a cell: all KV heads of the layer
-    uint32_t  n_cells;
-    bool      transposed;  // V without flash attention: [n_cells] for every element of a cell
+    uint32_t n_embd_head; // elements of a row
+    uint32_t n_embd;      // elements of a cell: all KV heads of the layer
+    uint32_t n_cells;
+    bool transposed; // V without flash attention: [n_cells] for every element of a cell
 };
 
 // Copies, in order, the rows of one KV head from cell to cell. Sources and destinations are distinct.
 void llama_h2o_move_rows(
-                                   uint8_t * data,
-                const llama_h2o_row_layout & layout,
-                                    uint32_t head,
-     const std::vector<llama_h2o_move> & moves);
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, const std::vector<llama_h2o_move> & moves);

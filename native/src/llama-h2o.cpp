@@ -90,7 +90,7 @@ int32_t llama_h2o_supports(const llama_model * model) {
         return LLAMA_H2O_ERR_RECURRENT;
     }
     if (llama_model_has_encoder(model) || !llama_model_has_decoder(model) || !hparams.causal_attn ||
-        llama_model_is_diffusion(model)) {
+            llama_model_is_diffusion(model)) {
         return LLAMA_H2O_ERR_NO_CACHE;
     }
     if (hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
@@ -118,7 +118,7 @@ int32_t llama_h2o_supports(const llama_model * model) {
 static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {
     for (const uint32_t il : kv.get_layer_ids()) {
         if (hparams.n_embd_head_k(il) % ggml_blck_size(kv.type_k()) != 0 ||
-            hparams.n_embd_head_v(il) % ggml_blck_size(kv.type_v()) != 0) {
+                hparams.n_embd_head_v(il) % ggml_blck_size(kv.type_v()) != 0) {
             return false;
         }
     }
@@ -211,7 +211,8 @@ int32_t llama_h2o_get_rows(
     if (!h2o) {
         return LLAMA_H2O_ERR_NOT_ATTACHED;
     }
-    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 || uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
+            uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 

@@ -1,0 +1,75 @@
+# Everything is set up in .venv inside this checkout. `make help` lists what there is.
+
+PYTHON ?= python3
+
+BIN     := .venv/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+FOLDERS := native/src native/include native/patches pyh2o cli
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
+FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
+NATIVE  := find native/src native/include -name '*.cpp' -o -name '*.h'
+
+.PHONY: help story build test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+story: build ## tell a story with the demo model; sets everything up first
+	$(FETCH)
+	$(BIN)/pyh2o generate --prompt "Once upon a time, in a town by the sea," --max-tokens 400 --seed 7
+
+build: .venv/built ## install pyh2o into .venv; compiles only what changed
+
+test: lint ## all checks and all tests
+	$(FETCH)
+	@echo "==> tests"
+	$(BIN)/pytest
+
+lint: .venv/tested ## style and types
+	@echo "==> style and types"
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(NATIVE) | xargs $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/python scripts/generate_ffi.py --check
+
+format: .venv/tested ## rewrite the sources in the project's style, and pyh2o/_native/_ffi.c
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(NATIVE) | xargs $(BIN)/clang-format -i
+	$(BIN)/python scripts/generate_ffi.py
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+
+# --- the environment; these files are time stamps of when a step began, so no edit during it is missed ---
+
+.venv/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "pyh2o needs Python 3.10 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) cannot make virtual environments: apt install python3-venv (or make PYTHON=...)" >&2; exit 1; }
+	@echo "==> virtual environment .venv"
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --upgrade pip
+	@touch $@
+
+.venv/llama_cpp: .venv/pip requirements.txt
+	@echo "==> llama-cpp-python, without its llama.cpp (77 MB)"
+	$(PIP) install --quiet --no-deps --no-cache-dir --requirement requirements.txt
+	@touch $@
+
+BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later for seconds
+
+.venv/built: .venv/llama_cpp $(SOURCES)
+	@echo "==> pyh2o ($(BUILD_NOTE))"
+	@touch $@.begun
+	$(PIP) install --quiet .
+	@mv $@.begun $@
+
+.venv/tested: .venv/llama_cpp $(SOURCES)
+	@echo "==> pyh2o and the tools for its tests ($(BUILD_NOTE))"
+	@touch $@.begun
+	$(PIP) install --quiet '.[test,dev]'
+	@mv $@.begun $@
+	@touch -r $@ .venv/built

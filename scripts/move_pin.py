@@ -1,0 +1,147 @@
+"""Move pyh2o to the llama.cpp of another llama-cpp-python version.
+
+Downloads that version, tries every patch on it and reports each hunk that does not apply. Only if
+all apply, the pin, the requirement in pyproject.toml and requirements.txt are rewritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "native"))
+
+from llama_pin import (  # noqa: E402  (CMake runs the files of native as scripts: no package)
+    PIN_FILE,
+    BuildError,
+    DownloadError,
+    Pin,
+    download_sdist,
+    read_pin,
+    sha256_of,
+)
+from patching import Failure, PatchSyntaxError, apply_patch, read_patches  # noqa: E402
+from prepare_llama_cpp import PATCHES, read_sources  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("version", help="version of llama-cpp-python, such as 0.3.36")
+    parser.add_argument("--dry-run", action="store_true", help="try the patches, rewrite nothing")
+    args = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            sdist = download_sdist(args.version, Path(folder))
+            pin = describe(sdist, args.version)
+            moved, failures = try_patches(read_sources(sdist))
+        old = read_pin()
+    except DownloadError as error:
+        return fail(f"cannot download llama-cpp-python {args.version} ({error})")
+    except (BuildError, PatchSyntaxError) as error:
+        return fail(str(error))
+
+    print(f"llama.cpp {pin.llama_cpp_commit}, ggml {pin.ggml_version}")
+    for note in moved:
+        print(f"moved   {note}")
+    for failure in failures:
+        print(describe_failure(failure))
+    if failures:
+        return fail(f"{len(failures)} hunks do not apply; nothing was changed")
+    if args.dry_run:
+        print("every patch applies; nothing was changed (--dry-run)")
+        return 0
+
+    rewrite(old, pin)
+    print("every patch applies; the pin is rewritten. Now run: make test")
+    return 0
+
+
+def describe(sdist: Path, version: str) -> Pin:
+    """The pin of a source distribution. Raises BuildError if it does not say what it contains."""
+    root = sdist.name.removesuffix(".tar.gz")
+    # The sdist ships the git metadata of its llama.cpp submodule.
+    head = read_member(sdist, f"{root}/.git/modules/vendor/llama.cpp/HEAD").strip()
+    cmake = read_member(sdist, f"{root}/vendor/llama.cpp/ggml/CMakeLists.txt")
+    ggml = [re.search(rf"GGML_VERSION_{part} (\d+)", cmake) for part in ("MAJOR", "MINOR", "PATCH")]
+    if not re.fullmatch(r"[0-9a-f]{40}", head) or not all(ggml):
+        raise BuildError(f"{sdist.name} does not say which llama.cpp it contains")
+    return Pin(
+        version=version,
+        sha256=sha256_of(sdist),
+        llama_cpp_commit=head,
+        ggml_version=".".join(match.group(1) for match in ggml if match),
+    )
+
+
+def read_member(sdist: Path, name: str) -> str:
+    with tarfile.open(sdist) as archive:
+        try:
+            file = archive.extractfile(name)
+        except KeyError:
+            file = None
+        if file is None:
+            raise BuildError(f"{sdist.name} has no {name}")
+        return file.read().decode("utf-8")
+
+
+def try_patches(files: dict[str, bytes]) -> tuple[list[str], list[Failure]]:
+    """Apply every patch in order, as far as it goes. Returns notes on moved hunks, and failures."""
+    moved: list[str] = []
+    failures: list[Failure] = []
+    for patch in read_patches(PATCHES):
+        report = apply_patch(files, patch)
+        moved += report.moved
+        failures += report.failures
+    return moved, failures
+
+
+def describe_failure(failure: Failure) -> str:
+    """The failing hunk with the lines it wanted to find."""
+    wanted = failure.hunk.old if failure.hunk else ()
+    return f"FAILED  {failure}\n" + "".join(f"    | {line.rstrip()}\n" for line in wanted)
+
+
+def rewrite(old: Pin, new: Pin) -> None:
+    """Put the new pin everywhere the old one stands. Nothing is written if one place is unclear."""
+    places = {
+        PIN_FILE: [
+            (old.version, new.version),
+            (old.sha256, new.sha256),
+            (old.llama_cpp_commit, new.llama_cpp_commit),
+            (f'"{old.ggml_version}"', f'"{new.ggml_version}"'),
+        ],
+        ROOT / "pyproject.toml": [
+            (f"llama-cpp-python=={old.version}", f"llama-cpp-python=={new.version}")
+        ],
+        ROOT / "requirements.txt": [
+            (f"llama-cpp-python=={old.version}", f"llama-cpp-python=={new.version}"),
+            (old.sha256, new.sha256),
+        ],
+    }
+    texts: dict[Path, str] = {}
+    for path, changes in places.items():
+        text = path.read_text(encoding="utf-8")
+        for before, after in changes:
+            if text.count(before) != 1:
+                raise BuildError(f"{path.name} should contain {before} once; correct it by hand")
+            text = text.replace(before, after)
+        texts[path] = text
+    for path, text in texts.items():
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
