@@ -16,7 +16,8 @@ help: ## show this list
 
 story: build ## tell a story with the demo model; sets everything up first
 	$(FETCH)
-	$(BIN)/pyh2o generate --prompt "Once upon a time, in a town by the sea," --max-tokens 400 --seed 7
+	$(BIN)/pyh2o generate --hh 96 --recent 96 --seed 7 --max-tokens 1000 \
+	    --prompt "Once upon a time, in a town by the sea,"
 
 build: .venv/built ## install pyh2o into .venv; compiles only what changed
 

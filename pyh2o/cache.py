@@ -32,20 +32,20 @@ def check_model(model_address: int) -> None:
 
 @dataclass(frozen=True)
 class Counters:
-    """The native statistics of one sequence (struct llama_h2o_stats)."""
+    """The native statistics of one sequence (struct llama_h2o_stats in llama-h2o.h)."""
 
-    n_cells: int
-    n_used: int
-    n_layer: int
-    pos_removable: int
-    n_compactions: int
-    n_cells_freed: int
-    n_rows_evicted: int
-    n_rows_moved: int
-    t_compactions_us: int
-    size_k: int
-    size_v: int
-    size_scores: int
+    n_cells: int = 0
+    n_used: int = 0
+    n_layer: int = 0
+    pos_removable: int = 0
+    n_compactions: int = 0
+    n_cells_freed: int = 0
+    n_rows_evicted: int = 0
+    n_rows_moved: int = 0
+    t_compactions_us: int = 0
+    size_k: int = 0
+    size_v: int = 0
+    size_scores: int = 0
 
 
 class KVCache:
@@ -72,12 +72,12 @@ class KVCache:
         }
         _check(lib.llama_h2o_attach(self._context, params))
 
-    def counters(self, seq_id: int = 0) -> Counters | None:
-        """Counters of a sequence; None for a kind of cache that has no such counters."""
+    def counters(self, seq_id: int = 0) -> Counters:
+        """Counters of a sequence; all 0 for a kind of cache that has none."""
         stats = ffi.new("struct llama_h2o_stats *")
         status = lib.llama_h2o_get_stats(self._context, seq_id, stats)
         if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
-            return None
+            return Counters()
         _check(status)
         return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
 
@@ -91,8 +91,7 @@ class KVCache:
         Raises:
             NativeError: no such layer or sequence, or eviction is not attached.
         """
-        counters = self.counters(seq_id)
-        n_used = counters.n_used if counters else 0
+        n_used = self.counters(seq_id).n_used
         n_head_kv = self._get_rows(seq_id, layer, 0, ffi.NULL, ffi.NULL)
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
         scores = np.empty((n_head_kv, n_used), dtype=np.float32)

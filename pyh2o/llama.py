@@ -111,9 +111,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._window = n_ctx
         self._budget: Budget | None = None
         self._kv: KVCache | None = None
-        self._stretches_rope = any(
-            kwargs.get(name) for name in ("rope_scaling_type", "rope_freq_base", "rope_freq_scale")
-        )
+        self._stretches_rope = _stretches_rope(kwargs)
 
         _check_file(model_path)
         if n_ctx < 0:
@@ -246,32 +244,31 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         """What the KV cache holds now and what it costs."""
         assert self._kv is not None
         counters = self._kv.counters()
-        budget = self._budget
-        n_cells = counters.n_cells if counters else self._window
-        used = counters.n_used if counters else self.n_tokens
-        size_k, size_v = (counters.size_k, counters.size_v) if counters else (0, 0)
+        cells = counters.n_cells or self._window
+        whole = Budget(window=self._window, heavy=0, recent=cells, pinned=0, slack=0)
+        budget = self._budget or whole
         return KVStatistics(
             evicting=self.evicting,
             window=self._window,
             position=self.n_tokens,
             position_limit=self.position_limit,
-            cells=n_cells,
-            used=used,
-            capacity=budget.capacity if budget else n_cells,
-            budget=budget.rows if budget else n_cells,
-            heavy=budget.heavy if budget else 0,
-            recent=budget.recent if budget else n_cells,
-            pinned=budget.pinned if budget else 0,
-            slack=budget.slack if budget else 0,
-            compactions=counters.n_compactions if counters else 0,
-            tokens_evicted=counters.n_cells_freed if counters else 0,
-            rows_evicted=counters.n_rows_evicted if counters else 0,
-            rows_moved=counters.n_rows_moved if counters else 0,
-            compaction_seconds=counters.t_compactions_us / 1e6 if counters else 0.0,
-            bytes_k=size_k,
-            bytes_v=size_v,
-            bytes_scores=counters.size_scores if counters else 0,
-            bytes_full=(size_k + size_v) // n_cells * self._window,
+            cells=cells,
+            used=counters.n_used if counters.n_cells else self.n_tokens,
+            capacity=budget.capacity,
+            budget=budget.rows,
+            heavy=budget.heavy,
+            recent=budget.recent,
+            pinned=budget.pinned,
+            slack=budget.slack,
+            compactions=counters.n_compactions,
+            tokens_evicted=counters.n_cells_freed,
+            rows_evicted=counters.n_rows_evicted,
+            rows_moved=counters.n_rows_moved,
+            compaction_seconds=counters.t_compactions_us / 1e6,
+            bytes_k=counters.size_k,
+            bytes_v=counters.size_v,
+            bytes_scores=counters.size_scores,
+            bytes_full=(counters.size_k + counters.size_v) // cells * self._window,
         )
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
@@ -410,6 +407,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 def _address(pointer: Any) -> int:
     """The address in a ctypes pointer or integer."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
+
+
+def _stretches_rope(settings: dict[str, Any]) -> bool:
+    """Whether the user scales positions, and so vouches for a window beyond the trained one."""
+    unscaled = (
+        None,
+        llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+        llama_cpp.LLAMA_ROPE_SCALING_TYPE_NONE,
+    )
+    return bool(
+        settings.get("rope_scaling_type") not in unscaled
+        or settings.get("rope_freq_base")
+        or settings.get("rope_freq_scale")
+    )
 
 
 def _check_file(model_path: str) -> None:

@@ -50,6 +50,13 @@ def test_window_defaults_to_the_trained_context(path: Path) -> None:
     assert llm.n_ctx() == llm.kv.window == llm.position_limit == N_CTX_TRAIN
 
 
+def test_scaled_positions_reach_to_the_window(path: Path) -> None:
+    plain = tiny_llama(path, n_ctx=800)
+    scaled = tiny_llama(path, n_ctx=800, rope_freq_scale=0.5)
+    assert (plain.position_limit, scaled.position_limit) == (N_CTX_TRAIN, 800)
+    assert pickle.loads(pickle.dumps(plain)).position_limit == N_CTX_TRAIN
+
+
 def test_settings_are_printed_when_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tiny_llama(path, n_ctx=100, verbose=True)
     assert "budget 20 (10 heavy + 10 recent)" in capfd.readouterr().err

@@ -142,9 +142,7 @@ def test_one_sequence_can_be_cleared(
 def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator) -> None:
     context.kv.attach(BUDGET)
     assert context.decode({0: (0, rng.integers(0, context.n_vocab, 60).tolist())}) == 0
-    counters = context.kv.counters(0)
-    assert counters is not None
-    first = counters.pos_removable
+    first = context.kv.counters(0).pos_removable
     assert first > 0
     rm = llama_cpp.llama_memory_seq_rm
     assert not rm(context.memory, 0, first - 1, -1)
@@ -154,9 +152,7 @@ def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator)
     assert rm(context.memory, 0, 60, -1)
     assert rm(context.memory, 0, first, -1)
     assert rm(context.memory, 0, -1, -1)
-    counters = context.kv.counters(0)
-    assert counters is not None
-    assert counters.n_used == 0
+    assert context.kv.counters(0).n_used == 0
 
 
 @pytest.mark.parametrize("operation", ["copy", "shift", "divide"])
