@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from .errors import LibraryConflictError
+from .errors import LibraryError
 
 LIBRARY_FOLDER = Path(__file__).parent / "lib"
 
@@ -20,12 +20,18 @@ def use_own_library() -> None:
     """Import llama_cpp on pyh2o's library; call it before any other import of llama_cpp.
 
     Raises:
-        LibraryConflictError: llama_cpp is loaded already, on another library.
+        LibraryError: llama_cpp is loaded already, on another library, or this is the source folder,
+            which has no compiled library.
     """
+    if not LIBRARY_FOLDER.exists():
+        raise LibraryError(
+            f"{LIBRARY_FOLDER.parent} is the source of pyh2o and has no compiled library: start "
+            "Python in another folder, so that it imports the installed package"
+        )
     loaded = sys.modules.get("llama_cpp.llama_cpp")
     if loaded is not None:
         if Path(loaded._lib._name).resolve().parent != LIBRARY_FOLDER.resolve():
-            raise LibraryConflictError(
+            raise LibraryError(
                 "llama_cpp was imported before pyh2o and runs on its own llama.cpp library, which "
                 "cannot evict: import pyh2o first (`import pyh2o` above `import llama_cpp`)"
             )

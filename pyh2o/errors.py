@@ -31,8 +31,8 @@ class EvictedError(PyH2OError, RuntimeError):
     """An operation that needs rows which have been evicted."""
 
 
-class LibraryConflictError(PyH2OError, ImportError):
-    """Another llama.cpp library is loaded in this process already."""
+class LibraryError(PyH2OError, ImportError):
+    """The library that evicts is not there, or another llama.cpp is loaded already."""
 
 
 class NativeError(PyH2OError, RuntimeError):

@@ -49,8 +49,11 @@ def test_null_pointers_are_refused() -> None:
     assert lib.llama_h2o_select(ffi.NULL, ffi.NULL, 3, params, ffi.NULL) == refused
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:
+    """Run code in a folder; Python looks for packages there first."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
+    )
 
 
 def test_another_llama_cpp_in_the_process_is_refused() -> None:
@@ -68,7 +71,7 @@ def test_another_llama_cpp_in_the_process_is_refused() -> None:
         "    print(type(error).__name__, error)\n"
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("LibraryConflictError llama_cpp was imported before pyh2o")
+    assert result.stdout.startswith("LibraryError llama_cpp was imported before pyh2o")
     assert "import pyh2o first" in result.stdout
 
 
@@ -82,6 +85,12 @@ def test_llama_cpp_runs_on_our_library() -> None:
         "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_source_folder_says_that_it_has_no_library() -> None:
+    result = run_python("from pyh2o import Llama", folder=ROOT)
+    assert result.returncode == 1
+    assert "start Python in another folder" in result.stderr.splitlines()[-1]
 
 
 def test_looking_at_the_package_loads_no_library() -> None:

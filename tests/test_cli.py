@@ -47,6 +47,14 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_reaches_us() -> Iterator[None]:
+    """Also where the tests run in the background, which starts programs with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # -------------------------------------------------------------------------------------------------
 # A fake model
 # -------------------------------------------------------------------------------------------------
