@@ -11,6 +11,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.models import demo_model_path
+from tiny_llama import ONE_THREAD
 
 PROMPT = "Once upon a time, in a town by the sea, there lived a clockmaker who"
 
@@ -25,7 +26,7 @@ def path() -> Path:
 
 def perplexity(path: Path, tokens: Sequence[int], *, skip: int) -> float:
     """Of tokens[skip:] under the full cache."""
-    llm = Llama(str(path), n_ctx=2048, evict=False, logits_all=True, verbose=False)
+    llm = Llama(str(path), n_ctx=2048, evict=False, logits_all=True, verbose=False, **ONE_THREAD)
     llm.eval(tokens)
     logits = llm.scores[skip - 1 : len(tokens) - 1].astype(np.float64)
     targets = np.asarray(tokens[skip:])
@@ -40,7 +41,7 @@ def test_budget_that_covers_the_text_gives_the_same_text(
 ) -> None:
     texts = []
     for eviction in ({"hh": 0.5, "recent": 0.5}, {"evict": False}):
-        llm = Llama(str(path), n_ctx=512, verbose=False, **eviction)
+        llm = Llama(str(path), n_ctx=512, verbose=False, **ONE_THREAD, **eviction)
         texts.append(llm.create_completion(PROMPT, max_tokens=150, **settings))
         assert llm.kv.compactions == 0
     assert texts[0]["choices"] == texts[1]["choices"]
@@ -48,7 +49,7 @@ def test_budget_that_covers_the_text_gives_the_same_text(
 
 
 def test_long_story_in_a_small_cache_stays_text(path: Path) -> None:
-    llm = Llama(str(path), n_ctx=2048, hh=0.1, recent=0.1, seed=7, verbose=False)
+    llm = Llama(str(path), n_ctx=2048, hh=0.1, recent=0.1, seed=7, verbose=False, **ONE_THREAD)
     prompt = llm.tokenize(PROMPT.encode())
     story: list[int] = []
     for token in llm.generate(prompt, temp=0.8, repeat_penalty=1.1):
@@ -70,7 +71,7 @@ def test_long_story_in_a_small_cache_stays_text(path: Path) -> None:
 
 
 def test_heavy_hitters_of_a_story_are_where_attention_goes(path: Path) -> None:
-    llm = Llama(str(path), n_ctx=1024, hh=0.1, recent=0.1, verbose=False)
+    llm = Llama(str(path), n_ctx=1024, hh=0.1, recent=0.1, verbose=False, **ONE_THREAD)
     llm.create_completion(PROMPT, max_tokens=600, temperature=0.0, repeat_penalty=1.1)
     # the first token is the attention sink of every Llama model
     assert llm.heavy_hitters(1)[0].position == 0

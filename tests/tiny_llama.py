@@ -1,4 +1,4 @@
-"""`Llama` on a tiny model: one thread, since more would only wait for each other."""
+"""`Llama` on a tiny model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import llama_cpp
 
 from pyh2o import Llama
 
+# A thread that has to wait for its core makes all others wait: slow, where anything else runs.
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 
 
