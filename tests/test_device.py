@@ -1,0 +1,74 @@
+"""A cache that is not in host memory, as on a GPU: compactions go through copies and back.
+
+ggml's RPC backend stands for the device: its buffers cannot be reached by pointer, and it runs
+anywhere. Needs a build with it: CMAKE_ARGS="-DLLAMA_BUILD=OFF -DGGML_RPC=ON".
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyh2o import build_info
+from pyh2o._library import LIBRARY_FOLDER
+from tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.skipif(
+    "rpc" not in str(build_info()["backends"]), reason="built without GGML_RPC"
+)
+
+SERVER = """
+import ctypes, sys
+folder, endpoint = sys.argv[1:]
+load = lambda name: ctypes.CDLL(f"{folder}/lib{name}.so", mode=ctypes.RTLD_GLOBAL)
+_, _, ggml, rpc = map(load, ("ggml-base", "ggml-cpu", "ggml", "ggml-rpc"))
+ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+cpu = (ctypes.c_void_p * 1)(ggml.ggml_backend_dev_by_type(0))
+one = ctypes.c_size_t(1)
+rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, one, one, cpu)
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server on loopback that computes for others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    name = f"127.0.0.1:{address[1]}"
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(LIBRARY_FOLDER), name])
+    deadline = time.monotonic() + 30
+    while not _listens(address):
+        assert time.monotonic() < deadline, "the RPC server did not start"
+        time.sleep(0.1)
+    yield name
+    server.terminate()
+    server.wait()
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(address) == 0
+
+
+@pytest.mark.parametrize("attention", ["composed", "flash"])
+def test_rows_on_a_device_are_those_of_the_reference(
+    tmp_path: Path, endpoint: str, attention: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    client = Path(__file__).parent / "rows_on_a_device.py"
+    result = subprocess.run(
+        [sys.executable, str(client), endpoint, str(path), attention],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    # the cache was where it should be
+    assert "RPC0" in next(line for line in result.stderr.splitlines() if "KV buffer" in line)
