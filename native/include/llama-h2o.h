@@ -19,6 +19,12 @@
 // rows in the same cells, although of different token positions. All of them are in the past of
 // every coming query, so llama.cpp's masks, slots and graphs work as they are.
 //
+// Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
+// llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
+// to others stays in the scores. What has no exact meaning here (copying a sequence, shifting
+// positions, llama.cpp's state files) is refused, and so is decoding after it until the cache is
+// cleared.
+//
 // Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
 // eviction lives and dies with the context. Positions go on counting as if nothing were evicted.
 //
