@@ -27,7 +27,7 @@ from .errors import (
     PyH2OError,
     SettingsError,
 )
-from .settings import Budget, EvictionSettings
+from .settings import Budget, EvictionSettings, whole_blocks
 from .statistics import KVStatistics
 from .threads import physical_cores
 
@@ -142,7 +142,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             self._window = super().n_ctx()
             self.position_limit = self._window
         if self.verbose:
-            print(f"pyh2o: {self.kv.summary()}", file=sys.stderr)
+            kv = self.kv
+            print(f"pyh2o: {kv.summary()}\npyh2o: {kv.details()}", file=sys.stderr)
 
     # ---------------------------------------------------------------------------------------------
     # Set-up
@@ -268,7 +269,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             bytes_k=counters.size_k,
             bytes_v=counters.size_v,
             bytes_scores=counters.size_scores,
-            bytes_full=(counters.size_k + counters.size_v) // cells * self._window,
+            bytes_full=(counters.size_k + counters.size_v) // cells * whole_blocks(self._window),
         )
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:

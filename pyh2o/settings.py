@@ -69,7 +69,7 @@ class EvictionSettings:
             )
         slack = self.slack
         if slack is None:
-            slack = _whole_blocks(budget + MIN_SLACK) - budget
+            slack = whole_blocks(budget + MIN_SLACK) - budget
         return Budget(window=window, heavy=heavy, recent=recent, pinned=self.pinned, slack=slack)
 
 
@@ -96,10 +96,11 @@ class Budget:
     @property
     def cells(self) -> int:
         """Cells llama.cpp allocates for it."""
-        return _whole_blocks(self.capacity)
+        return whole_blocks(self.capacity)
 
 
-def _whole_blocks(cells: int) -> int:
+def whole_blocks(cells: int) -> int:
+    """Cells that llama.cpp allocates for so many."""
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
 
 

@@ -25,7 +25,7 @@ class KVStatistics:
         rows_moved: K/V rows moved to another cell so far.
         compaction_seconds: time spent in compactions.
         bytes_k, bytes_v, bytes_scores: memory allocated for K, V and the scores.
-        bytes_full: K and V of a full cache of `window` cells of the same types.
+        bytes_full: what K and V of a full cache for the window would take, of the same types.
     """
 
     evicting: bool
@@ -63,6 +63,14 @@ class KVStatistics:
         return (
             f"KV {self.used}/{self.capacity} cells · budget {self.budget} ({self.parts()}) · "
             f"{self.tokens_evicted:,} evicted · {memory} of {_mib(self.bytes_full)} MiB full"
+        )
+
+    def details(self) -> str:
+        """A second line for a person: where the memory goes, and what compactions did."""
+        return (
+            f"K {_mib(self.bytes_k)} + V {_mib(self.bytes_v)} + scores {_mib(self.bytes_scores)} "
+            f"MiB · window {self.window:,} · pinned {self.pinned} · slack {self.slack} · "
+            f"{self.compactions:,} compactions · {self.rows_evicted:,} rows evicted"
         )
 
     def parts(self) -> str:
