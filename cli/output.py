@@ -79,11 +79,27 @@ class StoryFile:
         return self.path.open("x", encoding="utf-8", newline="\n")
 
     def write(self, text: str) -> None:
-        """Append text; it is in the file when this returns."""
+        """Append text; it is in the file when this returns.
+
+        Raises:
+            InputError: the disk is full or broken.
+            BrokenPipeError: the reader of a pipe has gone.
+        """
         assert self._file is not None
         self.written = self.written or bool(text)
-        self._file.write(text)
-        self._file.flush()
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write {self._name}: {error.strerror}; what is in it stays: make room, or give "
+            "another --output"
+        )
 
     def complete(self) -> None:
         """The text is whole: the earlier file is no longer needed."""
@@ -96,9 +112,14 @@ class StoryFile:
         trace: TracebackType | None,
     ) -> None:
         assert self._file is not None
-        with self._file as file:
-            if not self._special:
-                os.fsync(file.fileno())
+        try:
+            with self._file as file:
+                if not self._special:
+                    os.fsync(file.fileno())
+        except OSError as failure:
+            # After a failed write closing fails alike; the first error is the one to show.
+            if error is None:
+                raise self._unwritable(failure) from None
         if not self.written and not self._special:
             self.path.unlink(missing_ok=True)
             self._bring_back()

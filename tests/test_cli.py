@@ -423,7 +423,12 @@ def test_device_is_written_in_place(fake: FakeLlama) -> None:
 def test_full_disk(fake: FakeLlama) -> None:
     fake.turns.append(Turn(["a"]))
     output = run("generate", "-p", "x", "-o", "/dev/full")
-    assert output == Output(1, "", "error: No space left on device\n")
+    assert output == Output(
+        1,
+        "",
+        "error: cannot write /dev/full: No space left on device; what is in it stays: make room, "
+        "or give another --output\n",
+    )
 
 
 def test_ctrl_c_keeps_what_was_written(fake: FakeLlama) -> None:
