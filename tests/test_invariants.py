@@ -12,7 +12,7 @@ from pyh2o.errors import EvictedError
 from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama, tiny_parent
+from tiny_llama import chose_clearly, tiny_llama, tiny_parent
 
 N_LAYER, N_HEAD_KV = 3, 2
 PAIRS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
@@ -101,7 +101,6 @@ def test_budget_that_covers_the_text_changes_nothing(
 
 def test_dropping_rows_equals_hiding_them(path: Path, rng: np.random.Generator) -> None:
     settings = {"heavy": 10, "recent": 8, "slack": 4}
-    hiding = ReferenceLlama.from_gguf(path, keep_all=True, **settings)
     llm = tiny_llama(
         path,
         hh=10,
@@ -111,9 +110,14 @@ def test_dropping_rows_equals_hiding_them(path: Path, rng: np.random.Generator) 
         type_v=KV_TYPES["f32"],
         logits_all=True,
     )
-    tokens = text(llm, rng, 150)
+    clear = False
+    while not clear:
+        tokens = text(llm, rng, 150)
+        hiding = ReferenceLlama.from_gguf(path, keep_all=True, **settings)
+        expected = hiding.eval(tokens)
+        clear = chose_clearly(hiding)
     llm.eval(tokens)
-    np.testing.assert_allclose(llm.scores[:150], hiding.eval(tokens), atol=1e-4)
+    np.testing.assert_allclose(llm.scores[:150], expected, atol=1e-4)
 
 
 def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:
@@ -144,6 +148,8 @@ def test_score_of_a_cell_used_again_starts_at_zero(path: Path, rng: np.random.Ge
         again = text(llm, rng, n_back)
         llm.eval(again)
         reference.eval(again)
+        if not chose_clearly(reference):
+            continue
         for (layer, head), (positions, scores) in kept(llm).items():
             np.testing.assert_array_equal(positions, reference.positions(layer, head))
             np.testing.assert_allclose(scores, reference.scores(layer, head), atol=1e-4)
