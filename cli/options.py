@@ -87,7 +87,7 @@ class RunOptions:
             min=1,
             envvar="PYH2O_THREADS",
             help="CPU threads.",
-            show_default="chosen by llama.cpp",
+            show_default="one for each physical core",
             rich_help_panel=MODEL,
         ),
     ] = None

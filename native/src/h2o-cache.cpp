@@ -195,10 +195,6 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
     const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
 
-    const auto newest = [&](uint32_t s) {
-        return kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
-    };
-
     for (uint32_t s = s0; s < s1; ++s) {
         const bool is_all  = p0 <= 0 && p1 > newest(s);
         const bool is_tail = p0 >= streams[s].pos_removable && p1 > newest(s);
@@ -249,6 +245,11 @@ uint32_t llama_h2o::n_heads() const {
     }
 
     return res;
+}
+
+llama_pos llama_h2o::newest(uint32_t s) const {
+    // one sequence per stream, of the same number
+    return kv.v_cells[s].seq_pos_max(llama_seq_id(s));
 }
 
 std::vector<uint32_t> llama_h2o::used_cells(uint32_t s) const {
@@ -321,7 +322,6 @@ void llama_h2o::compact(uint32_t s) {
     auto & st = streams[s];
 
     const std::vector<uint32_t> used = used_cells(s);
-    const llama_pos newest           = kv.v_cells[s].seq_pos_max(kv.n_stream > 1 ? llama_seq_id(s) : 0);
 
     list_rows(s, used);
 
@@ -337,7 +337,7 @@ void llama_h2o::compact(uint32_t s) {
     free_cells(s, plan.freed);
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later
-    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest) - int64_t(params.recent) + 1);
+    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 1);
 
     st.n_compactions    += 1;
     st.n_cells_freed    += plan.freed.size();

@@ -112,6 +112,9 @@ private:
 
     uint32_t n_heads() const;
 
+    // the newest position of a stream, or -1
+    llama_pos newest(uint32_t s) const;
+
     std::vector<uint32_t> used_cells(uint32_t s) const;
 
     llama_pos row_pos(const stream & st, const llama_kv_cells & cells, size_t ikv, uint32_t head, uint32_t cell) const;
