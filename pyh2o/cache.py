@@ -37,12 +37,16 @@ class Counters:
     n_cells: int = 0
     n_used: int = 0
     n_layer: int = 0
+    n_pinned: int = 0
     pos_removable: int = 0
+    pos_limit: int = 0
     n_compactions: int = 0
     n_cells_freed: int = 0
     n_rows_evicted: int = 0
     n_rows_moved: int = 0
+    n_rebases: int = 0
     t_compactions_us: int = 0
+    t_rebases_us: int = 0
     size_k: int = 0
     size_v: int = 0
     size_scores: int = 0
@@ -62,15 +66,17 @@ class KVCache:
         """Evict down to the budget from now on; the context must be empty.
 
         Raises:
-            NativeError: the context or the cache type does not allow it.
+            NativeError: the context, the model or the cache type does not allow it.
         """
-        params = {
-            "heavy": budget.heavy,
-            "recent": budget.recent,
-            "pinned": budget.pinned,
-            "slack": budget.slack,
-        }
-        _check(lib.llama_h2o_attach(self._context, params))
+        _check(lib.llama_h2o_attach(self._context, _params(budget)))
+
+    def pin(self, n_pinned: int, seq_id: int = 0) -> None:
+        """Never evict the first positions of a sequence, until it is cleared.
+
+        Raises:
+            NativeError: they are more than the pinned and heavy rows.
+        """
+        _check(lib.llama_h2o_pin(self._context, seq_id, n_pinned))
 
     def counters(self, seq_id: int = 0) -> Counters:
         """Counters of a sequence; all 0 for a kind of cache that has none."""
@@ -114,7 +120,7 @@ def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArr
     Args:
         scores: [n_rows].
         positions: [n_rows], all different.
-        budget: row counts; its slack and window do not matter here.
+        budget: row counts; its slack, window and positions do not matter here.
 
     Returns:
         [n_rows] True for the rows that stay.
@@ -122,17 +128,32 @@ def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArr
     scores = np.ascontiguousarray(scores, dtype=np.float32)
     positions = np.ascontiguousarray(positions, dtype=np.int32)
     keep = np.zeros(scores.size, dtype=np.uint8)
-    params = {"heavy": budget.heavy, "recent": budget.recent, "pinned": budget.pinned, "slack": 1}
     _check(
         lib.llama_h2o_select(
             ffi.from_buffer("float[]", scores),
             ffi.from_buffer("int32_t[]", positions),
             scores.size,
-            params,
+            _params(budget),
             ffi.from_buffer("uint8_t[]", keep),
         )
     )
     return keep.astype(np.bool_)
+
+
+def _params(budget: Budget) -> dict[str, Any]:
+    """struct llama_h2o_params."""
+    schemes = {
+        "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
+        "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
+    }
+    return {
+        "heavy": budget.heavy,
+        "recent": budget.recent,
+        "pinned": budget.pinned,
+        "slack": budget.slack,
+        "n_pos": budget.n_pos,
+        "positions": schemes[budget.positions],
+    }
 
 
 def _text(status: int) -> str:

@@ -24,15 +24,27 @@ class UnsupportedModelError(PyH2OError, ValueError):
 
 
 class ContextLimitError(PyH2OError, ValueError):
-    """A text that needs positions beyond the context the model was trained on."""
+    """A text that needs more positions than there are."""
 
 
 class EvictedError(PyH2OError, RuntimeError):
     """An operation that needs rows which have been evicted."""
 
 
+class StateError(PyH2OError, ValueError):
+    """A saved state of a KV cache that is damaged, or of another model or other settings."""
+
+
+class SessionError(PyH2OError, ValueError):
+    """A session file that is missing, damaged, of another model or settings, or not writable."""
+
+
 class LibraryError(PyH2OError, ImportError):
     """The library that evicts is not there, or another llama.cpp is loaded already."""
+
+
+class MissingPackageError(PyH2OError, ImportError):
+    """A package that only an extra of pyh2o needs is not installed."""
 
 
 class NativeError(PyH2OError, RuntimeError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._library import use_own_library
 
@@ -26,8 +27,9 @@ from .errors import (
     NativeError,
     PyH2OError,
     SettingsError,
+    StateError,
 )
-from .settings import Budget, EvictionSettings, whole_blocks
+from .settings import Budget, EvictionSettings, Positions, whole_blocks
 from .statistics import KVStatistics
 from .threads import physical_cores
 
@@ -39,6 +41,11 @@ KV_TYPES: dict[str, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
 _QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
+
+# llama_cpp uses one sequence.
+SEQUENCE = 0
+# Tokens of the text that are made room for at once.
+FIRST_RECORD = 4096
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
 
     Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
-    through the cache, and `max_tokens=None` generates until the model stops. Positions are the
-    text's own, so a text ends where the context the model was trained on ends: with the finish
-    reason "trained_context".
+    through the cache, and `max_tokens=None` generates until the model stops. When the positions
+    that the model was trained on are used up, the rows in the cache are given new ones. A few
+    models do not allow that (`position_limit` is then the trained context): their texts end there,
+    with the finish reason "trained_context".
 
     Args:
         model_path: a GGUF file.
@@ -75,6 +83,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         recent: recent rows, likewise.
         pinned: first positions that are never evicted (a count).
         slack: cells beyond the budget; None takes what costs no memory (see EvictionSettings).
+        positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context.
         load_progress: called with 0 .. 1 while the model loads.
@@ -85,6 +94,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         SettingsError: settings that make no sense.
         ModelError: the file is missing or llama.cpp cannot read it.
         UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
+
+    Attributes:
+        evicting: whether rows are evicted.
+        position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
     """
 
     n_batch: int
@@ -97,13 +110,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         recent: float | int = 0.1,
         pinned: int = 0,
         slack: int | None = None,
+        positions: Positions = "original",
         evict: bool = True,
         n_ctx: int = 0,
         load_progress: Callable[[float], None] | None = None,
         prompt_progress: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._settings = EvictionSettings(hh=hh, recent=recent, pinned=pinned, slack=slack)
+        self._settings = EvictionSettings(
+            hh=hh, recent=recent, pinned=pinned, slack=slack, positions=positions
+        )
         # Embedding contexts see each text once and in full: there is nothing to evict.
         self.evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
         self.prompt_progress = prompt_progress
@@ -190,8 +206,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         check_model(_address(self._loaded_model.model))
         trained = self._loaded_model.n_ctx_train()
         self._window = self._window or trained
-        self.position_limit = max(trained, self._window) if self._stretches_rope else trained
-        self._budget = self._settings.resolve(self._window)
+        n_pos = max(trained, self._window) if self._stretches_rope else trained
+        self._budget = self._settings.resolve(self._window, n_pos)
         self.context_params.n_ctx = self._budget.cells
         # llama.cpp aborts on a batch that is larger than its cache
         self.n_batch = min(self.n_batch, self._budget.cells)
@@ -208,10 +224,22 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             self.close()
             raise SettingsError(f"eviction cannot start: {error}") from error
         # From here on the parent's limits are those of the positions, not of the cells.
+        self.position_limit = self._kv.counters().pos_limit
         self._n_ctx = self.position_limit
-        self.input_ids = np.empty(self.position_limit, dtype=np.intc)
+        self._grow_record(0)
+
+    def _grow_record(self, n_tokens: int) -> None:
+        """Let the parent's record of the text hold so many tokens, and what a draft model adds.
+
+        It grows by half at a time, so that a token costs the same however long the text is.
+        """
+        n_least = n_tokens + self.n_batch
+        if n_least <= len(self.input_ids):
+            return
+        n_new = max(n_least, len(self.input_ids) * 3 // 2, FIRST_RECORD)
+        self.input_ids = _grown(self.input_ids, n_new)
         if self._logits_all:
-            self.scores = np.empty((self.position_limit, self._n_vocab), dtype=np.single)
+            self.scores = _grown(self.scores, n_new)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
@@ -222,9 +250,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             recent=settings.recent,
             pinned=settings.pinned,
             slack=settings.slack,
+            positions=settings.positions,
             evict=self.evicting,
         )
         return state
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Free the model and the cache."""
@@ -248,24 +283,28 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         cells = counters.n_cells or self._window
         whole = Budget(window=self._window, heavy=0, recent=cells, pinned=0, slack=0)
         budget = self._budget or whole
+        pinned = counters.n_pinned
         return KVStatistics(
             evicting=self.evicting,
             window=self._window,
             position=self.n_tokens,
             position_limit=self.position_limit,
+            positions=budget.positions,
             cells=cells,
             used=counters.n_used if counters.n_cells else self.n_tokens,
             capacity=budget.capacity,
             budget=budget.rows,
-            heavy=budget.heavy,
+            heavy=budget.rows - budget.recent - pinned,
             recent=budget.recent,
-            pinned=budget.pinned,
+            pinned=pinned,
             slack=budget.slack,
             compactions=counters.n_compactions,
             tokens_evicted=counters.n_cells_freed,
             rows_evicted=counters.n_rows_evicted,
             rows_moved=counters.n_rows_moved,
             compaction_seconds=counters.t_compactions_us / 1e6,
+            rebases=counters.n_rebases,
+            rebase_seconds=counters.t_rebases_us / 1e6,
             bytes_k=counters.size_k,
             bytes_v=counters.size_v,
             bytes_scores=counters.size_scores,
@@ -326,15 +365,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     # Text
     # ---------------------------------------------------------------------------------------------
 
+    def reset(self) -> None:
+        """Empty the text and the cache."""
+        super().reset()
+        memory = llama_cpp.llama_get_memory(self.ctx)
+        if memory is not None:
+            llama_cpp.llama_memory_clear(memory, False)
+
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the `n_tokens` there are.
 
         Raises:
-            ContextLimitError: they need positions the model was not trained for.
+            ContextLimitError: they need more positions than there are.
             EvictedError: `n_tokens` was set back to where rows have been evicted.
         """
         if self.evicting:
             self._check_positions(len(tokens))
+            self._grow_record(self.n_tokens + len(tokens))
             if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
                 raise EvictedError(
                     f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
@@ -349,15 +396,63 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def _check_positions(self, n_new: int) -> None:
         if self.n_tokens + n_new > self.position_limit:
             raise ContextLimitError(
-                f"{self.n_tokens + n_new} tokens need more positions than the "
-                f"{self.position_limit} the model was trained for: shorten the text, or use a "
-                "model with a longer context"
+                f"{self.n_tokens + n_new} tokens need more than the {self.position_limit} "
+                "positions this model can use: shorten the text, or use a model with a longer "
+                "context"
             )
+
+    def can_remove_tail(self, n_tokens: int) -> bool:
+        """Whether the text can be set back to its first `n_tokens` tokens exactly."""
+        assert self._kv is not None
+        if not self.evicting or n_tokens in (0, self.n_tokens):
+            return True
+        return n_tokens >= self._kv.counters().pos_removable
+
+    def remove_tail(self, n_tokens: int) -> bool:
+        """Set the text back to its first `n_tokens` tokens, if all their rows are still there.
+
+        At least one token has to be evaluated before the next one can be drawn.
+
+        Returns:
+            False if rows were evicted that the shorter text would still have; nothing is changed.
+
+        Raises:
+            ValueError: the text is shorter than that.
+        """
+        if not 0 <= n_tokens <= self.n_tokens:
+            raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
+        if not self.can_remove_tail(n_tokens):
+            return False
+        if n_tokens < self.n_tokens and self._ctx.kv_cache_seq_rm(-1, n_tokens, -1):
+            self.n_tokens = n_tokens
+            self._requires_eval = True
+        return self.n_tokens == n_tokens
+
+    def pin(self, n_tokens: int) -> None:
+        """Never evict the first tokens of this text, from now on until it is cleared.
+
+        They take the places of heavy rows; the budget stays the same. Without eviction this does
+        nothing.
+
+        Raises:
+            SettingsError: there are not so many pinned and heavy rows.
+        """
+        if not self.evicting:
+            return
+        assert self._kv is not None
+        try:
+            self._kv.pin(n_tokens)
+        except NativeError as error:
+            kv = self.kv
+            raise SettingsError(
+                f"{n_tokens} tokens to pin do not fit the {kv.budget - kv.recent} rows that are "
+                "not recent: raise hh (--hh), or pin fewer"
+            ) from error
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """The parent's generator of tokens; it ends where the model's positions end."""
+        """The parent's generator of tokens; it ends at `position_limit`."""
         generator = super().generate(tokens, *args, **kwargs)
         if not self.evicting:
             yield from generator
@@ -381,28 +476,82 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             evicting=self.evicting,
         )
 
-    def save_state(self) -> Any:
-        """The parent's state of a full cache.
+    # ---------------------------------------------------------------------------------------------
+    # States
+    # ---------------------------------------------------------------------------------------------
+
+    def kv_state(self) -> bytes:
+        """All that the KV cache holds: rows, scores, whose row lies where, counters."""
+        size = llama_cpp.llama_state_seq_get_size(self.ctx, SEQUENCE)
+        data = (ctypes.c_uint8 * size)()
+        written = llama_cpp.llama_state_seq_get_data(self.ctx, data, size, SEQUENCE)
+        if written != size:
+            raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
+        return bytes(data)
+
+    def load_kv_state(self, data: bytes, tokens: Sequence[int] | IntArray) -> None:
+        """Put back what `kv_state` returned: the text goes on from there, bit for bit.
+
+        At least one token has to be evaluated before the next one can be drawn.
+
+        Args:
+            data: from `kv_state` of a `Llama` of the same model and settings.
+            tokens: the text; [n_tokens].
 
         Raises:
-            EvictedError: the cache evicts; its rows do not fit llama.cpp's state format.
+            StateError: another model, other settings, damaged data, or not the tokens' state. The
+                text and the cache are then empty.
         """
-        if self.evicting:
-            raise EvictedError(
-                "a cache that evicts cannot be saved yet: keep the text and evaluate it again, or "
-                "use evict=False"
+        self.reset()
+        source = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        read = llama_cpp.llama_state_seq_set_data(self.ctx, source, len(data), SEQUENCE)
+        memory = llama_cpp.llama_get_memory(self.ctx)
+        newest = llama_cpp.llama_memory_seq_pos_max(memory, SEQUENCE)
+        if read != len(data) or newest != len(tokens) - 1:
+            self.reset()
+            raise StateError(
+                "the state does not fit: it is damaged, or of another model or other settings"
             )
-        return super().save_state()
+        if self.evicting:
+            self._grow_record(len(tokens))
+        self.input_ids[: len(tokens)] = tokens
+        self.n_tokens = len(tokens)
+        self._requires_eval = True
 
-    def load_state(self, state: Any) -> None:
-        """Load the parent's state of a full cache.
+    def save_state(self) -> llama_cpp.LlamaState:
+        """The parent's state, with all that eviction has to remember."""
+        if not self.evicting:
+            return super().save_state()
+        data = self.kv_state()
+        n_logits = self.n_tokens if self._logits_all else 0
+        return llama_cpp.LlamaState(
+            input_ids=self._input_ids.copy(),
+            scores=self.scores[:n_logits].copy(),
+            n_tokens=self.n_tokens,
+            llama_state=data,
+            llama_state_size=len(data),
+            seed=self._seed,
+        )
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """Load what `save_state` returned.
 
         Raises:
-            EvictedError: the cache evicts; its rows do not fit llama.cpp's state format.
+            StateError: another model, other settings, or damaged data.
         """
-        if self.evicting:
-            raise EvictedError("a state of a full cache cannot be loaded into one that evicts")
-        super().load_state(state)
+        if not self.evicting:
+            super().load_state(state)
+            return
+        self.load_kv_state(state.llama_state, state.input_ids[: state.n_tokens])
+        self.scores[: len(state.scores)] = state.scores
+        self._seed = state.seed
+
+
+def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
+    """A copy with more rows; the new ones are not set."""
+    grown = np.empty((n_rows, *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 def _address(pointer: Any) -> int:

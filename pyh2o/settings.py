@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from .errors import SettingsError
+
+# How rotary embeddings count: as the text does until the trained context is used up, or dense from
+# 0 again at every compaction (the paper's streaming variant).
+Positions = Literal["original", "dense"]
 
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
@@ -23,12 +28,15 @@ class EvictionSettings:
         pinned: number of first positions that are never evicted (a count).
         slack: cells beyond the budget that fill up between two compactions; None fills the
             last block of cells llama.cpp allocates anyway. 1 is the paper's algorithm.
+        positions: "original" positions for the rotary embeddings until those the model was trained
+            on are used up, and a re-base to dense ones then; or "dense" ones at every compaction.
     """
 
     hh: float | int = 0.1
     recent: float | int = 0.1
     pinned: int = 0
     slack: int | None = None
+    positions: Positions = "original"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -52,12 +60,21 @@ class EvictionSettings:
             raise SettingsError(f"pinned is {self.pinned}: give a count of 0 or more")
         if self.slack is not None and self.slack < 1:
             raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
+        if self.positions not in get_args(Positions):
+            raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
 
-    def resolve(self, window: int) -> Budget:
+    def resolve(self, window: int, n_pos: int) -> Budget:
         """Row counts for a window of `window` tokens.
 
+        The rows in the cache need a position each. If budget and slack together are more than
+        `n_pos`, which a budget of the whole window is, the heavy rows are so many fewer.
+
+        Args:
+            window: tokens.
+            n_pos: positions the model was trained on.
+
         Raises:
-            SettingsError: the budget is larger than the window.
+            SettingsError: the budget is larger than the window or than `n_pos`.
         """
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
         budget = self.pinned + heavy + recent
@@ -70,18 +87,34 @@ class EvictionSettings:
         slack = self.slack
         if slack is None:
             slack = whole_blocks(budget + MIN_SLACK) - budget
-        return Budget(window=window, heavy=heavy, recent=recent, pinned=self.pinned, slack=slack)
+        excess = max(0, budget + slack - n_pos)
+        if budget > n_pos or excess > heavy:
+            raise SettingsError(
+                f"the budget of {budget} rows and the slack of {slack} need more positions than "
+                f"the {n_pos} the model was trained on: lower hh, recent or slack"
+            )
+        return Budget(
+            window=window,
+            heavy=heavy - excess,
+            recent=recent,
+            pinned=self.pinned,
+            slack=slack,
+            n_pos=n_pos,
+            positions=self.positions,
+        )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Resolved row counts per (layer, KV head); all in tokens."""
+    """Resolved row counts per (layer, KV head), all in tokens, and how positions are used."""
 
     window: int
     heavy: int
     recent: int
     pinned: int
     slack: int
+    n_pos: int = 0  # positions for rotary embeddings; 0: those the model was trained on
+    positions: Positions = "original"
 
     @property
     def rows(self) -> int:

@@ -13,7 +13,8 @@ class KVStatistics:
         evicting: False for the plain full cache (capacity and budget are then the window).
         window: the context the user asked for, in tokens; fractions refer to it.
         position: tokens of text seen so far, which is the next token's position.
-        position_limit: first position that the model was not trained for.
+        position_limit: first position that a text cannot reach; 2**31 - 1 is as good as none.
+        positions: how rotary embeddings count (see EvictionSettings).
         cells: cells allocated.
         used: cells in use.
         capacity: most cells that may be in use (budget + slack).
@@ -24,6 +25,8 @@ class KVStatistics:
         rows_evicted: K/V rows dropped so far, summed over layers and KV heads.
         rows_moved: K/V rows moved to another cell so far.
         compaction_seconds: time spent in compactions.
+        rebases: times the kept rows were given new positions so far.
+        rebase_seconds: time spent in that.
         bytes_k, bytes_v, bytes_scores: memory allocated for K, V and the scores.
         bytes_full: what K and V of a full cache for the window would take, of the same types.
     """
@@ -32,6 +35,7 @@ class KVStatistics:
     window: int
     position: int
     position_limit: int
+    positions: str
     cells: int
     used: int
     capacity: int
@@ -45,6 +49,8 @@ class KVStatistics:
     rows_evicted: int
     rows_moved: int
     compaction_seconds: float
+    rebases: int
+    rebase_seconds: float
     bytes_k: int
     bytes_v: int
     bytes_scores: int
@@ -70,7 +76,8 @@ class KVStatistics:
         return (
             f"K {_mib(self.bytes_k)} + V {_mib(self.bytes_v)} + scores {_mib(self.bytes_scores)} "
             f"MiB · window {self.window:,} · pinned {self.pinned} · slack {self.slack} · "
-            f"{self.compactions:,} compactions · {self.rows_evicted:,} rows evicted"
+            f"{self.compactions:,} compactions · {self.rows_evicted:,} rows evicted · "
+            f"{self.rebases:,} re-bases"
         )
 
     def parts(self) -> str:

@@ -27,6 +27,7 @@ from pyh2o.text_stream import (
     TextStream,
     detokenize,
 )
+from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 TRAINED_CONTEXT = 512
@@ -41,8 +42,6 @@ NO_END = {EOS: -100.0}
 # llama_cpp is right where no character takes several tokens and no byte is invalid. If BOS comes
 # amid a text, it streams log probabilities of the wrong tokens from there on.
 ONLY_ASCII = {BYTE_0 + byte: -100.0 for byte in range(128, 256)} | {BOS: -100.0}
-# Logits differ in the last bits if eviction is on: it has other nodes in the graph.
-ROUNDING = 1e-4
 
 
 @pytest.fixture
@@ -94,6 +93,20 @@ def evicting(model_path: str) -> Iterator[Llama]:
     model.close()
 
 
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
+    """Its positions are learned, so that texts end with those it was trained on."""
+    path = write_tiny_gguf(
+        tmp_path_factory.mktemp("ending") / "tiny.gguf",
+        seed=1,
+        n_ctx_train=TRAINED_CONTEXT,
+        arch_variant="learned_positions",
+    )
+    model = Llama(str(path), n_ctx=SMALL_WINDOW, hh=0.25, recent=0.25, **QUIET)
+    yield model
+    model.close()
+
+
 class Script:
     """A logits processor that makes the model say these tokens, and then end."""
 
@@ -136,22 +149,6 @@ def streamed(model: llama_cpp.Llama, given: str | Sequence[int], /, **arguments:
 
 def joined(chunks: list[Any]) -> str:
     return "".join(text_of(chunk) for chunk in chunks)
-
-
-def assert_equal(expected: Any, actual: Any) -> None:
-    """Equal, but for the name and time of a response and the last bits of its numbers."""
-    if isinstance(expected, dict):
-        assert expected.keys() == actual.keys()
-        for key in expected.keys() - {"id", "created"}:
-            assert_equal(expected[key], actual[key])
-    elif isinstance(expected, list):
-        assert len(expected) == len(actual)
-        for one, other in zip(expected, actual, strict=True):
-            assert_equal(one, other)
-    elif isinstance(actual, float):
-        assert actual == pytest.approx(float(expected), abs=ROUNDING)
-    else:
-        assert expected == actual
 
 
 # ---------------------------------------------------------------------------------------------
@@ -716,7 +713,7 @@ def test_two_bos_tokens_are_warned_of(ours: Llama) -> None:
         ours.create_completion("<s>A prompt", max_tokens=1)
 
 
-def test_a_prompt_must_leave_a_position(full: Llama, evicting: Llama) -> None:
+def test_a_prompt_must_leave_a_position(full: Llama, ending: Llama) -> None:
     """The message is what llama_cpp's server looks for, and has a cure."""
     message = r"^Requested tokens \(256\) exceed context window of 256: .*raise n_ctx"
     with pytest.raises(ContextLimitError, match=message):
@@ -724,8 +721,8 @@ def test_a_prompt_must_leave_a_position(full: Llama, evicting: Llama) -> None:
     full.create_completion([5] * (WINDOW - 1), max_tokens=1)
     message = r"^Requested tokens \(512\) exceed context window of 512: .*trained"
     with pytest.raises(ContextLimitError, match=message):
-        evicting.create_completion([5] * TRAINED_CONTEXT)
-    evicting.create_completion([5] * (TRAINED_CONTEXT - 1), max_tokens=1)
+        ending.create_completion([5] * TRAINED_CONTEXT)
+    ending.create_completion([5] * (TRAINED_CONTEXT - 1), max_tokens=1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -747,14 +744,14 @@ def test_a_text_may_outgrow_the_window(evicting: Llama) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [None, 0, 10_000])
-def test_the_trained_context_ends_a_text(evicting: Llama, max_tokens: int | None) -> None:
-    tokens = long_prompt(evicting)
+def test_the_trained_context_ends_a_text(ending: Llama, max_tokens: int | None) -> None:
+    tokens = long_prompt(ending)
     arguments = {"max_tokens": max_tokens, "logit_bias": NO_END, "seed": 1}
-    result = complete(evicting, tokens, **arguments)
+    result = complete(ending, tokens, **arguments)
     assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT == "trained_context"
     # The last token needs no position.
     assert TRAINED_CONTEXT <= result["usage"]["total_tokens"] <= TRAINED_CONTEXT + 1
-    chunks = streamed(evicting, tokens, **arguments)
+    chunks = streamed(ending, tokens, **arguments)
     assert chunks[-1]["choices"][0]["finish_reason"] == "trained_context"
     assert joined(chunks) == text_of(result)
 

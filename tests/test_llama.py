@@ -10,7 +10,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.completion import FINISH_TRAINED_CONTEXT
-from pyh2o.errors import ContextLimitError, EvictedError, NativeError, SettingsError
+from pyh2o.errors import ContextLimitError, NativeError, SettingsError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
@@ -32,6 +32,19 @@ def llm(path: Path) -> Llama:
     return tiny_llama(path, n_ctx=100, hh=0.1, recent=0.1)
 
 
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    """A model whose positions are learned, so that its texts end where they end."""
+    path = write_tiny_gguf(
+        tmp_path_factory.mktemp("ending") / "tiny.gguf",
+        seed=4,
+        n_ctx_train=N_CTX_TRAIN,
+        chat_template=CHAT_TEMPLATE,
+        arch_variant="learned_positions",
+    )
+    return tiny_llama(path, n_ctx=100, hh=0.1, recent=0.1)
+
+
 def test_resolved_numbers_are_visible(llm: Llama) -> None:
     kv = llm.kv
     assert kv.evicting
@@ -48,14 +61,17 @@ def test_resolved_numbers_are_visible(llm: Llama) -> None:
 
 def test_window_defaults_to_the_trained_context(path: Path) -> None:
     llm = tiny_llama(path)
-    assert llm.n_ctx() == llm.kv.window == llm.position_limit == N_CTX_TRAIN
+    assert llm.n_ctx() == llm.kv.window == N_CTX_TRAIN
+    assert llm.position_limit == llm.kv.position_limit == 2**31 - 1
 
 
 def test_scaled_positions_reach_to_the_window(path: Path) -> None:
     plain = tiny_llama(path, n_ctx=800)
     scaled = tiny_llama(path, n_ctx=800, rope_freq_scale=0.5)
-    assert (plain.position_limit, scaled.position_limit) == (N_CTX_TRAIN, 800)
-    assert pickle.loads(pickle.dumps(plain)).position_limit == N_CTX_TRAIN
+    for llm in (plain, scaled, pickle.loads(pickle.dumps(scaled))):
+        llm.eval([5] * 700)
+    assert plain.kv.rebases > 0
+    assert scaled.kv.rebases == 0
 
 
 def test_settings_are_printed_when_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,25 +100,26 @@ def test_prompt_longer_than_the_window_streams_through(llm: Llama) -> None:
     assert llm.kv.tokens_evicted > 0
 
 
-def test_text_ends_with_the_trained_context(llm: Llama) -> None:
-    result = llm.create_completion("once", max_tokens=None, logit_bias={llm.token_eos(): -100.0})
+def test_text_ends_with_the_trained_context(ending: Llama) -> None:
+    no_end = {ending.token_eos(): -100.0}
+    result = ending.create_completion("once", max_tokens=None, logit_bias=no_end)
     assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
     assert result["usage"]["total_tokens"] == N_CTX_TRAIN + 1
-    assert llm.n_tokens == N_CTX_TRAIN
+    assert ending.n_tokens == N_CTX_TRAIN
 
 
-def test_chat_ends_with_the_trained_context_too(llm: Llama) -> None:
-    result = llm.create_chat_completion(
-        [{"role": "user", "content": "once"}], logit_bias={llm.token_eos(): -100.0}
+def test_chat_ends_with_the_trained_context_too(ending: Llama) -> None:
+    result = ending.create_chat_completion(
+        [{"role": "user", "content": "once"}], logit_bias={ending.token_eos(): -100.0}
     )
     assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
 
 
-def test_prompt_beyond_the_trained_context_is_refused(llm: Llama) -> None:
+def test_prompt_beyond_the_trained_context_is_refused(ending: Llama) -> None:
     with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
-        llm.create_completion([5] * (N_CTX_TRAIN + 1), max_tokens=1)
+        ending.create_completion([5] * (N_CTX_TRAIN + 1), max_tokens=1)
     with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
-        llm.eval([5] * (N_CTX_TRAIN + 1))
+        ending.eval([5] * (N_CTX_TRAIN + 1))
 
 
 def test_same_seed_gives_the_same_text(llm: Llama) -> None:
@@ -176,10 +193,10 @@ def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
         tiny_llama(path, load_progress=stop)
 
 
-def test_state_of_an_evicting_cache_is_refused(llm: Llama) -> None:
-    llm.eval([1, 2, 3])
-    with pytest.raises(EvictedError, match="cannot be saved"):
-        llm.save_state()
+def test_it_is_a_context_manager(path: Path) -> None:
+    with tiny_llama(path, n_ctx=100) as llm:
+        llm.eval([1, 2, 3])
+    assert llm._model.model is None
 
 
 def test_pickling_keeps_the_settings(path: Path) -> None:

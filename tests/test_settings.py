@@ -9,30 +9,37 @@ from pyh2o.settings import Budget, EvictionSettings
 
 
 def test_fractions_are_of_the_window() -> None:
-    budget = EvictionSettings(hh=0.1, recent=0.1).resolve(8192)
+    budget = EvictionSettings(hh=0.1, recent=0.1).resolve(8192, 8192)
     assert (budget.heavy, budget.recent, budget.rows) == (819, 819, 1638)
 
 
 def test_counts_are_taken_as_they_are() -> None:
-    budget = EvictionSettings(hh=256, recent=1, pinned=4, slack=7).resolve(2048)
-    assert budget == Budget(window=2048, heavy=256, recent=1, pinned=4, slack=7)
+    budget = EvictionSettings(hh=256, recent=1, pinned=4, slack=7).resolve(2048, 8192)
+    assert budget == Budget(window=2048, heavy=256, recent=1, pinned=4, slack=7, n_pos=8192)
     assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
 
 
 def test_default_slack_fills_the_last_block_of_cells() -> None:
     for window in (512, 2048, 8192, 100_000):
-        budget = EvictionSettings().resolve(window)
+        budget = EvictionSettings().resolve(window, 100_000)
         assert budget.capacity == budget.cells
         assert 64 <= budget.slack < 64 + 256
 
 
 def test_whole_window_is_a_budget() -> None:
-    assert EvictionSettings(hh=0.5, recent=0.5).resolve(2048).rows == 2048
-    assert EvictionSettings(hh=0, recent=1.0).resolve(2048).rows == 2048
+    assert EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 8192).rows == 2048
+    assert EvictionSettings(hh=0, recent=1.0).resolve(2048, 8192).rows == 2048
+
+
+def test_rows_need_positions() -> None:
+    budget = EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 2048)
+    assert (budget.capacity, budget.recent, budget.slack) == (2048, 1024, 256)
+    with pytest.raises(SettingsError, match="need more positions than the 2048"):
+        EvictionSettings(hh=0.3, recent=0.3).resolve(8192, 2048)
 
 
 def test_small_fraction_is_at_least_one_row() -> None:
-    assert EvictionSettings(hh=0.001, recent=0.001).resolve(100).rows == 2
+    assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
 
 
 @pytest.mark.parametrize(
@@ -56,6 +63,6 @@ def test_small_fraction_is_at_least_one_row() -> None:
 )
 def test_nonsense_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as error:
-        EvictionSettings(**settings).resolve(1000)  # type: ignore[arg-type]
+        EvictionSettings(**settings).resolve(1000, 8192)  # type: ignore[arg-type]
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -207,8 +207,27 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
         context.kv.rows(0, N_SEQ)
 
 
-def test_llama_cpp_state_is_refused(context: Context) -> None:
+def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
+    """Save, load and go on equals go on, for each sequence."""
     context.kv.attach(BUDGET)
-    assert context.decode({0: (0, [1, 2, 3])}) == 0
-    assert llama_cpp.llama_state_get_size(context.context) == 0
-    assert llama_cpp.llama_state_seq_get_size(context.context, 0) == 0
+    n_tokens = {0: 40, 1: 3, 2: 25}
+    for seq_id, n in n_tokens.items():
+        for first in range(n):
+            token = int(rng.integers(0, context.n_vocab))
+            assert context.decode({seq_id: (first, [token])}) == 0
+    size = llama_cpp.llama_state_get_size(context.context)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(context.context, state, size) == size
+
+    loaded = Context(path)
+    loaded.kv.attach(BUDGET)
+    assert llama_cpp.llama_state_set_data(loaded.context, state, size) == size
+    for _ in range(20):
+        tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
+        for each in (context, loaded):
+            assert each.decode({seq: (n_tokens[seq], [tokens[seq]]) for seq in range(N_SEQ)}) == 0
+        for output in range(N_SEQ):
+            np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
+        n_tokens = {seq: n + 1 for seq, n in n_tokens.items()}
+    assert loaded.kv.counters(0).n_compactions > 3
+    loaded.close()

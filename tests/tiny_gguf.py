@@ -25,7 +25,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, PoolingType, TokenType
+from gguf import (
+    GGMLQuantizationType,
+    GGUFWriter,
+    PoolingType,
+    RopeScalingType,
+    TokenType,
+)
 from gguf.quants import quantize
 
 ATTENTION_GAIN = 2.0
@@ -64,9 +70,12 @@ def write_tiny_gguf(
         dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
         tied_output: let the output matrix be the embedding.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
-        arch_variant: a key of `ARCH_VARIANTS`. All but "llama" are models that H2O does not
-            fit: "sliding_window" (Gemma 3), "recurrent" (Mamba), "alibi" (BLOOM),
-            "encoder" (BERT) and "mla" (DeepSeek 2).
+        arch_variant: a key of `ARCH_VARIANTS`. H2O does not fit "sliding_window" (Gemma 3),
+            "recurrent" (Mamba), "alibi" (BLOOM), "encoder" (BERT) and "mla" (DeepSeek 2). Its rows
+            can be evicted but not re-based in "learned_positions" (GPT-2) and "normed_after_rope"
+            (Hunyuan). The others rotate their keys in all the ways there are: "llama",
+            "frequency_factors" (Llama 3.1), "yarn", "neox" (Qwen 2), "partial" (StableLM) and
+            "every_fourth_unrotated" (SmolLM 3).
 
     Returns:
         The path.
@@ -208,6 +217,68 @@ def _add_llama(model: _Model) -> None:
         model.gated_feed_forward(layer)
 
 
+def _add_llama_with_factors(model: _Model) -> None:
+    _add_llama(model)
+    factors = np.geomspace(1, 8, model.head_size // 2)
+    model.vector("rope_freqs.weight", factors)
+
+
+def _add_llama_with_yarn(model: _Model) -> None:
+    _add_llama(model)
+    model.writer.add_rope_scaling_type(RopeScalingType.YARN)
+    model.writer.add_rope_scaling_factor(4.0)
+    model.writer.add_rope_scaling_orig_ctx_len(model.n_ctx_train // 4)
+
+
+def _add_qwen2(model: _Model) -> None:
+    """Rotates pairs (i, i + half), and adds a bias before."""
+    _add_llama(model)
+    for layer in model.layers():
+        model.vector(f"{layer}.attn_q.bias", model.normal(model.n_embd))
+        model.vector(f"{layer}.attn_k.bias", model.normal(model.n_embd_kv))
+        model.vector(f"{layer}.attn_v.bias", model.normal(model.n_embd_kv))
+
+
+def _add_stablelm(model: _Model) -> None:
+    """Rotates a quarter of a head's elements only."""
+    model.writer.add_layer_norm_eps(1e-5)
+    model.writer.add_rope_dimension_count(model.head_size // 4)
+    model.writer.add_rope_freq_base(10000.0)
+    model.output(bias=True)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd, bias=True)
+        model.query_key_value(layer)
+        model.norm(f"{layer}.ffn_norm", model.n_embd, bias=True)
+        model.gated_feed_forward(layer)
+
+
+def _add_hunyuan(model: _Model) -> None:
+    """Scales the elements of keys after it rotated them."""
+    _add_llama(model)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_q_norm", model.head_size)
+        model.norm(f"{layer}.attn_k_norm", model.head_size)
+
+
+def _add_gpt2(model: _Model) -> None:
+    """Positions enter as an embedding of their own, which all later layers compute with."""
+    model.writer.add_layer_norm_eps(1e-5)
+    model.vector("position_embd.weight", model.normal(model.n_ctx_train, model.n_embd))
+    model.output(bias=True)
+    n_qkv = model.n_embd + 2 * model.n_embd_kv
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd, bias=True)
+        model.random_matrix(f"{layer}.attn_qkv", n_qkv, model.n_embd, gain=ATTENTION_GAIN)
+        model.vector(f"{layer}.attn_qkv.bias", model.normal(n_qkv) / 10)
+        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
+        model.vector(f"{layer}.attn_output.bias", model.normal(model.n_embd) / 10)
+        model.norm(f"{layer}.ffn_norm", model.n_embd, bias=True)
+        model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
+        model.vector(f"{layer}.ffn_up.bias", model.normal(model.n_ff) / 10)
+        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+        model.vector(f"{layer}.ffn_down.bias", model.normal(model.n_embd) / 10)
+
+
 def _add_gemma3(model: _Model) -> None:
     """Every second layer sees the last 64 tokens only."""
     model.writer.add_layer_norm_rms_eps(1e-6)
@@ -324,6 +395,13 @@ def _add_deepseek2(model: _Model) -> None:
 # Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
 ARCH_VARIANTS: dict[str, tuple[str, Callable[[_Model], None]]] = {
     "llama": ("llama", _add_llama),
+    "frequency_factors": ("llama", _add_llama_with_factors),
+    "yarn": ("llama", _add_llama_with_yarn),
+    "neox": ("qwen2", _add_qwen2),
+    "partial": ("stablelm", _add_stablelm),
+    "every_fourth_unrotated": ("smollm3", _add_llama),
+    "normed_after_rope": ("hunyuan-dense", _add_hunyuan),
+    "learned_positions": ("gpt2", _add_gpt2),
     "sliding_window": ("gemma3", _add_gemma3),
     "recurrent": ("mamba", _add_mamba),
     "alibi": ("bloom", _add_bloom),

@@ -12,6 +12,7 @@
 //   budget    pinned + heavy + recent: rows per (layer, KV head) right after a compaction
 //   slack     cells beyond the budget that fill up between two compactions
 //   capacity  budget + slack: most cells that are ever in use
+//   re-base   giving the kept rows new, dense positions for their rotary embedding
 //
 // Before a batch that would exceed the capacity is decoded, a compaction chooses the rows of every
 // (layer, KV head) on its own, moves the chosen rows of the cells that are about to be freed into
@@ -19,14 +20,19 @@
 // rows in the same cells, although of different token positions. All of them are in the past of
 // every coming query, so llama.cpp's masks, slots and graphs work as they are.
 //
+// Positions of a text count its tokens as if nothing were evicted, and go on for ever. Rotary
+// embeddings (RoPE) know only the positions the model was trained on. When those are used up a
+// re-base gives the rows of every head new ones, dense and in the order of the text, by rotating
+// the keys on; new tokens follow them. Keys that cannot be rotated on end the text instead.
+//
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
-// to others stays in the scores. What has no exact meaning here (copying a sequence, shifting
-// positions, llama.cpp's state files) is refused, and so is decoding after it until the cache is
-// cleared.
+// to others stays in the scores. llama_state_get_data() and its kin save and restore everything.
+// What has no exact meaning here (copying a sequence, shifting positions) is refused, and so is
+// decoding after it until the cache is cleared.
 //
 // Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
-// eviction lives and dies with the context. Positions go on counting as if nothing were evicted.
+// eviction lives and dies with the context.
 //
 // Functions return 0 or a count on success and a negative LLAMA_H2O_ERR_* otherwise;
 // llama_h2o_strerror() has a text for each. No exception leaves this interface. Like the context
@@ -70,6 +76,14 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ROW_BLOCKS    = -17, // a head's row is not whole blocks of the cache type
     LLAMA_H2O_ERR_MEMORY        = -18, // out of memory
     LLAMA_H2O_ERR_INTERNAL      = -19, // an unexpected failure inside llama.cpp
+    LLAMA_H2O_ERR_N_POS         = -20, // the capacity exceeds the positions that may be used
+    LLAMA_H2O_ERR_REBASE        = -21, // keys that cannot be given other positions
+    LLAMA_H2O_ERR_PIN           = -22, // more pinned positions than the pinned and heavy rows
+};
+
+enum llama_h2o_positions {
+    LLAMA_H2O_POSITIONS_ORIGINAL = 0, // those of the text, until they are used up: a re-base then
+    LLAMA_H2O_POSITIONS_DENSE    = 1, // a re-base at every compaction
 };
 
 struct llama_h2o_params {
@@ -77,6 +91,8 @@ struct llama_h2o_params {
     uint32_t recent; // newest positions that are never evicted, at least 1
     uint32_t pinned; // first positions that are never evicted
     uint32_t slack;  // cells beyond the budget, at least 1
+    uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
+    enum llama_h2o_positions positions;
 };
 
 // All counters run from the attachment on; clearing the cache does not reset them.
@@ -86,12 +102,16 @@ struct llama_h2o_stats {
     uint32_t n_budget;         // rows per (layer, KV head) right after a compaction
     uint32_t n_used;           // cells the sequence uses now
     uint32_t n_layer;          // layers that have a KV cache
+    uint32_t n_pinned;         // first positions of the sequence that are never evicted
     int32_t pos_removable;     // first position of the tail that can be removed
+    int32_t pos_limit;         // first position that a text cannot reach; INT32_MAX if there is a re-base
     uint64_t n_compactions;    // of the sequence
     uint64_t n_cells_freed;    // by compactions of the sequence
     uint64_t n_rows_evicted;   // by compactions of the sequence, over all layers and KV heads
     uint64_t n_rows_moved;     // by compactions of the sequence, over all layers and KV heads
+    uint64_t n_rebases;        // of the sequence
     uint64_t t_compactions_us; // time spent in compactions of the sequence
+    uint64_t t_rebases_us;     // time spent in re-bases of the sequence
     uint64_t size_k;           // bytes allocated for K, all sequences
     uint64_t size_v;           // bytes allocated for V, all sequences
     uint64_t size_scores;      // bytes allocated for the scores, all sequences
@@ -106,6 +126,10 @@ LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);
 // Attach eviction to a context that has not decoded anything yet. The context needs
 // n_ctx >= capacity cells per sequence, and kv_unified = false if it has several sequences.
 LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_h2o_params params);
+
+// Never evict the first n_pinned positions of a sequence, from now on until the sequence is cleared.
+// They take places of heavy rows; the budget stays what it is.
+LLAMA_H2O_API int32_t llama_h2o_pin(struct llama_context * ctx, int32_t seq_id, uint32_t n_pinned);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0.
 LLAMA_H2O_API int32_t llama_h2o_get_stats(

@@ -7,6 +7,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <stdexcept>
 #include <typeinfo>
@@ -23,8 +24,10 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     streams.resize(kv.n_stream);
     for (auto & st : streams) {
         st.listed.assign(kv.get_size(), 0);
+        st.n_pinned = params.pinned;
         for (const auto & layer : layers) {
             st.pos.emplace_back(size_t(layer.n_head_kv) * kv.get_size(), -1);
+            st.rope_pos.emplace_back(size_t(layer.n_head_kv) * kv.get_size(), -1);
         }
     }
 }
@@ -54,13 +57,36 @@ uint32_t llama_h2o::first_stream(const llama_memory_context_i * mctx) {
     return kv_ctx->sinfos[kv_ctx->i_cur].s0;
 }
 
-void llama_h2o::attach(llama_context & ctx, const llama_h2o_params & params) {
+int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     llama_kv_cache & kv = *plain_cache(&ctx);
+
+    const size_t n_bufs = kv.ctxs_bufs.size();
+
+    if (params.n_pos == 0) {
+        params.n_pos = kv.hparams.n_ctx_train;
+    }
 
     kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);
 
-    // the graph now has nodes for the scores
+    // the graph now has nodes for the scores; building it also shows how the keys are rotated
     ctx.sched_need_reserve = true;
+    ctx.sched_reserve();
+
+    int32_t status = LLAMA_H2O_OK;
+    if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !kv.h2o->can_rebase()) {
+        status = LLAMA_H2O_ERR_REBASE;
+    } else if (kv.h2o->can_rebase() && llama_h2o_n_capacity(params) > params.n_pos) {
+        status = LLAMA_H2O_ERR_N_POS;
+    }
+
+    if (status != LLAMA_H2O_OK) {
+        kv.h2o.reset();
+        kv.ctxs_bufs.resize(n_bufs);
+
+        ctx.sched_need_reserve = true;
+    }
+
+    return status;
 }
 
 void llama_h2o::add_layers() {
@@ -80,6 +106,7 @@ void llama_h2o::add_layers() {
                 nullptr,
                 layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
                 layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
+                std::nullopt,
         });
     }
 }
@@ -159,6 +186,37 @@ const llama_h2o::layer * llama_h2o::find_layer(int32_t il) const {
     return it == kv.map_layer_ids.end() ? nullptr : &layers[it->second];
 }
 
+void llama_h2o::watch_keys(const ggml_tensor * k_cur, int32_t il) {
+    auto & layer = layers[kv.map_layer_ids.at(il)];
+    if (layer.rope) {
+        return;
+    }
+
+    layer.rope = llama_h2o_read_rope(k_cur);
+
+    const auto hadamard = kv.attn_rot_hadamard.find(layer.rope->n_hadamard);
+    if (hadamard != kv.attn_rot_hadamard.end()) {
+        layer.rope->hadamard = hadamard->second;
+    }
+}
+
+llama_pos llama_h2o::rope_pos(llama_seq_id seq_id, llama_pos pos) const {
+    return pos - streams[kv.seq_to_stream[seq_id]].shift;
+}
+
+bool llama_h2o::can_rebase() const {
+    // learned position embeddings and temperatures by position are part of what the rows were computed from
+    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || kv.hparams.f_attn_temp_scale != 0.0f) {
+        return false;
+    }
+
+    return std::all_of(layers.begin(), layers.end(), [](const layer & l) { return l.rope && l.rope->known; });
+}
+
+llama_pos llama_h2o::pos_limit() const {
+    return can_rebase() ? std::numeric_limits<llama_pos>::max() : llama_pos(params.n_pos);
+}
+
 //
 // hooks of llama_kv_cache
 //
@@ -172,14 +230,18 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
 
     try {
         for (uint32_t i = 0; i < ubatch.n_seqs_unq; ++i) {
-            const uint32_t s = kv.seq_to_stream[ubatch.seq_id_unq[i]];
+            const llama_seq_id seq_id = ubatch.seq_id_unq[i];
 
-            if (streams[s].stale) {
-                reset_free_cells(s);
+            llama_pos p_first = std::numeric_limits<llama_pos>::max();
+            llama_pos p_last  = -1;
+            for (uint32_t t = 0; t < ubatch.n_tokens; ++t) {
+                if (ubatch.seq_id[t][0] == seq_id) {
+                    p_first = std::min(p_first, ubatch.pos[t]);
+                    p_last  = std::max(p_last, ubatch.pos[t]);
+                }
             }
-            if (uint64_t(kv.v_cells[s].get_used()) + n_new > llama_h2o_n_capacity(params)) {
-                compact(s);
-            }
+
+            make_room(kv.seq_to_stream[seq_id], n_new, p_first, p_last);
         }
 
         sinfo = kv.find_slot(ubatch, false);
@@ -189,6 +251,27 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
     }
 
     return !sinfo.empty();
+}
+
+// For n_new tokens of the positions [p_first, p_last].
+void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last) {
+    auto & st = streams[s];
+
+    if (p_last >= pos_limit()) {
+        throw std::runtime_error("the positions that the model was trained on are used up");
+    }
+    if (st.stale) {
+        reset_free_cells(s);
+    }
+    if (uint64_t(kv.v_cells[s].get_used()) + n_new > llama_h2o_n_capacity(params)) {
+        compact(s);
+        if (params.positions == LLAMA_H2O_POSITIONS_DENSE) {
+            rebase(s, p_first);
+        }
+    }
+    if (uint32_t(p_last - st.shift) >= params.n_pos && can_rebase()) {
+        rebase(s, p_first);
+    }
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -209,21 +292,30 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         if (p0 > newest(s)) {
             continue;
         }
-        streams[s].stale = true;
         if (p0 <= 0 && p1 > newest(s)) {
-            streams[s].pos_removable = 0;
+            reset_stream(s);
         }
+        streams[s].stale = true;
     }
 
     return true;
 }
 
+// What holds for a stream without rows. The counters go on.
+void llama_h2o::reset_stream(uint32_t s) {
+    auto & st = streams[s];
+
+    st.stale         = true;
+    st.pos_removable = 0;
+    st.shift         = 0;
+    st.n_pinned      = params.pinned;
+}
+
 void llama_h2o::clear() {
     refused = false;
 
-    for (auto & st : streams) {
-        st.stale         = true;
-        st.pos_removable = 0;
+    for (uint32_t s = 0; s < streams.size(); ++s) {
+        reset_stream(s);
     }
 }
 
@@ -307,7 +399,10 @@ void llama_h2o::list_rows(uint32_t s, const std::vector<uint32_t> & used) {
         }
         for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
             for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head) {
-                st.pos[ikv][size_t(head) * kv.get_size() + cell] = kv.v_cells[s].pos_get(cell);
+                const size_t i = size_t(head) * kv.get_size() + cell;
+
+                st.pos[ikv][i]      = kv.v_cells[s].pos_get(cell);
+                st.rope_pos[ikv][i] = st.pos[ikv][i] - st.shift;
             }
         }
         st.listed[cell] = 1;
@@ -356,6 +451,11 @@ llama_h2o_keep llama_h2o::select(
     keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
     keep.flags.resize(n_used * keep.n_heads);
 
+    // pinned rows take places of heavy ones
+    llama_h2o_params rule = params;
+    rule.pinned           = st.n_pinned;
+    rule.heavy            = params.pinned + params.heavy - st.n_pinned;
+
     std::vector<float> row_score(n_used);
     std::vector<llama_pos> row_pos(n_used);
     std::vector<uint32_t> order;
@@ -368,7 +468,7 @@ llama_h2o_keep llama_h2o::select(
                 row_score[i] = scores[ikv].f32()[first + keep.cells[i]];
                 row_pos[i]   = st.pos[ikv][first + keep.cells[i]];
             }
-            llama_h2o_select_rows(row_score.data(), row_pos.data(), n_used, params, keep.head(h), order);
+            llama_h2o_select_rows(row_score.data(), row_pos.data(), n_used, rule, keep.head(h), order);
         }
     }
 
@@ -391,11 +491,13 @@ void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<l
             llama_h2o_move_rows(k.data(), layer.k, head, moves);
             llama_h2o_move_rows(v.data(), layer.v, head, moves);
 
-            float * score   = scores[ikv].f32() + size_t(head) * kv.get_size();
-            llama_pos * pos = st.pos[ikv].data() + size_t(head) * kv.get_size();
+            float * score        = scores[ikv].f32() + size_t(head) * kv.get_size();
+            llama_pos * pos      = st.pos[ikv].data() + size_t(head) * kv.get_size();
+            llama_pos * rope_pos = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
             for (const auto & move : moves) {
-                score[move.dst] = score[move.src];
-                pos[move.dst]   = pos[move.src];
+                score[move.dst]    = score[move.src];
+                pos[move.dst]      = pos[move.src];
+                rope_pos[move.dst] = rope_pos[move.src];
             }
             for (const uint32_t cell : plan.freed) {
                 score[cell] = 0.0f;
@@ -417,6 +519,60 @@ void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
 }
 
 //
+// re-base
+//
+
+// Rotates the rows of every head to the positions 0, 1, 2 ... in the order of the text; the token at
+// p_next follows them. Each row goes from the position it has to the new one in a single step.
+void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
+    ctx.synchronize();
+
+    const int64_t t_start_us = ggml_time_us();
+
+    auto & st = streams[s];
+
+    std::vector<uint32_t> order = used_cells(s);
+
+    list_rows(s, order);
+
+    std::vector<llama_h2o_turn> turns;
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        llama_h2o_stream k(kv.layers[ikv].k, s);
+        llama_h2o_rotation rotation(*layer.rope, layer.k);
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            const llama_pos * pos = st.pos[ikv].data() + size_t(head) * kv.get_size();
+            llama_pos * rope_pos  = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
+
+            std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
+
+            turns.clear();
+            for (size_t i = 0; i < order.size(); ++i) {
+                const llama_pos dense = llama_pos(i);
+                if (rope_pos[order[i]] != dense) {
+                    turns.push_back({ order[i], dense - rope_pos[order[i]] });
+                    rope_pos[order[i]] = dense;
+                }
+            }
+
+            if (!layer.rope->angles.empty()) {
+                rotation.apply(k.data(), head, turns);
+            }
+        }
+
+        k.commit();
+    }
+
+    st.shift = p_next - llama_pos(order.size());
+
+    st.n_rebases    += 1;
+    st.t_rebases_us += ggml_time_us() - t_start_us;
+}
+
+//
 // what the cache holds
 //
 
@@ -428,6 +584,7 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
     stats.n_capacity      = kv.get_size();
     stats.n_used          = kv.v_cells[s].get_used();
     stats.n_layer         = kv.layers.size();
+    stats.pos_limit       = kv.hparams.n_ctx_train;
     stats.size_k          = kv.size_k_bytes();
     stats.size_v          = kv.size_v_bytes();
 
@@ -436,12 +593,16 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
 
         stats.n_capacity       = llama_h2o_n_capacity(kv.h2o->params);
         stats.n_budget         = llama_h2o_n_budget(kv.h2o->params);
+        stats.n_pinned         = st.n_pinned;
         stats.pos_removable    = st.pos_removable;
+        stats.pos_limit        = kv.h2o->pos_limit();
         stats.n_compactions    = st.n_compactions;
         stats.n_cells_freed    = st.n_cells_freed;
         stats.n_rows_evicted   = st.n_rows_evicted;
         stats.n_rows_moved     = st.n_rows_moved;
+        stats.n_rebases        = st.n_rebases;
         stats.t_compactions_us = st.t_compactions_us;
+        stats.t_rebases_us     = st.t_rebases_us;
         for (const auto & layer : kv.h2o->layers) {
             stats.size_scores += ggml_nbytes(layer.scores);
         }
@@ -481,4 +642,14 @@ int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, in
     }
 
     return n_head_kv;
+}
+
+int32_t llama_h2o::pin(llama_seq_id seq_id, uint32_t n_pinned) {
+    if (n_pinned > uint64_t(params.pinned) + params.heavy) {
+        return LLAMA_H2O_ERR_PIN;
+    }
+
+    streams[kv.seq_to_stream[seq_id]].n_pinned = n_pinned;
+
+    return LLAMA_H2O_OK;
 }

@@ -6,9 +6,14 @@
 #include "llama-h2o.h"
 #include "llama-kv-cache.h"
 
+#include "h2o-rope.h"
 #include "h2o-rows.h"
 
+#include <optional>
 #include <vector>
+
+class llama_io_read_i;
+class llama_io_write_i;
 
 struct llama_h2o {
     // Allocates the scores, and nothing later. Throws std::exception if that fails.
@@ -24,7 +29,8 @@ struct llama_h2o {
     // the plain KV cache of a context, or null if it has another kind of memory
     static llama_kv_cache * plain_cache(const llama_context * ctx);
 
-    static void attach(llama_context & ctx, const llama_h2o_params & params);
+    // leaves the context as it was if the keys cannot be rotated as the params ask for
+    static int32_t attach(llama_context & ctx, llama_h2o_params params);
 
     //
     // hooks of llama_kv_cache
@@ -59,9 +65,17 @@ struct llama_h2o {
 
         llama_h2o_row_layout k;
         llama_h2o_row_layout v;
+
+        std::optional<llama_h2o_rope> rope; // of the keys; none until the first graph is built
     };
 
     const layer * find_layer(int32_t il) const;
+
+    // finds out how the keys that are about to be stored were rotated
+    void watch_keys(const ggml_tensor * k_cur, int32_t il);
+
+    // the position for the rotary embedding of a token that is being decoded
+    llama_pos rope_pos(llama_seq_id seq_id, llama_pos pos) const;
 
     //
     // what the cache holds
@@ -73,13 +87,32 @@ struct llama_h2o {
     // see llama_h2o_get_rows()
     int32_t get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
 
+    //
+    // for the user of the cache
+    //
+
+    int32_t pin(llama_seq_id seq_id, uint32_t n_pinned);
+
+    // one sequence, or all of them if seq_id is -1. Throw std::exception; a failed read leaves what
+    // was to be read empty
+    void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
+    void state_read(llama_io_read_i & io, llama_seq_id seq_id);
+
 private:
     struct stream {
         // whose row lies in a cell, for the cells that a compaction has seen: [n_layer][n_head_kv][n_cells]
         std::vector<std::vector<llama_pos>> pos;
 
-        // 0: all rows of the cell belong to the cell's own position, and pos does not list them
+        // and the position it is rotated to, likewise
+        std::vector<std::vector<llama_pos>> rope_pos;
+
+        // 0: all rows of the cell belong to the cell's own position, and the lists do not have them
         std::vector<uint8_t> listed; // [n_cells]
+
+        // a new token is rotated to its position less this; grows with every re-base
+        llama_pos shift = 0;
+
+        uint32_t n_pinned = 0;
 
         // cells were freed since their scores were last zeroed
         bool stale = false;
@@ -91,7 +124,9 @@ private:
         uint64_t n_cells_freed    = 0;
         uint64_t n_rows_evicted   = 0;
         uint64_t n_rows_moved     = 0;
+        uint64_t n_rebases        = 0;
         uint64_t t_compactions_us = 0;
+        uint64_t t_rebases_us     = 0;
     };
 
     llama_context & ctx;
@@ -110,6 +145,13 @@ private:
     void add_layers();
     void alloc_tensors();
 
+    bool can_rebase() const;
+
+    // first position that a text cannot reach
+    llama_pos pos_limit() const;
+
+    void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
+
     uint32_t n_heads() const;
 
     // the newest position of a stream, or -1
@@ -126,4 +168,11 @@ private:
     llama_h2o_keep select(const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const;
     void move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores);
     void free_cells(uint32_t s, const std::vector<uint32_t> & freed);
+
+    void rebase(uint32_t s, llama_pos p_next);
+    void reset_stream(uint32_t s);
+
+    void state_write_stream(llama_io_write_i & io, uint32_t s) const;
+    void state_read_stream(llama_io_read_i & io, uint32_t s);
+    void expect_rows(uint32_t s, const std::vector<uint32_t> & used) const;
 };

@@ -54,6 +54,12 @@ const char * llama_h2o_strerror(int32_t status) {
             return "out of memory for the scores";
         case LLAMA_H2O_ERR_INTERNAL:
             return "unexpected failure inside llama.cpp: see its log";
+        case LLAMA_H2O_ERR_N_POS:
+            return "the capacity exceeds the positions the model was trained on: lower the budget or the slack";
+        case LLAMA_H2O_ERR_REBASE:
+            return "the keys of this model cannot be given other positions: use the original ones";
+        case LLAMA_H2O_ERR_PIN:
+            return "more tokens are pinned than there are pinned and heavy rows: raise heavy, or pin fewer";
     }
 
     return "unknown status";
@@ -135,7 +141,9 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (llama_h2o::of(&ctx)) {
         return LLAMA_H2O_ERR_ATTACHED;
     }
-    if (params.recent < 1 || params.slack < 1 || llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
+    if (params.recent < 1 || params.slack < 1 || params.positions < LLAMA_H2O_POSITIONS_ORIGINAL ||
+            params.positions > LLAMA_H2O_POSITIONS_DENSE ||
+            llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
         return LLAMA_H2O_ERR_PARAMS;
     }
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
@@ -167,7 +175,7 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
             status = check_context(*ctx, params);
         }
         if (status == LLAMA_H2O_OK) {
-            llama_h2o::attach(*ctx, params);
+            status = llama_h2o::attach(*ctx, params);
         }
 
         return status;
@@ -181,6 +189,22 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
 
 static bool has_seq(const llama_kv_cache & kv, int32_t seq_id) {
     return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
+}
+
+int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
+    if (!ctx) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    llama_h2o * h2o = llama_h2o::of(ctx);
+    if (!h2o) {
+        return LLAMA_H2O_ERR_NOT_ATTACHED;
+    }
+    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return h2o->pin(seq_id, n_pinned);
 }
 
 int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {

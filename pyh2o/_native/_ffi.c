@@ -584,46 +584,66 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 30), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 35), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 33), // float const *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 39), // float const *
 /*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
 /*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 38), // uint8_t *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 44), // uint8_t *
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 34), // struct llama_context *
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // struct llama_context *
 /* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 13 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 15 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 33), // float *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 39), // float *
 /* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
 /* 19 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 34), // struct llama_context const *
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 35), // struct llama_h2o_stats *
+/* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 23 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 25 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 36), // struct llama_model const *
-/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 31), // char const *
-/* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 32 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_status
-/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 34 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 35 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
-/* 36 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
-/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 38 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // struct llama_context const *
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_h2o_stats *
+/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 33 */ _CFFI_OP(_CFFI_OP_POINTER, 42), // struct llama_model const *
+/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 36), // char const *
+/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 37 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_positions
+/* 38 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_status
+/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 40 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 41 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
+/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
+/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
 };
+
+static int _cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POSITIONS_ORIGINAL) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POSITIONS_ORIGINAL) | 0);  /* check that LLAMA_H2O_POSITIONS_ORIGINAL is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POSITIONS_DENSE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POSITIONS_DENSE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POSITIONS_DENSE) | 0);  /* check that LLAMA_H2O_POSITIONS_DENSE is an integer */
+  return n;
+}
 
 static int _cffi_const_LLAMA_H2O_OK(unsigned long long *o)
 {
@@ -762,6 +782,27 @@ static int _cffi_const_LLAMA_H2O_ERR_INTERNAL(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_INTERNAL) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ERR_INTERNAL) | 0);  /* check that LLAMA_H2O_ERR_INTERNAL is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_N_POS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_N_POS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_N_POS) | 0);  /* check that LLAMA_H2O_ERR_N_POS is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_REBASE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_REBASE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_REBASE) | 0);  /* check that LLAMA_H2O_ERR_REBASE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_PIN(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_PIN) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_PIN) | 0);  /* check that LLAMA_H2O_ERR_PIN is an integer */
   return n;
 }
 
@@ -922,10 +963,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(23), arg0, (char **)&x0);
+      _cffi_type(28), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(23), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(28), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -935,10 +976,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(25), arg2, (char **)&x2);
+      _cffi_type(30), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(25), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(30), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -956,6 +997,60 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_get_stats _cffi_d_llama_h2o_get_stats
+#endif
+
+static int32_t _cffi_d_llama_h2o_pin(struct llama_context * x0, int32_t x1, uint32_t x2)
+{
+  return llama_h2o_pin(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_pin(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  uint32_t x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_pin", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, uint32_t);
+  if (x2 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_pin(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_pin _cffi_d_llama_h2o_pin
 #endif
 
 static int32_t _cffi_d_llama_h2o_select(float const * x0, int32_t const * x1, uint32_t x2, struct llama_h2o_params x3, uint8_t * x4)
@@ -1061,7 +1156,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(30));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(35));
   return pyresult;
 }
 #else
@@ -1083,10 +1178,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(28), arg0, (char **)&x0);
+      _cffi_type(33), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(28), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(33), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1115,6 +1210,8 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->recent) | 0);  /* check that 'struct llama_h2o_params.recent' is an integer */
   (void)((p->pinned) | 0);  /* check that 'struct llama_h2o_params.pinned' is an integer */
   (void)((p->slack) | 0);  /* check that 'struct llama_h2o_params.slack' is an integer */
+  (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
+  { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
 
@@ -1128,12 +1225,16 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
   (void)((p->n_budget) | 0);  /* check that 'struct llama_h2o_stats.n_budget' is an integer */
   (void)((p->n_used) | 0);  /* check that 'struct llama_h2o_stats.n_used' is an integer */
   (void)((p->n_layer) | 0);  /* check that 'struct llama_h2o_stats.n_layer' is an integer */
+  (void)((p->n_pinned) | 0);  /* check that 'struct llama_h2o_stats.n_pinned' is an integer */
   (void)((p->pos_removable) | 0);  /* check that 'struct llama_h2o_stats.pos_removable' is an integer */
+  (void)((p->pos_limit) | 0);  /* check that 'struct llama_h2o_stats.pos_limit' is an integer */
   (void)((p->n_compactions) | 0);  /* check that 'struct llama_h2o_stats.n_compactions' is an integer */
   (void)((p->n_cells_freed) | 0);  /* check that 'struct llama_h2o_stats.n_cells_freed' is an integer */
   (void)((p->n_rows_evicted) | 0);  /* check that 'struct llama_h2o_stats.n_rows_evicted' is an integer */
   (void)((p->n_rows_moved) | 0);  /* check that 'struct llama_h2o_stats.n_rows_moved' is an integer */
+  (void)((p->n_rebases) | 0);  /* check that 'struct llama_h2o_stats.n_rebases' is an integer */
   (void)((p->t_compactions_us) | 0);  /* check that 'struct llama_h2o_stats.t_compactions_us' is an integer */
+  (void)((p->t_rebases_us) | 0);  /* check that 'struct llama_h2o_stats.t_rebases_us' is an integer */
   (void)((p->size_k) | 0);  /* check that 'struct llama_h2o_stats.size_k' is an integer */
   (void)((p->size_v) | 0);  /* check that 'struct llama_h2o_stats.size_v' is an integer */
   (void)((p->size_scores) | 0);  /* check that 'struct llama_h2o_stats.size_scores' is an integer */
@@ -1152,8 +1253,11 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_NOT_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_EMPTY", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_EMPTY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_CACHE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POSITIONS", (void *)_cffi_const_LLAMA_H2O_ERR_POSITIONS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ROPE_FACTORS", (void *)_cffi_const_LLAMA_H2O_ERR_ROPE_FACTORS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ROW_BLOCKS", (void *)_cffi_const_LLAMA_H2O_ERR_ROW_BLOCKS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1161,12 +1265,15 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SHARED_LAYERS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_LAYERS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SLIDING", (void *)_cffi_const_LLAMA_H2O_ERR_SLIDING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 18), (void *)_cffi_d_llama_h2o_attach },
+  { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 23), (void *)_cffi_d_llama_h2o_attach },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 27), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 18), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_select", (void *)_cffi_f_llama_h2o_select, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_select },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 27), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 32), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -1182,6 +1289,12 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
              _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_pos", offsetof(struct llama_h2o_params, n_pos),
+             sizeof(((struct llama_h2o_params *)0)->n_pos),
+             _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "positions", offsetof(struct llama_h2o_params, positions),
+                 sizeof(((struct llama_h2o_params *)0)->positions),
+                 _CFFI_OP(_CFFI_OP_NOOP, 37) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
                _CFFI_OP(_CFFI_OP_NOOP, 6) },
@@ -1197,52 +1310,67 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
                _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
+                sizeof(((struct llama_h2o_stats *)0)->n_pinned),
+                _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
                      _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "pos_limit", offsetof(struct llama_h2o_stats, pos_limit),
+                 sizeof(((struct llama_h2o_stats *)0)->pos_limit),
+                 _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
+                 sizeof(((struct llama_h2o_stats *)0)->n_rebases),
+                 _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
+                    sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
+                    _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 37) },
+              _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 37) },
+              _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 43) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 34, _CFFI_F_OPAQUE,
+  { "llama_context", 40, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 4 },
-  { "llama_h2o_stats", 35, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 4, 14 },
-  { "llama_model", 36, _CFFI_F_OPAQUE,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 6 },
+  { "llama_h2o_stats", 41, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 6, 18 },
+  { "llama_model", 42, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_status", 32, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_positions", 37, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+    "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
+  { "llama_h2o_status", 38, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
-    "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL" },
+    "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
+    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -1252,12 +1380,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  26,  /* num_globals */
+  32,  /* num_globals */
   4,  /* num_struct_unions */
-  1,  /* num_enums */
+  2,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  39,  /* num_types */
+  45,  /* num_types */
   0,  /* flags */
 };
 

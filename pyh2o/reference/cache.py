@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ BoolArray = npt.NDArray[np.bool_]
 class LayerCache:
     """K and V rows of one layer, with the token position and the score of each.
 
-    Rows lie in ascending order of position. They hold rotated keys, at their original positions,
-    so nothing has to be recomputed when rows between them go.
+    Rows lie in ascending order of position. They hold rotated keys, so nothing has to be recomputed
+    when rows between them go; :meth:`rebase` rotates them to other positions.
 
     `keep_all=True` is the other way to evict, far too large for use but right by construction:
     no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
@@ -27,6 +28,7 @@ class LayerCache:
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
         row_positions: [n_head_kv, n_stored] token positions.
+        rotary_positions: [n_head_kv, n_stored] positions the keys are rotated to.
         row_scores: [n_head_kv, n_stored] attention collected.
         evicted: [n_head_kv, n_stored] rows that no query may see; all false unless `keep_all`.
     """
@@ -44,6 +46,7 @@ class LayerCache:
         self.keys: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.values: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.row_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
+        self.rotary_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
         self.row_scores: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
 
@@ -62,19 +65,31 @@ class LayerCache:
         scores: FloatArray = self.row_scores[head, ~self.evicted[head]]
         return scores
 
-    def append(self, keys: FloatArray, values: FloatArray, positions: IntArray) -> None:
+    def append(
+        self,
+        keys: FloatArray,
+        values: FloatArray,
+        positions: IntArray,
+        rotary_positions: IntArray | None = None,
+    ) -> None:
         """Write the rows of a chunk of new tokens; their scores start at zero.
 
         Args:
             keys, values: [n_head_kv, n_tokens, head_size], rounded here to the cache's type.
             positions: [n_tokens] ascending, above all positions stored.
+            rotary_positions: [n_tokens] that the keys are rotated to; None: the same.
         """
+        if rotary_positions is None:
+            rotary_positions = positions
         shape = keys.shape[:2]
         new_keys, new_values = keys.astype(self.keys.dtype), values.astype(self.values.dtype)
         self.keys = np.concatenate([self.keys, new_keys], axis=1)
         self.values = np.concatenate([self.values, new_values], axis=1)
         self.row_positions = np.concatenate(
             [self.row_positions, np.broadcast_to(positions, shape)], axis=1
+        )
+        self.rotary_positions = np.concatenate(
+            [self.rotary_positions, np.broadcast_to(rotary_positions, shape)], axis=1
         )
         self.row_scores = np.concatenate(
             [self.row_scores, np.zeros(shape, dtype=self.row_scores.dtype)], axis=1
@@ -123,6 +138,20 @@ class LayerCache:
             self._keep(rows)
         return smallest
 
+    def rebase(self, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
+        """Rotate the keys in use to the positions 0, 1, 2 ... in the order of the text.
+
+        Args:
+            rotate: turns keys [n_rows, head_size] by [n_rows] positions.
+        """
+        for head in range(self.row_positions.shape[0]):
+            in_use = np.flatnonzero(~self.evicted[head])
+            dense = np.arange(in_use.size)
+            keys = self.keys[head, in_use].astype(np.float64)
+            turned = rotate(keys, dense - self.rotary_positions[head, in_use])
+            self.keys[head, in_use] = turned.astype(self.keys.dtype)
+            self.rotary_positions[head, in_use] = dense
+
     def remove(self, first_position: int) -> None:
         """Drop all rows of positions >= `first_position`; the scores of the others stay."""
         n_kept = np.count_nonzero(self.row_positions < first_position, axis=1)
@@ -136,5 +165,6 @@ class LayerCache:
         self.keys = np.take_along_axis(self.keys, rows[:, :, None], axis=1)
         self.values = np.take_along_axis(self.values, rows[:, :, None], axis=1)
         self.row_positions = np.take_along_axis(self.row_positions, rows, axis=1)
+        self.rotary_positions = np.take_along_axis(self.rotary_positions, rows, axis=1)
         self.row_scores = np.take_along_axis(self.row_scores, rows, axis=1)
         self.evicted = np.take_along_axis(self.evicted, rows, axis=1)

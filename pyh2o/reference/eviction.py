@@ -8,7 +8,7 @@ text, `slack` rows so that one compaction serves many tokens, and a rule for equ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,20 +27,24 @@ class EvictionParameters:
     one at a time this is the algorithm of the paper: attend `budget + 1` rows, then evict one.
 
     Raises:
-        ValueError: a count is not an integer or too small.
+        ValueError: a count is not an integer or too small, or the rows outnumber the positions.
     """
 
     heavy: int  # rows kept for their score
     recent: int  # rows of the newest positions, at least 1: a new row has no score to live by
     pinned: int = 0  # rows of positions 0 .. pinned - 1
     slack: int = 1  # rows beyond the budget between two compactions, at least 1
+    n_pos: int | None = None  # positions rotary embeddings may use; None: as many as there are
+    dense: bool = False  # re-base at every compaction, not only when n_pos are used up
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            count = getattr(self, field.name)
-            least = 1 if field.name in ("recent", "slack") else 0
+        for name in ("heavy", "recent", "pinned", "slack"):
+            count = getattr(self, name)
+            least = 1 if name in ("recent", "slack") else 0
             if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < least:
-                raise ValueError(f"{field.name} must be an integer >= {least}, not {count!r}")
+                raise ValueError(f"{name} must be an integer >= {least}, not {count!r}")
+        if self.n_pos is not None and self.n_pos < self.capacity:
+            raise ValueError(f"n_pos must be >= the capacity of {self.capacity}, not {self.n_pos}")
 
     @property
     def budget(self) -> int:

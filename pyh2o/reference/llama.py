@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class ReferenceLlama:
     Attributes:
         n_tokens: tokens of the text so far, the position of the next token.
         n_compactions: compactions so far.
+        n_rebases: times the kept rows were given new positions so far.
         smallest_margin: the least clear choice of all compactions so far (see
             :func:`~pyh2o.reference.eviction.margin`); infinity before the first.
     """
@@ -108,6 +110,8 @@ class ReferenceLlama:
         recent: int | None = None,
         pinned: int = 0,
         slack: int = 1,
+        n_pos: int | None = None,
+        dense: bool = False,
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
         dtype: npt.DTypeLike = np.float32,
@@ -118,6 +122,8 @@ class ReferenceLlama:
             path: a GGUF file of the `llama` architecture.
             heavy, recent, pinned, slack: token counts; without `heavy` and `recent` nothing is
                 ever evicted.
+            n_pos, dense: when rows are re-based (see
+                :class:`~pyh2o.reference.eviction.EvictionParameters`).
             cache_dtype, keep_all: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
@@ -130,7 +136,9 @@ class ReferenceLlama:
             raise ValueError("heavy and recent go together: give both, or none for a full cache")
         eviction = None
         if heavy is not None and recent is not None:
-            eviction = EvictionParameters(heavy=heavy, recent=recent, pinned=pinned, slack=slack)
+            eviction = EvictionParameters(
+                heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos, dense=dense
+            )
         weights = read_gguf(path, dtype=dtype)
         return cls(weights, eviction, cache_dtype=cache_dtype, keep_all=keep_all)
 
@@ -139,6 +147,8 @@ class ReferenceLlama:
         hyper = self.weights.hyperparameters
         self.n_tokens = 0
         self.n_compactions = 0
+        self.n_rebases = 0
+        self._shift = 0
         self.smallest_margin = float("inf")
         self._first_removable = 0
         self._caches = [
@@ -215,17 +225,51 @@ class ReferenceLlama:
         for cache in self._caches:
             cache.remove(first_position)
         self.n_tokens = min(self.n_tokens, first_position)
+        if self.n_tokens == 0:
+            self._shift = 0
+
+    def pin(self, n_tokens: int) -> None:
+        """Keep the first positions from now on. They take the places of heavy rows.
+
+        Raises:
+            ValueError: nothing is evicted, or there are not so many pinned and heavy rows.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to pin in a full cache")
+        heavy = self.eviction.pinned + self.eviction.heavy - n_tokens
+        self.eviction = replace(self.eviction, pinned=n_tokens, heavy=heavy)
 
     def _make_room(self, n_new: int) -> None:
-        """Compact every layer if `n_new` rows would not fit below the capacity."""
-        if self.eviction is None or self.n_rows + n_new <= self.eviction.capacity:
+        """Compact every layer if `n_new` rows do not fit, re-base if their positions do not."""
+        if self.eviction is None:
             return
+        if self.n_rows + n_new > self.eviction.capacity:
+            self._compact(self.eviction)
+            if self.eviction.dense:
+                self._rebase()
+        n_pos = self.eviction.n_pos
+        if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
+            self._rebase()
+
+    def _rebase(self) -> None:
+        """Give the kept rows the positions 0, 1, 2 ...; the next token follows them.
+
+        This is where H2O's streaming variant differs: it caches keys that are not rotated yet and
+        rotates them to their places in the cache at every step (FMInference/H2O,
+        `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
+        """
         for cache in self._caches:
-            self.smallest_margin = min(self.smallest_margin, cache.compact(self.eviction))
+            cache.rebase(lambda keys, turns: self._rotated(keys[None], turns)[0])
+        self._shift = self.n_tokens - self.n_rows
+        self.n_rebases += 1
+
+    def _compact(self, eviction: EvictionParameters) -> None:
+        for cache in self._caches:
+            self.smallest_margin = min(self.smallest_margin, cache.compact(eviction))
         self.n_compactions += 1
         # newest - recent + 1; the newest position is n_tokens - 1. Rows that were evicted before do
         # not come back when the tail is removed, so it never goes down.
-        self._first_removable = max(self._first_removable, self.n_tokens - self.eviction.recent)
+        self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent)
 
     def _forward(self, tokens: IntArray) -> FloatArray:
         """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
@@ -247,10 +291,11 @@ class ReferenceLlama:
     ) -> FloatArray:
         """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows."""
         hyper = self.weights.hyperparameters
-        queries = self._rotated(split_heads(x @ layer.query.T, hyper.n_head), positions)
-        keys = self._rotated(split_heads(x @ layer.key.T, hyper.n_head_kv), positions)
+        rotary = positions - self._shift
+        queries = self._rotated(split_heads(x @ layer.query.T, hyper.n_head), rotary)
+        keys = self._rotated(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
         values = split_heads(x @ layer.value.T, hyper.n_head_kv)
-        cache.append(keys, values, positions)
+        cache.append(keys, values, positions, rotary)
 
         outputs, probabilities = attend(
             queries,

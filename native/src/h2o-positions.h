@@ -1,0 +1,11 @@
+// The positions that the graph gives to rotary embeddings.
+
+#pragma once
+
+#include <memory>
+
+class llm_graph_input_pos;
+struct llm_graph_context;
+
+// llama.cpp's input of positions, counted from the last re-base if eviction is attached.
+std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_context & graph);

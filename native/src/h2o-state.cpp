@@ -1,0 +1,322 @@
+// The state of a stream, as llama.cpp's state functions save and restore it: every row at its cell,
+// so that a text goes on from it bit for bit as it would have gone on.
+
+#include "h2o-cache.h"
+
+#include "h2o-policy.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-io.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+static constexpr uint32_t STATE_MAGIC   = 0x6f326804; // changes with the layout of what follows
+static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
+
+// What must be equal where a state is restored.
+struct state_shape {
+    uint32_t magic;
+    llama_h2o_params params;
+    uint32_t n_cells;
+    uint32_t n_layer;
+    uint32_t v_trans;
+};
+
+struct layer_shape {
+    uint32_t il;
+    uint32_t n_head_kv;
+    uint32_t type_k;
+    uint32_t type_v;
+    uint32_t n_embd_k;
+    uint32_t n_embd_v;
+};
+
+// The numbers of a stream. Its rows follow.
+struct stream_head {
+    uint32_t n_used; // cells in use
+    uint32_t n_span; // cells up to the last one in use
+    uint32_t v_head; // where the search for free cells begins
+    uint32_t n_pinned;
+    llama_pos shift;
+    llama_pos pos_removable;
+    uint64_t n_compactions;
+    uint64_t n_cells_freed;
+    uint64_t n_rows_evicted;
+    uint64_t n_rows_moved;
+    uint64_t n_rebases;
+    uint64_t t_compactions_us;
+    uint64_t t_rebases_us;
+};
+
+template <typename T>
+static void write_all(llama_io_write_i & io, const std::vector<T> & data) {
+    io.write(data.data(), data.size() * sizeof(T));
+}
+
+template <typename T>
+static void read_all(llama_io_read_i & io, std::vector<T> & data) {
+    io.read(data.data(), data.size() * sizeof(T));
+}
+
+static void expect(bool fits, const char * what) {
+    if (!fits) {
+        throw std::runtime_error(format("the state does not fit: it has %s", what));
+    }
+}
+
+// Calls fn(offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
+template <typename F>
+static void for_each_piece(
+        const ggml_tensor * tensor, const llama_h2o_row_layout & layout, uint32_t s, uint32_t n_span, F fn) {
+    const size_t first = tensor->nb[2] * s;
+
+    if (!layout.transposed) {
+        fn(first, ggml_row_size(layout.type, layout.n_embd) * n_span);
+        return;
+    }
+
+    const size_t size = ggml_type_size(layout.type);
+    for (size_t i = 0; i < layout.n_embd; ++i) {
+        fn(first + i * size * layout.n_cells, size * n_span);
+    }
+}
+
+static state_shape get_shape(const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, bool v_trans) {
+    return { STATE_MAGIC, params, kv.get_size(), uint32_t(n_layer), v_trans ? 1u : 0u };
+}
+
+static layer_shape get_shape(const llama_h2o::layer & layer) {
+    return {
+        layer.il,
+        layer.n_head_kv,
+        uint32_t(layer.k.type),
+        uint32_t(layer.v.type),
+        layer.k.n_embd,
+        layer.v.n_embd,
+    };
+}
+
+static bool operator==(const layer_shape & a, const layer_shape & b) {
+    return a.il == b.il && a.n_head_kv == b.n_head_kv && a.type_k == b.type_k && a.type_v == b.type_v &&
+           a.n_embd_k == b.n_embd_k && a.n_embd_v == b.n_embd_v;
+}
+
+static bool operator==(const llama_h2o_params & a, const llama_h2o_params & b) {
+    return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
+           a.n_pos == b.n_pos && a.positions == b.positions;
+}
+
+//
+// writing
+//
+
+void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
+    if (kv.has_cell_ext()) {
+        throw std::runtime_error("the cells of this model have extra data that cannot be saved with eviction");
+    }
+
+    ctx.synchronize();
+
+    const state_shape shape = get_shape(params, kv, layers.size(), kv.v_trans);
+    io.write(&shape, sizeof(shape));
+
+    for (const auto & layer : layers) {
+        const layer_shape shape_l = get_shape(layer);
+        io.write(&shape_l, sizeof(shape_l));
+    }
+
+    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
+    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        state_write_stream(io, s);
+    }
+}
+
+void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
+    const auto & st    = streams[s];
+    const auto & cells = kv.v_cells[s];
+
+    const std::vector<uint32_t> used = used_cells(s);
+
+    stream_head head      = {};
+    head.n_used           = used.size();
+    head.n_span           = cells.used_max_p1();
+    head.v_head           = kv.v_heads[s];
+    head.n_pinned         = st.n_pinned;
+    head.shift            = st.shift;
+    head.pos_removable    = st.pos_removable;
+    head.n_compactions    = st.n_compactions;
+    head.n_cells_freed    = st.n_cells_freed;
+    head.n_rows_evicted   = st.n_rows_evicted;
+    head.n_rows_moved     = st.n_rows_moved;
+    head.n_rebases        = st.n_rebases;
+    head.t_compactions_us = st.t_compactions_us;
+    head.t_rebases_us     = st.t_rebases_us;
+    io.write(&head, sizeof(head));
+
+    std::vector<llama_pos> cell_pos;
+    std::vector<uint8_t> listed;
+    for (const uint32_t cell : used) {
+        cell_pos.push_back(cells.pos_get(cell));
+        listed.push_back(st.listed[cell]);
+    }
+    write_all(io, used);
+    write_all(io, cell_pos);
+    write_all(io, listed);
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        write_all(io, st.pos[ikv]);
+        write_all(io, st.rope_pos[ikv]);
+
+        for (uint32_t h = 0; h < layer.n_head_kv; ++h) {
+            io.write_tensor(
+                    layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * h, head.n_span * sizeof(float));
+        }
+
+        ggml_tensor * k = kv.layers[ikv].k;
+        ggml_tensor * v = kv.layers[ikv].v;
+
+        for_each_piece(
+                k, layer.k, s, head.n_span, [&](size_t offset, size_t size) { io.write_tensor(k, offset, size); });
+        for_each_piece(
+                v, layer.v, s, head.n_span, [&](size_t offset, size_t size) { io.write_tensor(v, offset, size); });
+    }
+}
+
+//
+// reading
+//
+
+void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
+    ctx.synchronize();
+
+    const state_shape mine = get_shape(params, kv, layers.size(), kv.v_trans);
+
+    state_shape shape;
+    io.read(&shape, sizeof(shape));
+    expect(shape.magic == mine.magic, "another format");
+    expect(shape.params == mine.params, "another budget, slack or position scheme");
+    expect(shape.n_cells == mine.n_cells, "another number of cells");
+    expect(shape.n_layer == mine.n_layer, "another number of layers");
+    expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
+
+    for (const auto & layer : layers) {
+        layer_shape shape_l;
+        io.read(&shape_l, sizeof(shape_l));
+        expect(shape_l == get_shape(layer), "another shape or type of layer");
+    }
+
+    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
+    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+
+    try {
+        for (uint32_t s = s0; s < s1; ++s) {
+            state_read_stream(io, s);
+        }
+    } catch (...) {
+        // what is there of it is of no use
+        for (uint32_t s = s0; s < s1; ++s) {
+            kv.v_cells[s].reset();
+            kv.v_heads[s] = 0;
+            reset_stream(s);
+        }
+        throw;
+    }
+
+    refused = false;
+}
+
+// A compaction relies on the rows of a head being of different positions of the text.
+void llama_h2o::expect_rows(uint32_t s, const std::vector<uint32_t> & used) const {
+    const auto & cells = kv.v_cells[s];
+
+    std::vector<llama_pos> pos;
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        for (uint32_t h = 0; h < layers[ikv].n_head_kv; ++h) {
+            pos.clear();
+            for (const uint32_t cell : used) {
+                pos.push_back(row_pos(streams[s], cells, ikv, h, cell));
+            }
+            std::sort(pos.begin(), pos.end());
+
+            const bool distinct = std::adjacent_find(pos.begin(), pos.end()) == pos.end();
+            expect(pos.empty() || (distinct && pos.front() >= 0 && pos.back() <= newest(s)), "rows that cannot be");
+        }
+    }
+}
+
+void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
+    auto & st    = streams[s];
+    auto & cells = kv.v_cells[s];
+
+    stream_head head;
+    io.read(&head, sizeof(head));
+    expect(head.n_used <= llama_h2o_n_capacity(params) && head.n_used <= head.n_span && head.n_span <= cells.size() &&
+                    head.v_head <= cells.size() && head.n_pinned <= params.pinned + params.heavy,
+            "counts that are out of range");
+
+    std::vector<uint32_t> used(head.n_used);
+    std::vector<llama_pos> cell_pos(head.n_used);
+    std::vector<uint8_t> listed(head.n_used);
+    read_all(io, used);
+    read_all(io, cell_pos);
+    read_all(io, listed);
+
+    cells.reset();
+    reset_stream(s);
+    std::fill(st.listed.begin(), st.listed.end(), 0);
+
+    for (size_t i = 0; i < used.size(); ++i) {
+        expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS,
+                "a cell that is out of range");
+
+        cells.pos_set(used[i], cell_pos[i]);
+        cells.seq_add(used[i], llama_seq_id(s));
+        st.listed[used[i]] = listed[i] != 0;
+    }
+    expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
+
+    const int64_t n_tokens = int64_t(newest(s)) + 1;
+    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens,
+            "positions that are out of range");
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        read_all(io, st.pos[ikv]);
+        read_all(io, st.rope_pos[ikv]);
+
+        for (uint32_t h = 0; h < layer.n_head_kv; ++h) {
+            io.read_tensor(
+                    layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * h, head.n_span * sizeof(float));
+        }
+
+        ggml_tensor * k = kv.layers[ikv].k;
+        ggml_tensor * v = kv.layers[ikv].v;
+
+        for_each_piece(
+                k, layer.k, s, head.n_span, [&](size_t offset, size_t size) { io.read_tensor(k, offset, size); });
+        for_each_piece(
+                v, layer.v, s, head.n_span, [&](size_t offset, size_t size) { io.read_tensor(v, offset, size); });
+    }
+
+    expect_rows(s, used);
+
+    kv.v_heads[s]       = head.v_head;
+    st.n_pinned         = head.n_pinned;
+    st.shift            = head.shift;
+    st.pos_removable    = head.pos_removable;
+    st.n_compactions    = head.n_compactions;
+    st.n_cells_freed    = head.n_cells_freed;
+    st.n_rows_evicted   = head.n_rows_evicted;
+    st.n_rows_moved     = head.n_rows_moved;
+    st.n_rebases        = head.n_rebases;
+    st.t_compactions_us = head.t_compactions_us;
+    st.t_rebases_us     = head.t_rebases_us;
+}

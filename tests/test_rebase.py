@@ -1,0 +1,228 @@
+"""Texts beyond the positions a model was trained on: the rows that stay are given new positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import chose_clearly, tiny_llama, tiny_parent
+
+N_LAYER, N_HEAD_KV, N_VOCAB = 2, 2, 384
+HEAVY, RECENT, SLACK = 12, 9, 7
+N_POS = 48
+FULL_ROWS = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"]}
+
+ROTATIONS = [
+    "llama",
+    "frequency_factors",
+    "yarn",
+    "neox",
+    "partial",
+    "every_fourth_unrotated",
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model that was trained on `N_POS` positions."""
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=N_POS)
+
+
+def evicting_llama(path: Path, **settings: Any) -> Llama:
+    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **FULL_ROWS}
+    return tiny_llama(path, **{**rows, "logits_all": True, **settings})
+
+
+def reference_of(path: Path, *, dense: bool = False) -> ReferenceLlama:
+    return ReferenceLlama.from_gguf(
+        path, heavy=HEAVY, recent=RECENT, slack=SLACK, n_pos=N_POS, dense=dense
+    )
+
+
+def assert_same_rows(llm: Llama, reference: ReferenceLlama) -> None:
+    for layer in range(N_LAYER):
+        positions, scores = llm.kv_rows(layer)
+        for head in range(N_HEAD_KV):
+            np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
+            np.testing.assert_allclose(scores[head], reference.scores(layer, head), atol=1e-3)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
+@pytest.mark.parametrize("ubatch", [1, 5])
+def test_every_step_equals_the_reference(
+    path: Path, rng: np.random.Generator, ubatch: int, dense: bool
+) -> None:
+    clear = False
+    while not clear:
+        tokens = rng.integers(0, N_VOCAB, 400).tolist()
+        reference = reference_of(path, dense=dense)
+        for i in range(0, len(tokens), ubatch):
+            reference.eval(tokens[i : i + ubatch])
+        clear = chose_clearly(reference)
+    llm = evicting_llama(path, positions="dense" if dense else "original")
+    reference.reset()
+    for i in range(0, len(tokens), ubatch):
+        chunk = tokens[i : i + ubatch]
+        expected = reference.eval(chunk)
+        llm.eval(chunk)
+        np.testing.assert_allclose(
+            llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens], expected, atol=5e-4
+        )
+        assert_same_rows(llm, reference)
+    assert llm.kv.compactions == reference.n_compactions > 30
+    assert llm.kv.rebases == reference.n_rebases > 10
+    if dense:
+        assert llm.kv.rebases == llm.kv.compactions
+
+
+def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> npt.NDArray[Any]:
+    """Logits of tokens that are decoded one by one, from a position on. [n_tokens, n_vocab]"""
+    batch = llama_cpp.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, True
+    logits = []
+    for position, token in enumerate(tokens.tolist(), first):
+        batch.token[0], batch.pos[0] = token, position
+        assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+        row = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, 0), (llm.n_vocab(),))
+        logits.append(row.copy())
+    llama_cpp.llama_batch_free(batch)
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("arch_variant", ROTATIONS)
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_rotation_is_the_one_of_the_model(
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str, kv_type: str
+) -> None:
+    """Attention knows distances only, so a re-base of all rows together changes nothing."""
+    # heads of 64 elements, because llama.cpp mixes those of a quantised cache
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=5, n_layer=4, head_size=64, arch_variant=arch_variant
+    )
+    tokens = rng.integers(0, N_VOCAB, 60)
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    full = tiny_parent(path, n_ctx=256, flash_attn=kv_type == "q8_0", **types)
+    expected = low_level_logits(full, tokens, 0)
+
+    llm = tiny_llama(path, hh=100, recent=100, n_ctx=256, **types)
+    n_pos = 4096
+    logits = low_level_logits(llm, tokens, n_pos - 30)
+
+    assert llm.kv.rebases == 1
+    assert llm.kv.compactions == 0
+    error = np.abs(logits - expected)
+    before, after = error[:30], error[30:]
+    # Rows are rounded at other angles, 4,000 positions apart, even before the re-base.
+    assert before.max() < {"f32": 0.02, "f16": 0.04, "q8_0": 0.3}[kv_type]
+    assert after.max() < {"f32": 0.02, "f16": 0.04, "q8_0": 0.5}[kv_type]
+    assert after.mean() < {"f32": 0.005, "f16": 0.01, "q8_0": 0.1}[kv_type]
+
+
+@pytest.mark.parametrize("arch_variant", ["learned_positions", "normed_after_rope"])
+def test_keys_that_cannot_be_rotated_on_end_the_text(
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str
+) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_POS, arch_variant=arch_variant
+    )
+    llm = evicting_llama(path, logits_all=False)
+    assert llm.position_limit == N_POS
+    llm.eval(rng.integers(0, N_VOCAB, N_POS).tolist())
+    assert llm.kv.compactions > 0
+    with pytest.raises(ContextLimitError, match=f"the {N_POS} positions this model can use"):
+        llm.eval([1])
+    assert llm.kv.rebases == 0
+    with pytest.raises(SettingsError, match="cannot be given other positions"):
+        evicting_llama(path, positions="dense")
+
+
+def test_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator) -> None:
+    llm, reference = evicting_llama(path), reference_of(path)
+    for _ in range(20):
+        tokens = rng.integers(0, N_VOCAB, 30).tolist()
+        for model in (llm, reference):
+            model.eval(tokens)
+        n = llm.n_tokens - 3
+        assert llm.remove_tail(n)
+        reference.remove(n)
+        if chose_clearly(reference):
+            assert_same_rows(llm, reference)
+    assert llm.kv.rebases == reference.n_rebases > 5
+
+
+def test_new_text_begins_at_its_own_positions(path: Path, rng: np.random.Generator) -> None:
+    tokens = rng.integers(0, N_VOCAB, 20).tolist()
+    fresh = evicting_llama(path)
+    fresh.eval(tokens)
+    llm = evicting_llama(path)
+    llm.eval(rng.integers(0, N_VOCAB, 200).tolist())
+    assert llm.kv.rebases > 0
+    llm.reset()
+    llm.eval(tokens)
+    np.testing.assert_array_equal(llm.scores[:20], fresh.scores[:20])
+
+
+def test_generation_goes_on_beyond_the_trained_context(path: Path) -> None:
+    llm = evicting_llama(path, logits_all=False)
+    bias = {llm.token_eos(): -100.0}
+    result = llm.create_completion("once upon a time", max_tokens=5 * N_POS, logit_bias=bias)
+    assert result["choices"][0]["finish_reason"] == "length"
+    assert llm.n_tokens > 5 * N_POS
+    assert llm.kv.rebases > 3
+    assert llm.kv.used <= llm.kv.capacity
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_rounding_of_rebases_does_not_add_up(
+    path: Path, rng: np.random.Generator, kv_type: str
+) -> None:
+    """A row is rotated again only when its place in the order of the rows has changed.
+
+    That happens a few times in its life, so a long text is not worse off than a short one.
+    """
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    tokens = rng.integers(0, N_VOCAB, 3000)
+    exact = evicting_llama(path, positions="dense")
+    rounded = evicting_llama(path, positions="dense", **types)
+    errors = []
+    for chunk in np.split(tokens, 300):
+        for llm in (exact, rounded):
+            llm.eval(chunk.tolist())
+        kept = [set(llm.kv_rows(0)[0].ravel().tolist()) for llm in (exact, rounded)]
+        if kept[0] == kept[1]:
+            last = slice(exact.n_tokens - len(chunk), exact.n_tokens)
+            errors.append(np.abs(rounded.scores[last] - exact.scores[last]).mean())
+    assert exact.kv.rebases > 400
+    early, late = np.array_split(np.array(errors), 2)
+    assert late.mean() < 2 * early.mean()
+
+
+def test_positions_must_fit_the_rows(path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
+        tiny_llama(path, hh=30, recent=30, n_ctx=400)
+    llm = tiny_llama(path, hh=0.5, recent=0.5, slack=8)
+    assert llm.kv.capacity == N_POS
+    assert llm.kv.recent == N_POS // 2
+
+
+def test_unknown_scheme_is_refused(path: Path) -> None:
+    with pytest.raises(SettingsError, match="give 'original' or 'dense'"):
+        tiny_llama(path, positions="rolling")
+
+
+def test_record_of_the_text_grows(path: Path, rng: np.random.Generator) -> None:
+    llm = evicting_llama(path, logits_all=False)
+    tokens = rng.integers(0, N_VOCAB, 6000)
+    llm.eval(tokens[:5000].tolist())
+    llm.eval(tokens[5000:].tolist())
+    np.testing.assert_array_equal(llm.input_ids[: llm.n_tokens], tokens)

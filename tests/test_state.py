@@ -1,0 +1,223 @@
+"""States of the KV cache: save, load and go on equals go on, bit for bit."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import SettingsError, StateError
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import chose_clearly, tiny_llama
+
+N_LAYER, N_VOCAB = 2, 384
+N_POS = 96
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
+
+
+def evicting_llama(path: Path, **settings: Any) -> Llama:
+    return tiny_llama(
+        path, **{"hh": 20, "recent": 12, "slack": 8, "n_ctx": 200, "logits_all": True, **settings}
+    )
+
+
+def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
+    return tokens
+
+
+def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
+    """Bit for bit: logits, rows, scores, and all that the statistics count."""
+    for i in range(0, len(tokens), 5):
+        chunk = tokens[i : i + 5]
+        for llm in (one, other):
+            llm.eval(chunk)
+        last = slice(one.n_tokens - len(chunk), one.n_tokens)
+        np.testing.assert_array_equal(one.scores[last], other.scores[last])
+    for layer in range(N_LAYER):
+        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
+            np.testing.assert_array_equal(mine, others)
+    for name in ("used", "position", "compactions", "rows_evicted", "rows_moved", "rebases"):
+        assert getattr(one.kv, name) == getattr(other.kv, name), name
+
+
+@pytest.mark.parametrize("flash_attn", [False, True], ids=["composed", "flash"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
+def test_save_load_continue_equals_continue(
+    path: Path, rng: np.random.Generator, kv_type: str, flash_attn: bool
+) -> None:
+    """Before and after the first compaction and re-base, with the tail just removed, and pinned."""
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type], "flash_attn": flash_attn}
+    saved = evicting_llama(path, **types)
+    saved.eval(random_tokens(rng, 7))
+    saved.pin(7)
+    for n_more in (1, 30, 9, 61, 200):
+        saved.eval(random_tokens(rng, n_more))
+        n_back = int(rng.integers(0, 6))
+        assert saved.remove_tail(saved.n_tokens - n_back)
+
+        loaded = evicting_llama(path, **types)
+        loaded.eval(random_tokens(rng, 50))  # what was there before must not matter
+        loaded.load_kv_state(saved.kv_state(), saved.input_ids[: saved.n_tokens])
+        np.testing.assert_array_equal(
+            loaded.input_ids[: loaded.n_tokens], saved.input_ids[: saved.n_tokens]
+        )
+        assert_same_future(saved, loaded, random_tokens(rng, 25))
+        assert loaded.kv.pinned == 7
+    assert saved.kv.rebases > 1
+
+
+def test_a_full_cache_can_be_saved_too(path: Path, rng: np.random.Generator) -> None:
+    saved, loaded = (evicting_llama(path, evict=False) for _ in range(2))
+    saved.eval(random_tokens(rng, 40))
+    loaded.eval(random_tokens(rng, 70))
+    loaded.load_kv_state(saved.kv_state(), saved.input_ids[:40])
+    more = random_tokens(rng, 10)
+    for llm in (saved, loaded):
+        llm.eval(more)
+    np.testing.assert_array_equal(saved.scores[40:50], loaded.scores[40:50])
+
+
+def test_parents_functions_keep_working(path: Path, rng: np.random.Generator) -> None:
+    saved, loaded = evicting_llama(path), evicting_llama(path)
+    saved.eval(random_tokens(rng, 150))
+    state = pickle.loads(pickle.dumps(saved.save_state()))
+    assert isinstance(state, llama_cpp.LlamaState)
+    loaded.load_state(state)
+    np.testing.assert_array_equal(loaded.scores[:150], saved.scores[:150])
+    assert_same_future(saved, loaded, random_tokens(rng, 60))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"hh": 21},
+        {"slack": 9},
+        {"positions": "dense"},
+        {"n_ctx": 300, "slack": 290},
+        {"type_k": KV_TYPES["f32"]},
+        {"flash_attn": True},
+        {"evict": False},
+    ],
+    ids=lambda other: " ".join(other),
+)
+def test_state_of_other_settings_is_refused(
+    tmp_path: Path, path: Path, rng: np.random.Generator, other: dict[str, Any]
+) -> None:
+    saved = evicting_llama(path)
+    saved.eval(random_tokens(rng, 60))
+    long = write_tiny_gguf(tmp_path / "long.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=400)
+    loaded = evicting_llama(long if "n_ctx" in other else path, **other)
+    loaded.eval([1, 2, 3])
+    with pytest.raises(StateError, match="damaged, or of another model or other settings"):
+        loaded.load_kv_state(saved.kv_state(), saved.input_ids[:60])
+    assert loaded.n_tokens == loaded.kv.used == 0
+    loaded.eval(random_tokens(rng, 60))
+
+
+@pytest.mark.parametrize("sizes", [{"n_layer": 3}, {"n_head_kv": 4}, {"head_size": 64}])
+def test_state_of_another_model_is_refused(
+    tmp_path: Path, path: Path, rng: np.random.Generator, sizes: dict[str, int]
+) -> None:
+    saved = evicting_llama(path)
+    saved.eval(random_tokens(rng, 60))
+    sizes = {"n_layer": N_LAYER, "n_ctx_train": N_POS, **sizes}
+    other = evicting_llama(write_tiny_gguf(tmp_path / "other.gguf", seed=4, **sizes))
+    with pytest.raises(StateError):
+        other.load_kv_state(saved.kv_state(), saved.input_ids[:60])
+
+
+def test_tokens_must_belong_to_the_state(path: Path, rng: np.random.Generator) -> None:
+    llm = evicting_llama(path)
+    llm.eval(random_tokens(rng, 60))
+    with pytest.raises(StateError):
+        llm.load_kv_state(llm.kv_state(), llm.input_ids[:59])
+    assert llm.n_tokens == 0
+
+
+def test_damaged_states_do_no_harm(path: Path, rng: np.random.Generator) -> None:
+    """They are refused, or what is in them is used as it stands: no crash, no endless loop."""
+    llm = evicting_llama(path, logits_all=False)
+    tokens = random_tokens(rng, 130)
+    llm.eval(tokens)
+    state = llm.kv_state()
+    refused = 0
+    for attempt in range(300):
+        damaged = bytearray(state)
+        if attempt % 10 == 0:
+            del damaged[int(rng.integers(0, len(damaged))) :]
+        else:
+            # most bytes are rows; the numbers that could lead astray are in front
+            where = int(rng.integers(0, 1200 if attempt % 2 else len(damaged)))
+            damaged[where] ^= 1 << int(rng.integers(0, 8))
+        try:
+            llm.load_kv_state(bytes(damaged), tokens)
+        except StateError:
+            refused += 1
+            assert llm.n_tokens == llm.kv.used == 0
+            continue
+        llm.eval(tokens[:30])
+    assert refused > 60
+    llm.load_kv_state(state, tokens)
+
+
+def test_pinned_rows_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:
+    settings = {"heavy": 20, "recent": 12, "slack": 8, "n_pos": N_POS}
+    clear = False
+    while not clear:
+        tokens = random_tokens(rng, 150)
+        reference = ReferenceLlama.from_gguf(path, **settings)
+        reference.pin(11)
+        reference.eval(tokens)
+        clear = chose_clearly(reference)
+    llm = evicting_llama(path, type_k=KV_TYPES["f32"], type_v=KV_TYPES["f32"], logits_all=False)
+    llm.pin(11)
+    llm.eval(tokens)
+    for layer in range(N_LAYER):
+        positions, _ = llm.kv_rows(layer)
+        for head, kept in enumerate(positions):
+            np.testing.assert_array_equal(kept, reference.positions(layer, head))
+            assert kept[:11].tolist() == list(range(11))
+    assert (llm.kv.pinned, llm.kv.heavy, llm.kv.budget) == (11, 9, 32)
+
+
+def test_pins_end_with_the_text(path: Path, rng: np.random.Generator) -> None:
+    llm = evicting_llama(path)
+    llm.pin(5)
+    llm.eval(random_tokens(rng, 60))
+    llm.reset()
+    assert llm.kv.pinned == 0
+
+
+def test_too_many_pins_are_refused(path: Path) -> None:
+    llm = evicting_llama(path)
+    llm.pin(20)
+    with pytest.raises(SettingsError, match=r"21 tokens to pin do not fit the 20 rows .* raise hh"):
+        llm.pin(21)
+    evicting_llama(path, evict=False).pin(1000)
+
+
+def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Generator) -> None:
+    llm = evicting_llama(path)
+    llm.eval(random_tokens(rng, 100))
+    first = next(n for n in range(101) if n and llm.can_remove_tail(n))
+    assert 100 - 12 - 8 <= first <= 100 - 12
+    assert not llm.remove_tail(first - 1)
+    assert llm.n_tokens == 100
+    assert llm.remove_tail(first)
+    assert llm.n_tokens == first
+    assert llm.remove_tail(0)
+    assert llm.kv.used == 0
+    with pytest.raises(ValueError, match="the text has 0 tokens"):
+        llm.remove_tail(1)
