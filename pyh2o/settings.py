@@ -29,7 +29,8 @@ class EvictionSettings:
         slack: cells beyond the budget that fill up between two compactions; None fills the
             last block of cells llama.cpp allocates anyway. 1 is the paper's algorithm.
         positions: "original" positions for the rotary embeddings until those the model was trained
-            on are used up, and a re-base to dense ones then; or "dense" ones at every compaction.
+            on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
+            the order of the text, at every compaction.
     """
 
     hh: float | int = 0.1

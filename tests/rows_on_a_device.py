@@ -15,6 +15,7 @@ from pyh2o.llama import KV_TYPES, Llama
 from pyh2o.reference import ReferenceLlama
 
 CHUNK = 7
+N_POS = 64
 
 
 def add_device(endpoint: str) -> None:
@@ -27,7 +28,7 @@ def add_device(endpoint: str) -> None:
 
 def main(endpoint: str, path: str, attention: str) -> None:
     add_device(endpoint)
-    reference = ReferenceLlama.from_gguf(path, heavy=12, recent=9, slack=CHUNK)
+    reference = ReferenceLlama.from_gguf(path, heavy=12, recent=9, slack=CHUNK, n_pos=N_POS)
     llm = Llama(
         path,
         hh=12,
@@ -53,6 +54,15 @@ def main(endpoint: str, path: str, attention: str) -> None:
             for head in range(2):
                 np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
     assert llm.kv.compactions == reference.n_compactions > 10
+    assert llm.kv.rebases == reference.n_rebases > 4
+
+    state, more = llm.kv_state(), tokens[:20].tolist()
+    futures = []
+    for _ in range(2):
+        llm.load_kv_state(state, tokens)
+        llm.eval(more)
+        futures.append(llm.scores[len(tokens) : llm.n_tokens].copy())
+    np.testing.assert_array_equal(*futures)
     llm.close()
 
 

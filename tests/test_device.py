@@ -61,7 +61,7 @@ def _listens(address: tuple[str, int]) -> bool:
 def test_rows_on_a_device_are_those_of_the_reference(
     tmp_path: Path, endpoint: str, attention: str
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
     client = Path(__file__).parent / "rows_on_a_device.py"
     result = subprocess.run(
         [sys.executable, str(client), endpoint, str(path), attention],

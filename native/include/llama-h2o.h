@@ -12,7 +12,7 @@
 //   budget    pinned + heavy + recent: rows per (layer, KV head) right after a compaction
 //   slack     cells beyond the budget that fill up between two compactions
 //   capacity  budget + slack: most cells that are ever in use
-//   re-base   giving the kept rows new, dense positions for their rotary embedding
+//   re-base   giving the kept rows lower positions for their rotary embedding
 //
 // Before a batch that would exceed the capacity is decoded, a compaction chooses the rows of every
 // (layer, KV head) on its own, moves the chosen rows of the cells that are about to be freed into
@@ -22,8 +22,9 @@
 //
 // Positions of a text count its tokens as if nothing were evicted, and go on for ever. Rotary
 // embeddings (RoPE) know only the positions the model was trained on. When those are used up a
-// re-base gives the rows of every head new ones, dense and in the order of the text, by rotating
-// the keys on; new tokens follow them. Keys that cannot be rotated on end the text instead.
+// re-base moves the rows of every head half of them back, by rotating the keys on; new tokens follow.
+// Rows from further back are packed at the start, in the order of the text. Keys that cannot be
+// rotated on end the text instead.
 //
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
@@ -83,7 +84,7 @@ enum llama_h2o_status {
 
 enum llama_h2o_positions {
     LLAMA_H2O_POSITIONS_ORIGINAL = 0, // those of the text, until they are used up: a re-base then
-    LLAMA_H2O_POSITIONS_DENSE    = 1, // a re-base at every compaction
+    LLAMA_H2O_POSITIONS_DENSE    = 1, // 0, 1, 2 ... in the order of the text after every compaction
 };
 
 struct llama_h2o_params {

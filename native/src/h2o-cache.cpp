@@ -522,8 +522,9 @@ void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
 // re-base
 //
 
-// Rotates the rows of every head to the positions 0, 1, 2 ... in the order of the text; the token at
-// p_next follows them. Each row goes from the position it has to the new one in a single step.
+// Rotates all rows back, by as much as the token at p_next has to go back. Distances stay, but for rows
+// that would get a position below zero: those are packed at the start, in the order of the text. Each
+// row goes from the position it has to the new one in a single step.
 void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
     ctx.synchronize();
 
@@ -534,6 +535,12 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
     std::vector<uint32_t> order = used_cells(s);
 
     list_rows(s, order);
+
+    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare
+    const llama_pos n_rows = llama_pos(order.size());
+    const llama_pos next =
+            params.positions == LLAMA_H2O_POSITIONS_DENSE ? n_rows : std::max(n_rows, llama_pos(params.n_pos / 2));
+    const llama_pos back = p_next - st.shift - next;
 
     std::vector<llama_h2o_turn> turns;
 
@@ -551,10 +558,11 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
 
             turns.clear();
             for (size_t i = 0; i < order.size(); ++i) {
-                const llama_pos dense = llama_pos(i);
-                if (rope_pos[order[i]] != dense) {
-                    turns.push_back({ order[i], dense - rope_pos[order[i]] });
-                    rope_pos[order[i]] = dense;
+                const llama_pos old_pos = rope_pos[order[i]];
+                const llama_pos new_pos = std::max(llama_pos(i), old_pos - back);
+                if (new_pos != old_pos) {
+                    turns.push_back({ order[i], new_pos - old_pos });
+                    rope_pos[order[i]] = new_pos;
                 }
             }
 
@@ -566,7 +574,7 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
         k.commit();
     }
 
-    st.shift = p_next - llama_pos(order.size());
+    st.shift += back;
 
     st.n_rebases    += 1;
     st.t_rebases_us += ggml_time_us() - t_start_us;

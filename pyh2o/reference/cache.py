@@ -138,19 +138,22 @@ class LayerCache:
             self._keep(rows)
         return smallest
 
-    def rebase(self, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
-        """Rotate the keys in use to the positions 0, 1, 2 ... in the order of the text.
+    def rebase(self, back: int, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
+        """Rotate the keys in use `back` positions back.
+
+        Those that would get a position below 0 are packed at the start, in the order of the text.
 
         Args:
+            back: positions.
             rotate: turns keys [n_rows, head_size] by [n_rows] positions.
         """
         for head in range(self.row_positions.shape[0]):
             in_use = np.flatnonzero(~self.evicted[head])
-            dense = np.arange(in_use.size)
+            before = self.rotary_positions[head, in_use]
+            after = np.maximum(np.arange(in_use.size), before - back)
             keys = self.keys[head, in_use].astype(np.float64)
-            turned = rotate(keys, dense - self.rotary_positions[head, in_use])
-            self.keys[head, in_use] = turned.astype(self.keys.dtype)
-            self.rotary_positions[head, in_use] = dense
+            self.keys[head, in_use] = rotate(keys, after - before).astype(self.keys.dtype)
+            self.rotary_positions[head, in_use] = after
 
     def remove(self, first_position: int) -> None:
         """Drop all rows of positions >= `first_position`; the scores of the others stay."""

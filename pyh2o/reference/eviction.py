@@ -35,7 +35,7 @@ class EvictionParameters:
     pinned: int = 0  # rows of positions 0 .. pinned - 1
     slack: int = 1  # rows beyond the budget between two compactions, at least 1
     n_pos: int | None = None  # positions rotary embeddings may use; None: as many as there are
-    dense: bool = False  # re-base at every compaction, not only when n_pos are used up
+    dense: bool = False  # dense positions at every compaction, not half of n_pos when used up
 
     def __post_init__(self) -> None:
         for name in ("heavy", "recent", "pinned", "slack"):

@@ -252,15 +252,23 @@ class ReferenceLlama:
             self._rebase()
 
     def _rebase(self) -> None:
-        """Give the kept rows the positions 0, 1, 2 ...; the next token follows them.
+        """Move the kept rows and the next token back.
 
-        This is where H2O's streaming variant differs: it caches keys that are not rotated yet and
-        rotates them to their places in the cache at every step (FMInference/H2O,
-        `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
+        The next token gets half of the positions, or with `dense` the first one behind the rows,
+        which then have 0, 1, 2 ... That is H2O's streaming variant at the time of a compaction:
+        the authors cache keys that are not rotated yet and rotate them to their places in the cache
+        at every step (FMInference/H2O, `utils_real_drop/modify_llama.py`, class
+        `H2OLlamaAttention_streaming`).
         """
+        eviction = self.eviction
+        assert eviction is not None
+        next_position = self.n_rows
+        if not eviction.dense and eviction.n_pos is not None:
+            next_position = max(next_position, eviction.n_pos // 2)
+        back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
-            cache.rebase(lambda keys, turns: self._rotated(keys[None], turns)[0])
-        self._shift = self.n_tokens - self.n_rows
+            cache.rebase(back, lambda keys, turns: self._rotated(keys[None], turns)[0])
+        self._shift += back
         self.n_rebases += 1
 
     def _compact(self, eviction: EvictionParameters) -> None:
