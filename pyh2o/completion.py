@@ -114,8 +114,7 @@ def complete(
     tokens = prompt_tokens(llama, request.prompt, request.suffix, infill)
     check_prompt(llama, tokens, position_limit, evicting)
     _check_logprobs(llama, request)
-    keeps_states = _keeps_states(llama, evicting)
-    if keeps_states:
+    if llama.cache is not None:
         _load_state(llama, tokens)
     _set_seed(llama, request.seed)
 
@@ -123,12 +122,12 @@ def complete(
     generation = Generation(llama, request, tokens, room)
     if request.stream:
         yield from _chunks(generation, envelope)
-        if keeps_states:
+        if llama.cache is not None:
             _save_state(llama, tokens + generation.tokens)
         return
     appended = request.suffix if request.suffix is not None and infill is None else ""
     result = _result(generation, envelope, appended)
-    if keeps_states:
+    if llama.cache is not None:
         _save_state(llama, tokens + generation.tokens)
     yield result
 
@@ -381,20 +380,12 @@ def _set_seed(llama: Llama, seed: int | None) -> None:
     llama.set_seed(random.Random(llama._seed).randint(0, 2**32) if seed is None else seed)
 
 
-def _keeps_states(llama: Llama, evicting: bool) -> bool:
-    """Whether states are loaded from the prompt cache, if there is one, and saved to it."""
-    if llama.cache is not None and evicting:
-        warnings.warn(
-            "the prompt cache (set_cache) is left alone: it is made for states of a full KV cache, "
-            "and this one evicts",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return llama.cache is not None and not evicting
-
-
 def _load_state(llama: Llama, prompt: list[int]) -> None:
-    """Load the state that spares more of the prompt than what is in the KV cache, if any does."""
+    """Load the state that spares more of the prompt than what is in the KV cache, if any does.
+
+    `generate` goes on from it. If rows were evicted that the prompt needs, where it leaves the text
+    of the state, `generate` reads the prompt anew.
+    """
     assert llama.cache is not None
     try:
         state = llama.cache[prompt]
@@ -402,9 +393,16 @@ def _load_state(llama: Llama, prompt: list[int]) -> None:
         _log(llama, "prompt cache: nothing to re-use")
         return
     spared = Llama.longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), prompt)
-    if spared > Llama.longest_token_prefix(llama._input_ids.tolist(), prompt):
+    if spared <= Llama.longest_token_prefix(llama._input_ids.tolist(), prompt):
+        return
+    try:
         llama.load_state(state)
-        _log(llama, f"prompt cache: {spared} prompt tokens re-used")
+    except (RuntimeError, ValueError) as error:
+        # Caches can be shared, on disk even, by models and settings that differ.
+        warnings.warn(f"a state in the prompt cache is left: {error}", RuntimeWarning, stacklevel=2)
+        llama.reset()
+    else:
+        _log(llama, f"prompt cache: state with {spared} of the prompt's tokens loaded")
 
 
 def _save_state(llama: Llama, tokens: list[int]) -> None:

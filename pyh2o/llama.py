@@ -17,9 +17,11 @@ from ._library import use_own_library
 use_own_library()
 
 import llama_cpp
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import completion
 from .cache import FloatArray, IntArray, KVCache, check_model
+from .drafts import FittingDrafts
 from .errors import (
     ContextLimitError,
     EvictedError,
@@ -29,9 +31,14 @@ from .errors import (
     SettingsError,
     StateError,
 )
+from .openai_words import OpenAIChat, as_json_object
 from .settings import Budget, EvictionSettings, Positions, whole_blocks
 from .statistics import KVStatistics
+from .text_stream import PieceDetokenizer, detokenize
 from .threads import physical_cores
+
+# Programs may put the class below in the place of this one.
+StockLlama = llama_cpp.Llama
 
 # Types of the KV cache by the name users know them by, as ggml type numbers.
 KV_TYPES: dict[str, int] = {
@@ -40,8 +47,12 @@ KV_TYPES: dict[str, int] = {
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
+STATE_MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
+
 _QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
 
+# Place of `reset` among the parent's positional arguments of `generate`, after the tokens.
+RESET_ARGUMENT = 6
 # llama_cpp uses one sequence.
 SEQUENCE = 0
 # Tokens of the text that are made room for at once.
@@ -66,6 +77,10 @@ class HeavyHitter:
     position: int
     score: float
     rows: int
+
+
+class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]
+    """A state with the rows that eviction keeps, which has a format of its own."""
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
@@ -100,7 +115,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
     """
 
+    # The parent sets these.
     n_batch: int
+    n_tokens: int
+    input_ids: npt.NDArray[np.intc]
+    scores: npt.NDArray[np.single]
 
     def __init__(
         self,
@@ -223,10 +242,28 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         except NativeError as error:
             self.close()
             raise SettingsError(f"eviction cannot start: {error}") from error
-        # From here on the parent's limits are those of the positions, not of the cells.
+        # From here on the parent's limits are those of the positions, not of the cells. Programs
+        # that read these parameters want to know how much text they can give.
+        self.context_params.n_ctx = self._window
         self.position_limit = self._kv.counters().pos_limit
         self._n_ctx = self.position_limit
         self._grow_record(0)
+
+    @property
+    def draft_model(self) -> Any:
+        """Guesses how the text goes on, for speculative decoding; None for none."""
+        return self._draft_model
+
+    @draft_model.setter
+    def draft_model(self, model: Any) -> None:
+        self._draft_model = None if model is None else FittingDrafts(model, self)
+
+    def room_in_batch(self) -> int:
+        """Tokens that can be evaluated at once without a compaction."""
+        if self._budget is None:
+            return self.n_batch
+        assert self._kv is not None
+        return min(self.n_batch, self._budget.capacity - self._kv.counters().n_used)
 
     def _grow_record(self, n_tokens: int) -> None:
         """Let the parent's record of the text hold so many tokens, and what a draft model adds.
@@ -252,6 +289,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             slack=settings.slack,
             positions=settings.positions,
             evict=self.evicting,
+            draft_model=self._draft_model and self._draft_model.model,
         )
         return state
 
@@ -452,7 +490,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
-        """The parent's generator of tokens; it ends at `position_limit`."""
+        """The parent's generator of tokens; it ends at `position_limit`.
+
+        What is in the cache and begins the prompt is not read again, but for text whose rows would
+        be others now if what comes after it had never been there.
+        """
+        reset = args[RESET_ARGUMENT] if len(args) > RESET_ARGUMENT else kwargs.get("reset", True)
+        if self.evicting and reset:
+            self._reset_if_inexact(tokens)
         generator = super().generate(tokens, *args, **kwargs)
         if not self.evicting:
             yield from generator
@@ -467,6 +512,46 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             # the token itself is evaluated next, and what was sent after it
             if self.n_tokens + 1 + len(sent or ()) > self.position_limit:
                 return
+
+    def _reset_if_inexact(self, tokens: Sequence[int]) -> None:
+        """Clear a text that goes on otherwise than the prompt, if a compaction saw how."""
+        assert self._kv is not None
+        assert self._budget is not None
+        n_both = min(self.n_tokens, len(tokens))
+        differ = np.flatnonzero(self.input_ids[:n_both] != np.asarray(tokens[:n_both]))
+        n_common = int(differ[0]) if differ.size else n_both
+        if n_common == self.n_tokens:
+            return
+        removable = self._kv.counters().pos_removable
+        # The last compaction kept this many rows before the next token for being recent.
+        n_seen = removable + self._budget.recent
+        if removable > 0 and min(n_common, len(tokens) - 1) < n_seen:
+            self.reset()
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
+        if "response_format" in kwargs:
+            kwargs["response_format"] = as_json_object(kwargs["response_format"])
+        return StockLlama.create_chat_completion(self, *args, **kwargs)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
+        chat = OpenAIChat(self)
+        return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The text of tokens; those of more than 32 bytes have one, too, unlike in the parent."""
+        if type(self.tokenizer_) is not LlamaTokenizer:
+            text: bytes = super().detokenize(tokens, prev_tokens, special)
+            return text
+        vocab, bos = self._model.vocab, self.token_bos()
+        parts = PieceDetokenizer(vocab, bos, starts_text=False, special=special)
+        return detokenize(parts, tokens)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(
@@ -509,9 +594,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         newest = llama_cpp.llama_memory_seq_pos_max(memory, SEQUENCE)
         if read != len(data) or newest != len(tokens) - 1:
             self.reset()
-            raise StateError(
-                "the state does not fit: it is damaged, or of another model or other settings"
-            )
+            raise StateError(STATE_MISFIT)
         if self.evicting:
             self._grow_record(len(tokens))
         self.input_ids[: len(tokens)] = tokens
@@ -524,7 +607,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             return super().save_state()
         data = self.kv_state()
         n_logits = self.n_tokens if self._logits_all else 0
-        return llama_cpp.LlamaState(
+        return EvictingState(
             input_ids=self._input_ids.copy(),
             scores=self.scores[:n_logits].copy(),
             n_tokens=self.n_tokens,
@@ -539,12 +622,27 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             StateError: another model, other settings, or damaged data.
         """
+        # llama.cpp must not even try to read the other format: it takes any bytes for sizes.
+        if isinstance(state, EvictingState) != self.evicting:
+            raise StateError(STATE_MISFIT)
         if not self.evicting:
-            super().load_state(state)
+            self._load_full_state(state)
             return
         self.load_kv_state(state.llama_state, state.input_ids[: state.n_tokens])
         self.scores[: len(state.scores)] = state.scores
         self._seed = state.seed
+
+    def _load_full_state(self, state: llama_cpp.LlamaState) -> None:
+        """The parent takes over the record of the state, which may be shorter than this one."""
+        record = self.input_ids
+        try:
+            super().load_state(state)
+        except (RuntimeError, ValueError) as error:
+            self.input_ids = record
+            self.reset()
+            raise StateError(STATE_MISFIT) from error
+        self.input_ids = record
+        self.input_ids[: state.n_tokens] = state.input_ids[: state.n_tokens]
 
 
 def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:

@@ -67,9 +67,13 @@ class PieceDetokenizer:
     if the text begins here or its first token is BOS, as in `llama_cpp.Llama.detokenize`.
     """
 
-    def __init__(self, vocab: llama_vocab_p, bos: int, *, starts_text: bool) -> None:
+    def __init__(
+        self, vocab: llama_vocab_p, bos: int, *, starts_text: bool, special: bool = False
+    ) -> None:
+        """`special` gives control tokens their text."""
         self._vocab = vocab
         self._bos = bos
+        self._special = special
         self._at_first_token = True
         self._drop_space = starts_text
 
@@ -88,10 +92,10 @@ class PieceDetokenizer:
 
     def piece(self, token: int) -> bytes:
         buffer = (ctypes.c_char * PIECE_BYTES)()
-        size = llama_token_to_piece(self._vocab, token, buffer, PIECE_BYTES, 0, False)
+        size = llama_token_to_piece(self._vocab, token, buffer, PIECE_BYTES, 0, self._special)
         if size < 0:
             buffer = (ctypes.c_char * -size)()
-            size = llama_token_to_piece(self._vocab, token, buffer, -size, 0, False)
+            size = llama_token_to_piece(self._vocab, token, buffer, -size, 0, self._special)
         return buffer.raw[:size]
 
 
@@ -213,6 +217,17 @@ class TextStream:
     def stopped(self) -> bool:
         """Whether a stop string has come."""
         return self._stops.found is not None
+
+    @property
+    def held(self) -> bytes:
+        """Bytes held back: an unfinished character, or what a stop string may begin in."""
+        return b"".join(bytes(span.data) for span in self._held)
+
+    @property
+    def held_stop(self) -> bytes:
+        """Bytes held back from the stop string on."""
+        assert self._stops.found is not None
+        return self.held[self._stops.found - self._held[0].start :]
 
     def feed(self, data: bytes, tokens: int = 1) -> list[Piece]:
         """Add the bytes of the next token or tokens; return the pieces that are ready now."""

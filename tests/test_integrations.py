@@ -1,0 +1,240 @@
+"""Libraries that use `llama_cpp.Llama`, with `pyh2o.Llama` in its place.
+
+They make the model themselves, so a program puts ours where they look for llama_cpp's:
+
+    from pyh2o import Llama  # first, so that llama_cpp runs on our library
+    import llama_cpp
+
+    llama_cpp.Llama = Llama  # before the library that uses it is imported
+
+The texts are longer than the cache; with llama_cpp's class all of this fails. A prompt that is in
+the cache already is not read again, which spares time but is not exact where rows have been evicted
+since; `reset()` makes results repeatable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from pyh2o import Llama
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import ONE_THREAD, tiny_llama
+
+WINDOW = 256
+COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16}
+LONG_PROMPT = "Once upon a time there was a window. " * 12
+EOS, BYTE_0 = 2, 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf",
+        seed=6,
+        n_ctx_train=1024,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_socket: socket.socket, address: Any) -> None:
+        raise AssertionError(f"a test wants to connect to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(autouse=True)
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours in the place of llama_cpp's class, for libraries that are imported from here on."""
+    monkeypatch.setattr(llama_cpp, "Llama", Llama)
+
+
+def library(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A module that was not imported before, or skip the test."""
+    for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    pytest.importorskip(name.partition(".")[0], reason=f"{name} is not installed")
+    return importlib.import_module(name)
+
+
+def assert_evicting(llm: Any) -> None:
+    assert type(llm) is Llama
+    assert llm.n_tokens > WINDOW > llm.kv.capacity
+    assert llm.kv.used <= llm.kv.capacity
+
+
+@pytest.fixture
+def direct(path: Path) -> Iterator[Llama]:
+    """The model that the libraries make, made by ourselves."""
+    with tiny_llama(path, n_ctx=WINDOW, n_batch=8, **COUNTS) as llm:
+        yield llm
+
+
+# ---------------------------------------------------------------------------------------------
+# LangChain
+# ---------------------------------------------------------------------------------------------
+
+LANGCHAIN: dict[str, Any] = {
+    "n_ctx": WINDOW,
+    "n_threads": 1,
+    "max_tokens": 30,
+    "temperature": 0.0,
+    "verbose": False,
+    "model_kwargs": {**COUNTS, "n_threads_batch": 1},
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_langchain_s_llm(
+    path: Path, direct: Llama, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    llms = library(monkeypatch, "langchain_community.llms")
+    llm = llms.LlamaCpp(model_path=str(path), streaming=streaming, **LANGCHAIN)
+    expected = direct(LONG_PROMPT, max_tokens=30, temperature=0.0, repeat_penalty=1.1)
+    text = expected["choices"][0]["text"]
+    assert llm.invoke(LONG_PROMPT) == text
+    assert_evicting(llm.client)
+    llm.client.reset()
+    assert "".join(llm.stream(LONG_PROMPT)) == text
+    llm.client.reset()
+    assert llm.invoke(LONG_PROMPT, stop=[text[3:5]]) == text.partition(text[3:5])[0]
+    assert llm.get_num_tokens(LONG_PROMPT) == expected["usage"]["prompt_tokens"]
+
+
+def test_langchain_s_llm_with_a_grammar(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llms = library(monkeypatch, "langchain_community.llms")
+    llm = llms.LlamaCpp(model_path=str(path), grammar='root ::= "yes" | "no"', **LANGCHAIN)
+    assert llm.invoke(LONG_PROMPT) in ("yes", "no")
+    assert_evicting(llm.client)
+
+
+def test_langchain_s_chat_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_models = library(monkeypatch, "langchain_community.chat_models")
+    llm = chat_models.ChatLlamaCpp(model_path=str(path), **LANGCHAIN)
+    messages = [("system", "Be brief."), ("human", LONG_PROMPT)]
+    answer = llm.invoke(messages)
+    assert len(answer.content) > 0
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
+    assert_evicting(llm.client)
+    llm.client.reset()
+    assert "".join(chunk.content for chunk in llm.stream(messages)) == answer.content
+
+
+def test_langchain_s_structured_output(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_models = library(monkeypatch, "langchain_community.chat_models")
+    schema = {
+        "title": "set_flag",
+        "description": "Sets the flag.",
+        "type": "object",
+        "properties": {"flag": {"type": "boolean"}},
+        "required": ["flag"],
+    }
+    llm = chat_models.ChatLlamaCpp(model_path=str(path), **{**LANGCHAIN, "max_tokens": 200})
+    answer = llm.with_structured_output(schema).invoke(LONG_PROMPT)
+    assert answer in ({"flag": True}, {"flag": False})
+    assert_evicting(llm.client)
+
+
+# ---------------------------------------------------------------------------------------------
+# LlamaIndex
+# ---------------------------------------------------------------------------------------------
+
+
+def test_llama_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = library(monkeypatch, "llama_index.llms.llama_cpp")
+    core = library(monkeypatch, "llama_index.core.llms")
+    llm = module.LlamaCPP(
+        model_path=str(path),
+        temperature=0.0,
+        max_new_tokens=30,
+        context_window=WINDOW,
+        model_kwargs={**COUNTS, **ONE_THREAD},
+        messages_to_prompt=lambda messages: "".join(f"{each.content}\n" for each in messages),
+        completion_to_prompt=lambda prompt: prompt,
+        verbose=False,
+    )
+    assert llm.metadata.context_window == WINDOW
+    text = llm.complete(LONG_PROMPT).text
+    assert_evicting(llm._model)
+    with tiny_llama(path, n_ctx=WINDOW, **COUNTS) as direct:
+        answer = direct(LONG_PROMPT, max_tokens=30, temperature=0.0)
+        assert text == answer["choices"][0]["text"]
+    llm._model.reset()
+    assert "".join(chunk.delta for chunk in llm.stream_complete(LONG_PROMPT)) == text
+    message = core.ChatMessage(role="user", content=LONG_PROMPT)
+    llm._model.reset()
+    spoken = llm.chat([message]).message.content
+    llm._model.reset()
+    assert [*llm.stream_chat([message])][-1].message.content == spoken
+
+
+# ---------------------------------------------------------------------------------------------
+# Instructor
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drafting(path: Path) -> Iterator[Llama]:
+    """As Instructor's documentation makes its model: with a draft model."""
+    drafts = LlamaPromptLookupDecoding(num_pred_tokens=2)
+    with tiny_llama(path, n_ctx=WINDOW, logits_all=True, draft_model=drafts, **COUNTS) as llm:
+        yield llm
+
+
+def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    instructor = library(monkeypatch, "instructor")
+    pydantic = pytest.importorskip("pydantic")
+
+    class Flag(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+        name: str = pydantic.Field(max_length=4)
+        flag: bool
+
+    create = instructor.patch(
+        create=drafting.create_chat_completion_openai_v1, mode=instructor.Mode.JSON_SCHEMA
+    )
+    messages = [{"role": "user", "content": LONG_PROMPT}]
+    answer = create(messages=messages, response_model=Flag, max_retries=0, max_tokens=200, seed=1)
+    assert isinstance(answer, Flag)
+    assert_evicting(drafting)
+
+    drafting.reset()
+    partial = create(
+        messages=messages,
+        response_model=instructor.Partial[Flag],
+        stream=True,
+        max_tokens=200,
+        seed=1,
+    )
+    *_, last = itertools.chain([None], partial)
+    assert last is not None
+    assert last.model_dump() == answer.model_dump()
+
+
+# ---------------------------------------------------------------------------------------------
+# llama_cpp's own server
+# ---------------------------------------------------------------------------------------------
+
+
+def test_llama_cpp_s_server_makes_our_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m llama_cpp.server` does; `pyh2o serve` is what takes our settings."""
+    server = library(monkeypatch, "llama_cpp.server.model")
+    settings = server.ModelSettings(
+        model=str(path), n_ctx=WINDOW, n_threads=1, n_threads_batch=1, logits_all=False
+    )
+    proxy = server.LlamaProxy([settings])
+    try:
+        assert type(proxy()) is Llama
+        assert proxy().n_ctx() == WINDOW
+    finally:
+        proxy.free()

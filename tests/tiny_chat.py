@@ -1,0 +1,145 @@
+"""Chat templates of the shapes that models have, and tiny models with their special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gguf import GGUFWriter, TokenType
+
+import tiny_gguf
+
+# A system prompt of its own where none is given; every message between two marks.
+CHATML = """\
+{%- if not messages or messages[0].role != 'system' -%}
+<|im_start|>system
+Be of help.<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+
+# Marks are ordinary text, contents are trimmed, the system prompt is a part of the first message.
+LLAMA_2 = """\
+{%- set ns = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set ns.system = '<<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' -%}
+{%- elif message.role == 'user' -%}
+{{ bos_token + '[INST] ' + ns.system + message.content.strip() + ' [/INST]' }}
+{%- set ns.system = '' -%}
+{%- else -%}
+{{ ' ' + message.content.strip() + ' ' + eos_token }}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+# Headers of several special tokens; contents are trimmed.
+LLAMA_3 = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+{{- message.content | trim + '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif -%}
+"""
+
+# No system prompts, and roles that have to alternate.
+GEMMA = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{{ raise_exception('System role not\\nsupported') }}
+{%- elif (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('Roles must alternate') }}
+{%- endif -%}
+{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\\n' }}
+{{- message.content | trim + '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<start_of_turn>model\\n' }}
+{%- endif -%}
+"""
+
+# The system prompt goes into the newest message.
+MISTRAL = """\
+{{- bos_token -}}
+{%- set start = 1 if messages[0].role == 'system' else 0 -%}
+{%- for message in messages[start:] -%}
+{%- if message.role == 'user' -%}
+{{ '[INST] ' }}
+{%- if start and loop.last -%}
+{{ messages[0].content + '\\n\\n' }}
+{%- endif -%}
+{{ message.content + '[/INST]' }}
+{%- else -%}
+{{ ' ' + message.content + eos_token }}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+# Thoughts are dropped from earlier answers.
+THINKING = CHATML.replace(
+    "{{ message.content }}", "{{ message.content.split('</think>')[-1].lstrip() }}"
+)
+# And the call for an answer opens them.
+OPENS_THOUGHTS = THINKING.replace("assistant\n{%", "assistant\n<think>\n{%")
+# Earlier answers show that there were none.
+EMPTY_THOUGHTS = CHATML.replace(
+    "{{ message.content }}",
+    "{{ '<think></think>' if message.role == 'assistant' else '' }}{{ message.content }}",
+)
+
+# Earlier turns change with later ones.
+COUNTING = "{{ messages | length }} messages\n" + CHATML
+LAST_ONLY = CHATML.replace("in messages -%}", "in messages[-1:] -%}")
+
+MARKS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+)
+
+
+def write_chat_gguf(
+    path: Path,
+    template: str | None,
+    *,
+    user_defined: Sequence[str] = (),
+    seed: int = 4,
+    **sizes: Any,
+) -> Path:
+    """Write a tiny model whose last tokens are `MARKS`.
+
+    Args:
+        path: file to write.
+        template: chat template.
+        user_defined: marks that the tokenizer finds in any text; the others are control tokens.
+        seed, sizes: as for `write_tiny_gguf`.
+    """
+    add_tokenizer = tiny_gguf._add_tokenizer
+
+    def add_tokenizer_with_marks(writer: GGUFWriter, n_vocab: int) -> None:
+        add_tokenizer(writer, n_vocab)
+        values = writer.kv_data[0]
+        tokens = values["tokenizer.ggml.tokens"].value
+        types = values["tokenizer.ggml.token_type"].value
+        for i, mark in enumerate(MARKS, start=n_vocab - len(MARKS)):
+            tokens[i] = mark
+            types[i] = TokenType.USER_DEFINED if mark in user_defined else TokenType.CONTROL
+
+    with mock.patch.object(tiny_gguf, "_add_tokenizer", add_tokenizer_with_marks):
+        return tiny_gguf.write_tiny_gguf(path, seed=seed, chat_template=template, **sizes)
