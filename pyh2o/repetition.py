@@ -1,0 +1,115 @@
+"""Notices that a text has fallen into a loop, and forbids the tokens that would go on with it.
+
+Small models that always take the likeliest token end in loops: the same block of tokens again and
+again, for ever. In a loop of period p every token equals the one p tokens before it. For how many
+tokens that has been so is counted for all periods at once, so the work for a token does not depend
+on the length of the text.
+
+To forbid one token would not help: the model writes another one and returns to its loop. So for
+some time after a loop the text may not copy any longer piece of what it has just said.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# Longest block of tokens whose repetition is seen: some paragraphs.
+MAX_PERIOD = 512
+# It is a loop when at least this many tokens equal those one period before them, and at least two
+# whole periods of them do: five times the same clause, or three times the same paragraph.
+LEAST_MATCHES = 48
+LEAST_COPIES = 2
+# For so many tokens after that, no more than so many may be copied from the last MAX_PERIOD. With 8
+# the demo model could not repeat long names and began to misspell them.
+STRICT_TOKENS = 512
+MOST_COPIED = 16
+# A model that comes back with so many loops in so many tokens has nothing more to say.
+MANY_LOOPS = 6
+MANY_LOOPS_TOKENS = 6000
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that a text has fallen into.
+
+    Attributes:
+        position: tokens written when it was noticed.
+        period: tokens that are repeated.
+    """
+
+    position: int
+    period: int
+
+
+class RepetitionGuard:
+    """Which tokens a text may not go on with; a function of its tokens alone.
+
+    Attributes:
+        loops: number of loops noticed so far.
+        forbidden: tokens that may not come next.
+        hopeless: whether the text has come back to loops again and again, lately.
+    """
+
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        """Start after a prompt: its tokens may not be copied for ever either."""
+        # Of the tokens that a period p ago, from MAX_PERIOD down to 1, were followed by ...
+        periods = np.arange(MAX_PERIOD, 0, -1)
+        self._needed = np.maximum(LEAST_MATCHES, LEAST_COPIES * periods)
+        # ... the same tokens as now: for how many tokens that has been so.
+        self._matches = np.zeros(MAX_PERIOD, dtype=np.int64)
+        # The last tokens are a slice that moves on through this; no token is -1.
+        self._tokens = np.full(8 * MAX_PERIOD, -1, dtype=np.int64)
+        self._end = MAX_PERIOD
+        self._n_tokens = 0
+        self._strict_until = 0
+        self._latest: deque[int] = deque(maxlen=MANY_LOOPS)
+        self.loops = 0
+        # More cannot matter: it is the most that is needed for a loop, and one period before it.
+        for token in prompt[-(LEAST_COPIES + 1) * MAX_PERIOD :]:
+            self._count(token)
+
+    def add(self, token: int) -> Loop | None:
+        """Add the next token that was written; return the loop that it is noticed by, if any."""
+        self._count(token)
+        self._n_tokens += 1
+        if self._n_tokens < self._strict_until:
+            return None
+        looping = np.flatnonzero(self._matches >= self._needed)
+        if not len(looping):
+            return None
+        self.loops += 1
+        self._latest.append(self._n_tokens)
+        self._strict_until = self._n_tokens + STRICT_TOKENS
+        # The last one is the shortest period; the others are its multiples.
+        return Loop(self._n_tokens, MAX_PERIOD - int(looping[-1]))
+
+    @property
+    def forbidden(self) -> list[int]:
+        if self._n_tokens >= self._strict_until:
+            return []
+        copied = self._matches >= MOST_COPIED
+        return np.unique(self._recent()[copied]).tolist() if copied.any() else []
+
+    @property
+    def hopeless(self) -> bool:
+        is_full = len(self._latest) == MANY_LOOPS
+        return is_full and self._n_tokens - self._latest[0] <= MANY_LOOPS_TOKENS
+
+    def _count(self, token: int) -> None:
+        recent = self._recent()
+        self._matches += 1
+        self._matches *= recent == token
+        if self._end == len(self._tokens):
+            self._tokens[:MAX_PERIOD] = recent
+            self._end = MAX_PERIOD
+        self._tokens[self._end] = token
+        self._end += 1
+
+    def _recent(self) -> npt.NDArray[np.int64]:
+        """The last tokens, [MAX_PERIOD]: what came next, one of each period ago."""
+        return self._tokens[self._end - MAX_PERIOD : self._end]
