@@ -71,6 +71,6 @@ BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later 
 .venv/tested: .venv/llama_cpp $(SOURCES)
 	@echo "==> pyh2o and the tools for its tests ($(BUILD_NOTE))"
 	@touch $@.begun
-	$(PIP) install --quiet '.[test,dev]'
+	$(PIP) install --quiet '.[test,dev,integrations]'
 	@mv $@.begun $@
 	@touch -r $@ .venv/built

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyh2o.statistics import KVStatistics
 
@@ -14,17 +14,10 @@ from .interrupts import Interrupts
 from .progress import Bars
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    from pyh2o.conversation import Conversation
 
 INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of an answer: its text and, at the end, the finish reason."""
-
-    text: str
-    finish: str | None = None
+STOPPED = "stop"
 
 
 @dataclass(frozen=True)
@@ -32,41 +25,19 @@ class Answer:
     """An answer and what it took.
 
     Attributes:
-        text: the whole answer.
-        finish: the finish reason of the library, or INTERRUPTED.
+        finish: the finish reason of the library.
+        kept: whether it is in the conversation now; an answer without a token is not.
         read, written: tokens of the prompt evaluated for it, and tokens written.
-        read_seconds: until the first token was there.
-        write_seconds: from the first token to the last.
+        read_seconds: until the first text was there.
+        write_seconds: from the first text to the last.
     """
 
-    text: str
     finish: str
+    kept: bool
     read: int
     read_seconds: float
     written: int
     write_seconds: float
-
-    def reading(self) -> str:
-        """Tokens and speed of reading, for a person."""
-        return f"read {_tokens(self.read)}{_speed(self.read, self.read_seconds)}"
-
-    def writing(self) -> str:
-        """Tokens and speed of writing, for a person; the first token belongs to the reading."""
-        return f"wrote {_tokens(self.written)}{_speed(self.written - 1, self.write_seconds)}"
-
-
-def completion_pieces(chunks: Iterator[dict[str, Any]]) -> Generator[Piece]:
-    """The pieces of a streamed `create_completion`."""
-    for chunk in chunks:
-        choice = chunk["choices"][0]
-        yield Piece(choice["text"], choice["finish_reason"])
-
-
-def chat_pieces(chunks: Iterator[dict[str, Any]]) -> Generator[Piece]:
-    """The pieces of a streamed `create_chat_completion`."""
-    for chunk in chunks:
-        choice = chunk["choices"][0]
-        yield Piece(choice["delta"].get("content") or "", choice["finish_reason"])
 
 
 class Answers:
@@ -87,79 +58,75 @@ class Answers:
         self._bars.reading(done, total)
         self._interrupts.check()
 
-    def run(self, llm: Llama, pieces: Generator[Piece], write: Callable[[str], None]) -> Answer:
+    def run(
+        self,
+        conversation: Conversation,
+        start: Callable[[], Generator[str]],
+        write: Callable[[str], None],
+    ) -> Answer:
         """Stream an answer to `write`.
+
+        Args:
+            conversation: where it belongs.
+            start: gives its text, piece by piece; to stop that early keeps what was said.
+            write: takes each piece.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice.
             PyH2OError: the library refused.
         """
+        turns = conversation.turns
+        began = time.monotonic()
+        with self.undisturbed(), closing(start()) as texts:
+            times, interrupted = self._stream(texts, write)
+        kept = conversation.turns != turns
+        turn = conversation.turns[-1] if kept else None
+        return Answer(
+            finish=turn.finish if turn else INTERRUPTED if interrupted else STOPPED,
+            kept=kept,
+            read=self._read or bool(times),  # no call is made for a prompt of one token
+            read_seconds=(times[0] if times else time.monotonic()) - began,
+            written=turn.end - turn.answer_start if turn else 0,
+            write_seconds=times[-1] - times[0] if times else 0.0,
+        )
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
         self._read = 0
         try:
-            with self._interrupts, closing(pieces):
-                return self._stream(llm, pieces, write)
+            with self._interrupts:
+                yield
         finally:
             self._bars.clear()
 
-    def _stream(self, llm: Llama, pieces: Iterator[Piece], write: Callable[[str], None]) -> Answer:
-        texts: list[str] = []
-        finish = INTERRUPTED
-        start = first = last = time.monotonic()
-        first_position = 0
+    def _stream(
+        self, texts: Iterator[str], write: Callable[[str], None]
+    ) -> tuple[list[float], bool]:
+        """Write the pieces; the times of all of them, and whether Ctrl-C stopped them."""
+        times: list[float] = []
         try:
-            for piece in pieces:
-                if piece.text:
-                    last = time.monotonic()
-                    if not texts:
-                        first, first_position = last, llm.kv.position
-                        self._bars.clear()
-                    texts.append(piece.text)
-                    write(piece.text)
-                if piece.finish:
-                    finish = piece.finish
-                    break
+            for text in texts:
+                times.append(time.monotonic())
+                self._bars.clear()
+                write(text)
                 self._interrupts.check()
         except KeyboardInterrupt:
             if self._interrupts.presses != 1:
                 raise
-        return Answer(
-            text="".join(texts),
-            finish=finish,
-            read=self._read or bool(texts),  # no call is made for a prompt of one token
-            read_seconds=(first if texts else time.monotonic()) - start,
-            written=_written(len(texts), finish, first_position, llm.kv.position),
-            write_seconds=last - first,
-        )
+            return times, True
+        return times, False
 
 
-def why_ended(answer: Answer, kv: KVStatistics) -> str:
-    """Why an answer ended, for a person; `kv` is the cache after it."""
-    if answer.finish == "stop":
+def why_ended(finish: str, kv: KVStatistics) -> str:
+    """A finish reason for a person; `kv` is the cache at the end."""
+    if finish == STOPPED:
         return "the model ended its text"
-    if answer.finish == INTERRUPTED:
+    if finish == INTERRUPTED:
         return "stopped by Ctrl-C"
-    if answer.finish == "trained_context":
+    if finish == "trained_context":
         return f"all {kv.position_limit:,} positions the model was trained for are used up"
     # The token written last has no position yet.
     if not kv.evicting and kv.position + 1 >= kv.window:
         return f"the window of {kv.window:,} tokens is full, and --no-evict drops nothing"
     return "the number of tokens asked for is reached"
-
-
-def _written(pieces: int, finish: str, first_position: int, position: int) -> int:
-    """Tokens written, from the positions when the first piece came and at the end.
-
-    Pieces are too few where a character takes several tokens. The last token has no position
-    yet, unless the model went on from it and then chose to stop.
-    """
-    if pieces == 0:
-        return 0
-    return max(pieces, position - first_position + (finish != "stop"))
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count:,} tokens"
-
-
-def _speed(tokens: int, seconds: float) -> str:
-    return f" at {tokens / seconds:.1f} tokens/s" if tokens > 0 and seconds > 0 else ""

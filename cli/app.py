@@ -9,7 +9,7 @@ import typer
 
 import pyh2o
 
-from . import chat, generate, models
+from . import chat, generate, models, serve, sessions
 from .errors import reported_errors
 from .terminal import replace_unprintable, terminal
 
@@ -23,7 +23,9 @@ app = typer.Typer(
 )
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.add_typer(models.app, name="models")
+app.add_typer(sessions.app, name="sessions")
 
 
 def show_version(wanted: bool) -> None:

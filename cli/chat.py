@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyh2o.errors import PyH2OError
+from pyh2o.sampling import Sampling
 
 from . import loading
-from .answers import INTERRUPTED, Answer, Answers, chat_pieces, why_ended
-from .errors import InputError, reported_errors, say_error
+from .answers import Answers
+from .autosave import Autosave
+from .chat_input import open_source
+from .chat_loop import Chat, say_recompute
+from .continuing import options_of_header, sampling_given, typed_options
+from .errors import EXIT_ERROR, reported_errors
 from .options import RunOptions, takes_run_options
 from .progress import Bars
-from .terminal import terminal
+from .saved_chats import SavedChat, last_chat
+from .terminal import stdout
 
 if TYPE_CHECKING:
+    from pyh2o.conversation import Conversation
     from pyh2o.llama import Llama
 
-PROMPT = "> "
-
-HELP = """\
-/help   this list
-/stats  what the KV cache holds
-/quit   leave (so does Ctrl-D)
-Ctrl-C stops an answer; what was said so far stays in the conversation.
-A line that begins with a space is sent as it is, even if a / follows."""
+SAVING = "Saving"
 
 
 @takes_run_options
 def chat(
+    context: typer.Context,
     *,
     options: RunOptions,
     system: Annotated[
@@ -42,173 +39,97 @@ def chat(
         typer.Option(
             "--system",
             "-s",
-            help="System prompt: what the model is told before the conversation.",
+            help="System prompt: what the model is told before the conversation. It is never "
+            "evicted.",
             show_default="the model's own",
         ),
     ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of an answer, against models that never stop.",
+            show_default="as many as the window has",
+        ),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")
+    ] = False,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--continue", "-c", help="Go on with the last conversation.", rich_help_panel=SAVING
+        ),
+    ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on with the conversation of this name, or begin it.",
+            show_default="a new one, named by the time",
+            rich_help_panel=SAVING,
+        ),
+    ] = None,
+    no_save: Annotated[
+        bool,
+        typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
+    ] = False,
 ) -> None:
     """Talk with a model; the cache never grows beyond its budget and slack.
 
-    Standard input that is not a terminal is answered line by line: pyh2o chat < script.txt
+    Conversations are saved as they go; `pyh2o sessions` lists them. Standard input that is not a
+    terminal is answered line by line (pyh2o chat < script.txt), and saved with --session only.
     """
+    if go_on and session is not None:
+        raise typer.BadParameter("give either --continue or --session NAME")
     with reported_errors():
-        bars = Bars(hidden=options.verbose)
-        answers = Answers(bars)
-        with closing(loading.load_llama(options, bars, answers.on_read)) as llm:
-            Chat(llm, answers, options, system).run()
+        opened = last_chat() if go_on else None if session is None else SavedChat(session)
+        source = open_source(keep_history=not no_save)
+        saving = not no_save and (source.interactive or opened is not None)
+        given = typed_options(context)
+        with closing(Autosave(saving, opened)) as autosave:
+            saved = opened.path if opened is not None and opened.path.exists() else None
+            if saved is not None:
+                options = options_of_header(options, given, _header(saved))
+            bars = Bars(hidden=options.verbose)
+            answers = Answers(bars)
+            with (
+                closing(loading.load_llama(options, bars, answers.on_read)) as llm,
+                autosave.settled(),  # before the model goes
+            ):
+                talk = Chat(
+                    _begin(llm, options, system) if saved is None else _load(llm, saved),
+                    source,
+                    answers,
+                    autosave,
+                    max_tokens=max_tokens or llm.n_ctx(),
+                    markdown=stdout.is_terminal and not plain,
+                )
+                if saved is not None:
+                    talk.say_last_exchange()
+                    talk.adapt(sampling_given(options, given), system)
+                talk.greet()
+                talk.run()
+        if talk.refused and not source.interactive:
+            raise typer.Exit(EXIT_ERROR)
 
 
-class Chat:
-    """A conversation: its messages and the commands of the person."""
+def _begin(llm: Llama, options: RunOptions, system: str | None) -> Conversation:
+    from pyh2o.conversation import Conversation
 
-    def __init__(
-        self, llm: Llama, answers: Answers, options: RunOptions, system: str | None
-    ) -> None:
-        self._llm = llm
-        self._answers = answers
-        self._sampling = options.sampling()
-        self._seed = options.chosen_seed()
-        self._messages: list[dict[str, str]] = []
-        if system:
-            self._messages.append({"role": "system", "content": system})
-        self._at_terminal = sys.stdin.isatty()
-        self._commands: dict[str, Callable[[], None]] = {"/help": self._help, "/stats": self._stats}
-
-    def run(self) -> None:
-        """Answer line after line until /quit or the end of the input.
-
-        Raises:
-            PyH2OError: the library refused a message of a script.
-            KeyboardInterrupt: Ctrl-C while a script is answered.
-        """
-        if self._at_terminal:
-            terminal.say(f"{_cache_line(self._llm)}\n/help lists the commands", style="dim")
-        for line in terminal_lines() if self._at_terminal else script_lines():
-            if line.rstrip() == "/quit":
-                return
-            if line.startswith("/"):
-                self._command(line.rstrip())
-            elif line.strip():
-                self._reply(line.strip())
-
-    def _command(self, line: str) -> None:
-        command = self._commands.get(line)
-        if command is None:
-            name = line.split(maxsplit=1)[0]
-            terminal.say(
-                f"unknown command {name}: /help lists the commands; begin the line with a space to "
-                "send it to the model"
-            )
-        else:
-            command()
-
-    def _help(self) -> None:
-        terminal.say(HELP)
-
-    def _stats(self) -> None:
-        kv = self._llm.kv
-        for entry in fields(kv):
-            label = entry.name.replace("_", " ")
-            terminal.say(f"{label:<20} {_shown(getattr(kv, entry.name)):>14}")
-
-    def _reply(self, message: str) -> None:
-        """Answer a message, and keep both in the conversation unless there is no answer."""
-        self._messages.append({"role": "user", "content": message})
-        try:
-            answer = self._answers.run(self._llm, chat_pieces(self._chunks()), terminal.write)
-        except PyH2OError as error:
-            self._messages.pop()
-            if not self._at_terminal:
-                raise
-            say_error(error)
-            return
-        if answer.text:
-            self._messages.append({"role": "assistant", "content": answer.text})
-        else:
-            self._messages.pop()
-        terminal.end_line()
-        self._say_footer(answer)
-        if answer.finish == INTERRUPTED and not self._at_terminal:
-            raise KeyboardInterrupt
-
-    def _chunks(self) -> Iterator[dict[str, Any]]:
-        turn = sum(message["role"] == "user" for message in self._messages) - 1
-        try:
-            chunks = self._llm.create_chat_completion(
-                messages=cast(Any, self._messages),
-                stream=True,
-                max_tokens=None,
-                seed=self._seed + turn,  # a question asked again need not be answered alike
-                **self._sampling,
-            )
-        except PyH2OError:
-            raise
-        except ValueError as error:
-            # Some templates refuse a system prompt, and say so with ValueError.
-            raise InputError(f"the model's chat template refuses this: {error}") from None
-        return cast(Iterator[dict[str, Any]], chunks)
-
-    def _say_footer(self, answer: Answer) -> None:
-        terminal.say(f"{answer.writing()} · {self._llm.kv.summary()}", style="dim")
-        if answer.finish == INTERRUPTED:
-            kept = "what was said so far stays" if answer.text else "your message was taken back"
-            terminal.say(f"stopped by Ctrl-C: {kept}")
-        elif answer.finish != "stop":
-            why = why_ended(answer, self._llm.kv)
-            terminal.say(
-                f"the answer ends here: {why}; all text is kept, but start a new chat to go on",
-                style="yellow",
-            )
+    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
+    return Conversation(llm, system=system, sampling=sampling, on_recompute=say_recompute)
 
 
-def terminal_lines() -> Iterator[str]:
-    """Lines typed by a person, until Ctrl-D; Ctrl-C drops the line."""
-    # Importing readline gives input() a history and arrow keys, where the system has it.
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
-    while True:
-        try:
-            yield _typed_line()
-        except EOFError:
-            terminal.say("")
-            return
-        except KeyboardInterrupt:
-            terminal.say("\n/quit or Ctrl-D leaves")
+def _header(saved: Path) -> dict[str, Any]:
+    # Imported here, like the conversation, because it loads llama.cpp: `--help` must not wait.
+    from pyh2o.session import read_header
+
+    return read_header(saved, "conversation")
 
 
-def _typed_line() -> str:
-    if sys.stdout.isatty():
-        return input(PROMPT)
-    # input() would write its prompt into the text.
-    sys.stderr.write(PROMPT)
-    sys.stderr.flush()
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line
+def _load(llm: Llama, saved: Path) -> Conversation:
+    from pyh2o.conversation import Conversation
 
-
-def script_lines() -> Iterator[str]:
-    """Lines of standard input.
-
-    Raises:
-        InputError: a line that is not UTF-8.
-    """
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"line {number} of standard input is not UTF-8 text") from None
-
-
-def _shown(value: bool | int | float) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _cache_line(llm: Llama) -> str:
-    kv = llm.kv
-    if not kv.evicting:
-        return f"window {kv.window:,} tokens, full cache"
-    return f"window {kv.window:,} tokens, budget {kv.budget:,} ({kv.parts()})"
+    return Conversation.load(saved, llm, on_recompute=say_recompute)

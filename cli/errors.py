@@ -18,7 +18,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 class InputError(PyH2OError, ValueError):
-    """A prompt or an output file that cannot be used."""
+    """A prompt, an output file or an address that cannot be used."""
 
 
 @contextmanager

@@ -1,30 +1,48 @@
-"""`pyh2o generate`: go on with a text until the model stops."""
+"""`pyh2o generate`: write a story, and go on with it later."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pyh2o.statistics import KVStatistics
+from pyh2o.sampling import Sampling
 
 from . import loading
-from .answers import INTERRUPTED, Answer, Answers, completion_pieces, why_ended
-from .errors import EXIT_INTERRUPTED, InputError, reported_errors
+from .continuing import options_of_header, sampling_given, typed_options
+from .errors import InputError, reported_errors
 from .options import RunOptions, takes_run_options
-from .output import StoryFile
+from .output import NewStory, ResumedStory
 from .progress import Bars
+from .story_run import StoryRun, end_of
 from .terminal import terminal
 
+if TYPE_CHECKING:
+    from pyh2o.story import Story
+
 STDIN = Path("-")
+STORY_FILE = "Story file"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to write: None is what the story had, or the default."""
+
+    prompt: str | None
+    max_tokens: int | None
+    until: list[str] | None
+    loop_guard: bool | None
+    ignore_eos: bool | None
+    checkpoint: int
 
 
 @takes_run_options
 def generate(
+    context: typer.Context,
     *,
     options: RunOptions,
     prompt: Annotated[
@@ -43,35 +61,103 @@ def generate(
             "-n",
             min=1,
             help="Most tokens to write.",
-            show_default="until the model stops or its trained context ends",
+            show_default="until the model stops",
         ),
     ] = None,
+    until: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Stop before this text; may be given again. '' is none."),
+    ] = None,
+    loop_guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--loop-guard/--no-loop-guard",
+            help="Break loops, and stop where there is no end of them.",
+            show_default="on",
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--no-ignore-eos",
+            help="Do not let the model end its text.",
+            show_default="no-ignore-eos",
+        ),
+    ] = None,
+    echo: Annotated[
+        bool, typer.Option("--echo/--no-echo", help="Begin the text with the prompt.")
+    ] = True,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="File for the text, which grows as it is written.",
+            help="File for the text, which grows as it is written. FILE.h2o is its checkpoint, and "
+            "FILE.jsonl has a line for each.",
             show_default="standard output",
+            rich_help_panel=STORY_FILE,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing --output.")] = False,
-    echo: Annotated[
-        bool, typer.Option("--echo/--no-echo", help="Begin the text with the prompt.")
-    ] = True,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an existing file.", rich_help_panel=STORY_FILE),
+    ] = False,
+    checkpoint: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens between two checkpoints.", rich_help_panel=STORY_FILE),
+    ] = 1000,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the story in --output at the exact token, also after a crash.",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = False,
 ) -> None:
     """Go on with a text: a story of any length in a cache of fixed size.
 
-    Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there.
+    Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there;
+    --resume goes on with what is in a file.
     """
-    if (prompt is None) == (prompt_file is None):
-        raise typer.BadParameter("give either --prompt TEXT or --prompt-file FILE")
+    _check_usage(prompt, prompt_file, output, force=force, resume=resume)
     with reported_errors():
-        text = _checked(prompt) if prompt is not None else read_prompt(cast(Path, prompt_file))
-        story = None if output is None else StoryFile(output, replace=force)
-        if story and not echo and prompt_file and prompt_file.expanduser().resolve() == story.path:
-            raise InputError(f"--no-echo would lose the prompt in {output}: give another --output")
-        write_story(options, text, text if echo else "", max_tokens, story)
+        text = None if prompt is None else _checked(prompt)
+        if prompt_file is not None:
+            text = read_prompt(prompt_file)
+        task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
+        if resume:
+            go_on(options, typed_options(context), task, ResumedStory(cast(Path, output)))
+        else:
+            file = None if output is None else NewStory(output, replace=force)
+            if (
+                file
+                and not echo
+                and prompt_file
+                and prompt_file.expanduser().resolve() == file.path
+            ):
+                raise InputError(
+                    f"--no-echo would lose the prompt in {output}: give another --output"
+                )
+            begin(options, task, file, echo=echo)
+
+
+def _check_usage(
+    prompt: str | None,
+    prompt_file: Path | None,
+    output: Path | None,
+    *,
+    force: bool,
+    resume: bool,
+) -> None:
+    if prompt is not None and prompt_file is not None:
+        raise typer.BadParameter("give either --prompt TEXT or --prompt-file FILE")
+    if prompt is None and prompt_file is None and not resume:
+        raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs --output FILE, the story to go on with")
+    if resume and force:
+        raise typer.BadParameter("give either --resume or --force")
 
 
 def read_prompt(file: Path) -> str:
@@ -107,90 +193,72 @@ def _checked(prompt: str) -> str:
     return prompt
 
 
-def write_story(
-    options: RunOptions,
-    prompt: str,
-    opening: str,
-    max_tokens: int | None,
-    story: StoryFile | None,
-) -> None:
-    """Load the model and write the opening and what follows the prompt.
+def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool) -> None:
+    """Load the model and write a new story.
 
     Raises:
         PyH2OError: the library refused the model, the settings or the prompt.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    bars = Bars(hidden=options.verbose)
-    answers = Answers(bars)
-    seed = options.chosen_seed()
-    with closing(loading.load_llama(options, bars, answers.on_read)) as llm:
-        chunks = cast(
-            Iterator[dict[str, Any]],
-            llm.create_completion(
-                prompt, max_tokens=max_tokens, stream=True, seed=seed, **options.sampling()
-            ),
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.story import Story
+
+    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
+    run = _run(options, task)
+    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+        story = Story(
+            llm,
+            cast(str, task.prompt),
+            sampling=sampling,
+            until=task.until or (),
+            echo=echo,
+            loop_guard=task.loop_guard is not False,
+            ignore_eos=task.ignore_eos is True,
+            on_loop=run.on_loop,
         )
-        sink = StorySink(opening, story, bars)
-        with kept(story):
-            answer = answers.run(llm, completion_pieces(chunks), sink.write)
-            if answer.finish != INTERRUPTED:
-                sink.finish()
-                if story is not None:
-                    story.complete()
-        if story is not None and story.written:
-            terminal.say(f"the text is in {story.path}")
-        terminal.say(report(answer, seed, llm.kv))
-    if answer.finish == INTERRUPTED:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        run.write(story, file)
 
 
-class StorySink:
-    """Where the text goes; the opening comes just before the first piece, when reading is over."""
+def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) -> None:
+    """Load the model and go on with a story; `given` are the options that were typed.
 
-    def __init__(self, opening: str, story: StoryFile | None, bars: Bars) -> None:
-        self._opening = opening
-        self._write = terminal.write if story is None else story.write
-        self._bars = bars if story is not None else None
-        self._characters = 0
-        self._last = ""
+    Raises:
+        PyH2OError: the story does not fit the options, or its file was changed.
+        typer.Exit: Ctrl-C was pressed; what was written stays.
+    """
+    from pyh2o.session import read_session
+    from pyh2o.story import KIND, Story
 
-    def write(self, text: str) -> None:
-        """Write a piece of the text; the growth of a file is shown on a terminal."""
-        self._put(self._opening + text)
-        self._opening = ""
-        if self._bars is not None:
-            self._bars.writing(self._characters)
-
-    def finish(self) -> None:
-        """End the text like any text file, even if the model had nothing to add to the opening.
-
-        `read_prompt` takes that line break off again when the text is gone on with.
-        """
-        self._put(self._opening)
-        if self._last and not self._last.endswith("\n"):
-            self._put("\n")
-
-    def _put(self, text: str) -> None:
-        self._write(text)
-        self._characters += len(text)
-        self._last = text or self._last
-
-
-@contextmanager
-def kept(story: StoryFile | None) -> Iterator[None]:
-    """Hold the story's file open, and say where the file it replaces is if it is still needed."""
-    if story is None:
-        yield
-        return
-    try:
-        with story:
-            yield
-    finally:
-        if story.aside is not None:
-            terminal.say(f"the earlier {story.path.name} is kept as {story.aside}")
+    session = read_session(file.checkpoint, KIND)
+    options = options_of_header(options, given, session.header)
+    run = _run(options, task)
+    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+        story = Story.resume(
+            session,
+            llm,
+            until=task.until,
+            loop_guard=task.loop_guard,
+            ignore_eos=task.ignore_eos,
+            on_loop=run.on_loop,
+        )
+        if task.prompt is not None and not story.begins_with(task.prompt):
+            raise InputError(
+                f"the story in {file.path} has another prompt: leave the prompt out to go on with "
+                "it, or give another --output"
+            )
+        _say_own_sampling(story, sampling_given(options, given))
+        file.expect(story.text(), end_of(story))
+        run.write(story, file)
 
 
-def report(answer: Answer, seed: int, kv: KVStatistics) -> str:
-    """One line for a person: what was read and written, why it ended and what the cache holds."""
-    why = why_ended(answer, kv)
-    return f"{answer.reading()} · {answer.writing()} · {why} · seed {seed} · {kv.summary()}"
+def _run(options: RunOptions, task: Task) -> StoryRun:
+    bars = Bars(hidden=options.verbose)
+    return StoryRun(bars, max_tokens=task.max_tokens, checkpoint_every=task.checkpoint)
+
+
+def _say_own_sampling(story: Story, given: dict[str, float]) -> None:
+    """A story keeps its sampling; say so to who typed another."""
+    own = {name: getattr(story.sampling, name) for name in given}
+    others = [f"{name} {value}" for name, value in own.items() if value != given[name]]
+    if others:
+        terminal.say(f"the story goes on with its own sampling: {', '.join(others)}")

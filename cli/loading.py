@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyh2o.models import find_model
 
 from .interrupts import Interrupts
-from .options import RunOptions
+from .options import ModelOptions
 from .progress import Bars
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 THREADS = ("n_threads", "n_threads_batch")
 
 
-def load_llama(options: RunOptions, bars: Bars, on_read: Callable[[int, int], None]) -> Llama:
+def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], None]) -> Llama:
     """Load the model; `on_read(done, total)` is called after each piece of a prompt is read.
 
     Raises:
@@ -43,6 +43,7 @@ def load_llama(options: RunOptions, bars: Bars, on_read: Callable[[int, int], No
                 recent=options.recent,
                 pinned=options.pinned,
                 slack=options.slack,
+                positions=options.positions,
                 evict=not options.no_evict,
                 n_ctx=options.ctx,
                 n_gpu_layers=options.gpu_layers,

@@ -1,4 +1,4 @@
-"""The options that `chat` and `generate` share, as one frozen record that is carried down."""
+"""The options that commands share, as frozen records that are carried down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-# llama.cpp reads 2**32 - 1 as "choose a seed", which could not be repeated.
-LARGEST_SEED = 2**32 - 2
+from pyh2o.sampling import LARGEST_SEED
+from pyh2o.settings import Positions
 
 MODEL = "Model"
 CACHE = "KV cache"
@@ -50,8 +50,8 @@ def parse_rows(text: str | float) -> float:
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How to load a model, what its cache keeps and how tokens are drawn."""
+class ModelOptions:
+    """How to load a model and what its cache keeps."""
 
     model: Annotated[
         Path | None,
@@ -130,6 +130,14 @@ class RunOptions:
             rich_help_panel=CACHE,
         ),
     ] = None
+    positions: Annotated[
+        Positions,
+        typer.Option(
+            help="Positions of the rows: the text's own until the trained context is used up, or "
+            "dense ones at every compaction.",
+            rich_help_panel=CACHE,
+        ),
+    ] = "original"
     no_evict: Annotated[
         bool,
         typer.Option("--no-evict", help="Keep the full cache.", rich_help_panel=CACHE),
@@ -138,6 +146,12 @@ class RunOptions:
         KVType,
         typer.Option(help="Type of the cached K and V rows.", rich_help_panel=CACHE),
     ] = KVType.f16
+
+
+@dataclass(frozen=True)
+class RunOptions(ModelOptions):
+    """How to load a model, what its cache keeps and how tokens are drawn."""
+
     temp: Annotated[
         float,
         typer.Option(
@@ -209,31 +223,28 @@ class RunOptions:
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every field of RunOptions as an option; it receives them as `options`.
+    """Give a command every field of its `options`, a record of this module, as an option.
 
     Typer reads the options of a command from its signature, so the fields are spliced in there.
     """
-    names = [option.name for option in fields(RunOptions)]
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    record: type[ModelOptions] = own.pop("options").annotation
+    names = [option.name for option in fields(record)]
 
     def with_options(**values: Any) -> None:
-        command(options=RunOptions(**{name: values.pop(name) for name in names}), **values)
+        command(options=record(**{name: values.pop(name) for name in names}), **values)
 
-    own = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name != "options"
-    ]
     with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        own + _run_parameters()
+        [*own.values(), *_parameters(record)]
     )
     with_options.__name__ = command.__name__
     with_options.__doc__ = command.__doc__
     return with_options
 
 
-def _run_parameters() -> list[inspect.Parameter]:
-    """The fields of RunOptions as parameters that Typer understands."""
-    hints = get_type_hints(RunOptions, include_extras=True)
+def _parameters(record: type[ModelOptions]) -> list[inspect.Parameter]:
+    """The fields of a record as parameters that Typer understands."""
+    hints = get_type_hints(record, include_extras=True)
     return [
         inspect.Parameter(
             option.name,
@@ -241,5 +252,5 @@ def _run_parameters() -> list[inspect.Parameter]:
             default=option.default,
             annotation=hints[option.name],
         )
-        for option in fields(RunOptions)
+        for option in fields(record)
     ]

@@ -1,4 +1,4 @@
-"""Bars on stderr while a model loads and a long prompt is read; gone when they are done."""
+"""Bars on stderr while a model loads, a long prompt is read and a file is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .terminal import stderr
+from .wording import count, duration, per_second
 
 
 class Bars:
@@ -33,9 +34,14 @@ class Bars:
         """`done` of `total` bytes have arrived."""
         self._show("fetching", done, total, f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
-    def writing(self, characters: int) -> None:
-        """A text that goes to a file has grown to this many characters."""
-        self._show("writing", None, None, f"{characters:,} characters")
+    def writing(self, done: int, total: int | None, seconds: float) -> None:
+        """`done` of `total` tokens, or of as many as will come, were written in so many seconds."""
+        parts = [count(done, "token") if total is None else f"{done:,} of {total:,} tokens"]
+        if speed := per_second(done, seconds):
+            parts.append(speed)
+        if total is not None and done > 1:
+            parts.append(f"{duration((total - done) * seconds / done)} left")
+        self._show("writing", done if total else None, total, " · ".join(parts))
 
     def clear(self) -> None:
         """Take the bar away; the next call draws a new one."""

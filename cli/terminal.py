@@ -6,9 +6,13 @@ import contextlib
 import os
 import sys
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
-# The console looks sys.stderr up each time it writes, so redirected streams are followed.
+# A console looks its stream up each time it writes, so redirected streams are followed.
+stdout = Console(highlight=False, markup=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
@@ -25,18 +29,43 @@ class Terminal:
             sys.stdout.flush()
             self._in_line = not text.endswith("\n")
 
+    def show(self, text: str) -> None:
+        """Write what a model says: as it is, unless it goes to a terminal."""
+        self.write(harmless(text) if stdout.is_terminal else text)
+
     def end_line(self) -> None:
         """End the line of text begun on stdout, if any."""
         if self._in_line:
             self.write("\n")
 
-    def say(self, note: str, style: str | None = None) -> None:
-        """Write one line to stderr, after all text so far; never wrapped or cut."""
+    def say(self, note: str | Text, style: str | None = None, *, wrap: bool = False) -> None:
+        """Write a note to stderr, after all text so far; one line, unless it is to be wrapped."""
         self.end_line()
-        stderr.print(note, style=style, soft_wrap=True)
+        stderr.print(note, style=style, soft_wrap=not wrap)
 
 
 terminal = Terminal()
+
+
+# All but tab and line break: with the others a text can move the cursor or rename the window.
+CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+def harmless(text: str) -> str:
+    """The text of a model or a file without what would control a terminal."""
+    return text.translate(CONTROLS)
+
+
+def paint(text: str, style: Style) -> str:
+    """The text with the codes of its style, where stdout is a terminal that shows styles.
+
+    rich follows NO_COLOR and TERM; its own print() would wrap lines and expand tabs.
+    """
+    if not style or stdout.color_system is None:
+        return text
+    return (style.without_color if stdout.no_color else style).render(
+        text, color_system=ColorSystem.STANDARD
+    )
 
 
 def replace_unprintable() -> None:

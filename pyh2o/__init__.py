@@ -6,6 +6,15 @@
 
 `Llama` is `llama_cpp.Llama` with the same methods. It keeps the recent tokens and those that have
 collected most attention, per layer and KV head (H2O, the Heavy-Hitter Oracle).
+
+    from pyh2o import Conversation
+
+    conversation = Conversation(llm, system="You are a guide of Venice.")
+    for text in conversation.say("What should I see first?"):
+        print(text, end="", flush=True)
+
+`Conversation` feeds the model only what is new, and can be saved and gone on with. `Story` writes a
+text of any length that can be left at any token and gone on with exactly there.
 """
 
 from __future__ import annotations
@@ -15,11 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._library import build_info
 from .errors import PyH2OError
+from .sampling import Sampling
 from .settings import EvictionSettings
 from .statistics import KVStatistics
 
 if TYPE_CHECKING:
+    from .conversation import Conversation, Turn
     from .llama import HeavyHitter, Llama
+    from .story import Story
 
 try:
     __version__ = version("pyh2o-llm")
@@ -27,11 +39,15 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0"
 
 __all__ = [
+    "Conversation",
     "EvictionSettings",
     "HeavyHitter",
     "KVStatistics",
     "Llama",
     "PyH2OError",
+    "Sampling",
+    "Story",
+    "Turn",
     "__version__",
     "build_info",
 ]
@@ -43,4 +59,12 @@ def __getattr__(name: str) -> Any:
         from . import llama
 
         return getattr(llama, name)
+    if name in ("Conversation", "Turn"):
+        from . import conversation
+
+        return getattr(conversation, name)
+    if name == "Story":
+        from . import story
+
+        return story.Story
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,7 @@ from pyh2o.session import (
     Session,
     check_same,
     model_identity,
+    read_header,
     read_session,
     settings_identity,
     write_session,
@@ -258,6 +259,25 @@ def test_a_flipped_bit_anywhere_in_the_tables_is_noticed(path: Path, session: Se
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << (bit % 8)
         refused_or_the_same(path, bytes(flipped), session)
+
+
+def test_the_header_can_be_read_alone(path: Path, session: Session) -> None:
+    data = bytearray(path.read_bytes())
+    # what is damaged elsewhere is not looked at
+    data[data.index(session.kv)] ^= 1
+    path.write_bytes(data)
+    assert read_header(path, "conversation") == HEADER
+    with pytest.raises(SessionError, match="damaged"):
+        reread(path)
+    data[data.index(b'"turns"')] ^= 1
+    path.write_bytes(data)
+    for kind, file, message in [
+        ("conversation", path, "damaged"),
+        ("conversation", path.with_name("none"), "there is no session file"),
+    ]:
+        with pytest.raises(SessionError, match=message) as error:
+            read_header(file, kind)
+        one_line(error)
 
 
 def test_a_truncated_file_is_refused(

@@ -1,0 +1,104 @@
+"""`pyh2o serve`: the model behind an HTTP server that OpenAI's clients can talk to."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import loading
+from .errors import InputError, reported_errors
+from .options import ModelOptions, takes_run_options
+from .progress import Bars
+from .terminal import terminal
+
+if TYPE_CHECKING:
+    from pyh2o.llama import Llama
+
+SERVER = "Server"
+
+
+@takes_run_options
+def serve(
+    *,
+    options: ModelOptions,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 lets other machines in.", rich_help_panel=SERVER
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVER
+        ),
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PYH2O_API_KEY",
+            help="What clients have to send as their API key.",
+            show_default="anything will do",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+) -> None:
+    """Serve the model over HTTP, to OpenAI's clients and all that speak like them.
+
+    One answer at a time; further requests wait. The sampling comes with each request.
+    """
+    with reported_errors():
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o import server
+
+        with closing(listen(host, port)) as listener:
+            bars = Bars(hidden=options.verbose)
+            with closing(loading.load_llama(options, bars, lambda _done, _total: None)) as llm:
+                name = Path(llm.model_path).name
+                app = server.create_app(llm, name=name, api_key=api_key)
+                warn_of_strangers(listener, api_key)
+                with suppress(KeyboardInterrupt):  # the ordinary end
+                    say_where(listener, name, llm)
+                    server.run(app, listener, verbose=options.verbose)
+        terminal.say("stopped")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the port before the model is loaded, which takes longer.
+
+    Raises:
+        InputError: another program has it, or there is no such address.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        no_name = isinstance(error, socket.gaierror)
+        reason = error.strerror if no_name else os.strerror(error.errno or 0)
+        raise InputError(
+            f"cannot listen on {host} port {port}: {reason}; give another --host or --port"
+        ) from None
+
+
+def say_where(listener: socket.socket, name: str, llm: Llama) -> None:
+    """Say where clients find the model, and what its cache is."""
+    address, port = listener.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    terminal.say(f"{name} · {llm.kv.summary()}", style="dim")
+    terminal.say(f"listening on http://{shown}:{port}/v1 · Ctrl-C stops")
+
+
+def warn_of_strangers(listener: socket.socket, api_key: str | None) -> None:
+    """Say so where other machines get in without a key."""
+    address = listener.getsockname()[0]
+    if api_key is None and not ipaddress.ip_address(address).is_loopback:
+        terminal.say(
+            "other machines can reach this without a key: give --api-key, or leave out --host",
+            style="yellow",
+        )
