@@ -523,8 +523,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         if n_common == self.n_tokens:
             return
         removable = self._kv.counters().pos_removable
-        # The last compaction kept this many rows before the next token for being recent.
-        n_seen = removable + self._budget.recent
+        # The last compaction took place behind this many tokens: all but one of its recent rows
+        # can be removed.
+        n_seen = removable + self._budget.recent - 1
         if removable > 0 and min(n_common, len(tokens) - 1) < n_seen:
             self.reset()
 
@@ -566,7 +567,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     # ---------------------------------------------------------------------------------------------
 
     def kv_state(self) -> bytes:
-        """All that the KV cache holds: rows, scores, whose row lies where, counters."""
+        """All that the KV cache holds: rows, scores, whose row lies where, counters.
+
+        Raises:
+            StateError: an evaluation was broken off, and rows were evicted for it.
+        """
+        # Ctrl-C can leave rows of tokens that are not in the record.
+        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
+            raise StateError(
+                "an evaluation was broken off, and rows were evicted for it: call reset() and "
+                "evaluate the text again"
+            )
         size = llama_cpp.llama_state_seq_get_size(self.ctx, SEQUENCE)
         data = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self.ctx, data, size, SEQUENCE)

@@ -212,11 +212,14 @@ def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Genera
     llm = evicting_llama(path)
     llm.eval(random_tokens(rng, 100))
     first = next(n for n in range(101) if n and llm.can_remove_tail(n))
-    assert 100 - 12 - 8 <= first <= 100 - 12
+    assert 100 - 12 - 8 < first <= 100 - 12 + 1
     assert not llm.remove_tail(first - 1)
     assert llm.n_tokens == 100
     assert llm.remove_tail(first)
     assert llm.n_tokens == first
+    loaded = evicting_llama(path)
+    loaded.load_kv_state(llm.kv_state(), llm.input_ids[:first])
+    assert_same_future(llm, loaded, random_tokens(rng, 20))
     assert llm.remove_tail(0)
     assert llm.kv.used == 0
     with pytest.raises(ValueError, match="the text has 0 tokens"):

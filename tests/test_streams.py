@@ -155,6 +155,7 @@ def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator)
     assert not rm(context.memory, -1, first - 1, -1)
     assert rm(context.memory, 0, 60, -1)
     assert rm(context.memory, 0, first, -1)
+    assert context.decode({0: (first, [1, 2, 3])}) == 0
     assert rm(context.memory, 0, -1, -1)
     assert context.kv.counters(0).n_used == 0
 

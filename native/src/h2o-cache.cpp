@@ -431,8 +431,9 @@ void llama_h2o::compact(uint32_t s) {
     move_rows(s, plan, scores);
     free_cells(s, plan.freed);
 
-    // rows older than the recent ones are no longer complete, even if the tail is removed later
-    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 1);
+    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
+    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
+    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
 
     st.n_compactions    += 1;
     st.n_cells_freed    += plan.freed.size();

@@ -211,8 +211,8 @@ class ReferenceLlama:
     def remove(self, first_position: int) -> None:
         """Take back the end of the text: drop the rows of positions >= `first_position`.
 
-        Only rows that were recent at the last compaction can be taken back: for what came before
-        them, rows were evicted that the shorter text would still have had.
+        Only rows that were recent at the last compaction can be taken back, and not all of them:
+        for what came before, rows were evicted that the shorter text would still have had.
 
         Raises:
             ValueError: the position is negative, or before the rows that can be taken back.
@@ -275,9 +275,9 @@ class ReferenceLlama:
         for cache in self._caches:
             self.smallest_margin = min(self.smallest_margin, cache.compact(eviction))
         self.n_compactions += 1
-        # newest - recent + 1; the newest position is n_tokens - 1. Rows that were evicted before do
-        # not come back when the tail is removed, so it never goes down.
-        self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent)
+        # Of the recent rows one has to stay. Rows that were evicted before do not come back when
+        # the tail is removed, so this never goes down.
+        self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
 
     def _forward(self, tokens: IntArray) -> FloatArray:
         """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
