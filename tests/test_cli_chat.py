@@ -759,8 +759,8 @@ def test_sessions_list_and_rm(
     assert listed.text == (
         "work               1970-01-03 00:00      0.0 MB    2 turns  Hello you\n"
         f"2026-01-01-120000  1970-01-02 00:00      0.0 MB     1 turn  {'word ' * 11}wo...\n"
-        f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file of "
-        "pyh2o: check the name\n"
+        f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file "
+        "of pyh2o: check the name\n"
     )
     assert listed.notes == f"3 in {chats}, 0.0 MB\n"
     assert run("sessions", "rm", "work", "nope") == Output(
