@@ -7,7 +7,8 @@ guard of `pyh2o generate`: the likelihood of a text that repeats itself says not
 tokens a line is printed: tokens per second, resident memory, mean negative log-likelihood (NLL) of
 the drawn tokens under the model's plain distribution, and what the cache has done. The last lines
 compare the last 1,000 tokens with tokens 2,000 to 3,000, and the likelihood of the later half with
-the earlier one.
+the earlier one. Because a machine's speed drifts in so long a run, the text then goes on for
+another 1,000 tokens by turns with a new text that goes from 2,000 to 3,000.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pyh2o.threads import physical_cores
 from pyh2o.writer import Writer
 
 STRETCH = 1000
+BLOCK = 50
 PROMPT = b"Once upon a time, in a town by the sea,"
 
 
@@ -122,6 +124,19 @@ def report(found: list[Stretch]) -> None:
     )
 
 
+def compare_by_turns(old: Llama, young: Llama, tokens: list[int]) -> float:
+    """Speed of the old text over that of the young one, from blocks of tokens in turns."""
+    seconds = {id(old): 0.0, id(young): 0.0}
+    young.eval(tokens[: 2 * STRETCH])
+    for first in range(2 * STRETCH, 3 * STRETCH, BLOCK):
+        for llm in (old, young):
+            start = time.perf_counter()
+            for token in tokens[first : first + BLOCK]:
+                llm.eval([token])
+            seconds[id(llm)] += time.perf_counter() - start
+    return seconds[id(young)] / seconds[id(old)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
@@ -134,15 +149,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="append a line for each stretch")
     arguments = parser.parse_args()
 
-    llm = Llama(
-        str(arguments.model or demo_model_path()),
-        hh=arguments.rows // 2,
-        recent=arguments.rows - arguments.rows // 2,
-        positions=arguments.positions,
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        verbose=False,
-    )
+    def new_llama() -> Llama:
+        return Llama(
+            str(arguments.model or demo_model_path()),
+            hh=arguments.rows // 2,
+            recent=arguments.rows - arguments.rows // 2,
+            positions=arguments.positions,
+            n_threads=arguments.threads,
+            n_threads_batch=arguments.threads,
+            verbose=False,
+        )
+
+    llm = new_llama()
     found: list[Stretch] = []
     print("tokens, tokens/s, resident MiB, NLL, distinct, cells, compactions, re-bases")
     for each in stretches(
@@ -159,6 +177,9 @@ def main() -> None:
                 file.write(json.dumps(asdict(each)) + "\n")
     print(llm.kv.details())
     report(found)
+    tokens = llm.input_ids[: 3 * STRETCH].tolist()
+    ratio = compare_by_turns(llm, new_llama(), tokens)
+    print(f"by turns: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
 
 
 if __name__ == "__main__":

@@ -41,15 +41,26 @@ class KeptTokens:
         return newest_first[order[:n]]
 
 
-def kept_tokens(llm: Llama) -> KeptTokens:
-    """What the cache of `llm` holds now; a full cache holds everything."""
+def kept_tokens(llm: Llama, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
+    """What the cache of `llm` holds now; a full cache holds everything.
+
+    Args:
+        llm: the model.
+        layer: only this layer; None for all.
+        head: only this KV head; None for all.
+
+    Raises:
+        NativeError: no such layer.
+        IndexError: no such KV head.
+    """
     if not llm.evicting:
         everything = np.arange(llm.n_tokens, dtype=np.int64)
         return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)
-    layers = [llm.kv_rows(layer) for layer in range(llm._n_layer)]
-    held = np.concatenate([positions.ravel() for positions, _ in layers])
-    scores = np.concatenate([scores.ravel() for _, scores in layers])
-    pairs = sum(len(positions) for positions, _ in layers)
+    heads = slice(None) if head is None else [head]
+    layers = [llm.kv_rows(each) for each in (range(llm._n_layer) if layer is None else [layer])]
+    held = np.concatenate([positions[heads].ravel() for positions, _ in layers])
+    scores = np.concatenate([scores[heads].ravel() for _, scores in layers])
+    pairs = sum(len(positions[heads]) for positions, _ in layers)
     positions, index = np.unique(held, return_inverse=True)
     return KeptTokens(
         positions=positions.astype(np.int64),

@@ -31,6 +31,7 @@ from .errors import (
     SettingsError,
     StateError,
 )
+from .kept import kept_tokens
 from .openai_words import OpenAIChat, as_json_object
 from .settings import Budget, EvictionSettings, Positions, whole_blocks
 from .statistics import KVStatistics
@@ -380,19 +381,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             NativeError: no such layer, or the cache does not evict and so keeps no scores.
             IndexError: no such KV head.
         """
-        score = np.zeros(self.n_tokens, dtype=np.float64)
-        rows = np.zeros(self.n_tokens, dtype=np.int64)
-        pairs = 0
-        for each in range(self._n_layer) if layer is None else [layer]:
-            positions, scores = self.kv_rows(each)
-            if head is not None:
-                positions, scores = positions[[head]], scores[[head]]
-            pairs += len(positions)
-            np.add.at(score, positions.ravel(), scores.ravel())
-            np.add.at(rows, positions.ravel(), 1)
-        held = np.flatnonzero(rows)
-        best = held[np.argsort(-score[held], kind="stable")][:n]
-        return [self._heavy_hitter(int(pos), score[pos] / pairs, int(rows[pos])) for pos in best]
+        self.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
+        kept = kept_tokens(self, layer=layer, head=head)
+        return [
+            self._heavy_hitter(int(kept.positions[i]), kept.scores[i], int(kept.rows[i]))
+            for i in kept.heaviest(n)
+        ]
 
     def _heavy_hitter(self, position: int, score: float, rows: int) -> HeavyHitter:
         token = int(self.input_ids[position])
