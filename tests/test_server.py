@@ -47,6 +47,9 @@ FLAG_SCHEMA = {
     "additionalProperties": False,
 }
 
+# In the checkout, Python would take the source folder for the installed package.
+OUTSIDE = Path(__file__).parent
+
 real = pytest.mark.real
 
 
@@ -338,6 +341,7 @@ class Program:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
             env=environment,
+            cwd=OUTSIDE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -458,6 +462,7 @@ def test_missing_packages_are_named() -> None:
     program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "serve"],
+        cwd=OUTSIDE,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
