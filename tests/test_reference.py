@@ -526,16 +526,20 @@ def test_heads_disagree_and_keep_as_many_rows(tiny: Path, rng: np.random.Generat
 
 
 def test_old_heavy_rows_give_way(tiny: Path, rng: np.random.Generator) -> None:
-    """The heavy rows change with the text: the tiny model has heavy hitters, not only old rows."""
-    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=1)
-    tokens = random_tokens(rng, 250)
-    model.eval(tokens[:125])
-    before = [positions for positions, _ in rows(model)]
-    model.eval(tokens[125:])
+    """The heavy rows change with the text: the tiny model has heavy hitters, not only old rows.
 
-    stayed = [
-        np.isin(old[:20], new).mean() for old, (new, _) in zip(before, rows(model), strict=True)
-    ]
+    In a single text they may stay by chance, so this looks at several.
+    """
+    stayed = []
+    for _ in range(6):
+        model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=1)
+        tokens = random_tokens(rng, 250)
+        model.eval(tokens[:125])
+        before = [positions for positions, _ in rows(model)]
+        model.eval(tokens[125:])
+        stayed += [
+            np.isin(old[:20], new).mean() for old, (new, _) in zip(before, rows(model), strict=True)
+        ]
     assert 0 < np.mean(stayed) < 1
 
 
