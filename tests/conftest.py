@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pyh2o.llama  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
+from cli_fakes import ctrl_c_reaches_us, own_state
 
 
 @pytest.fixture
@@ -17,3 +20,11 @@ def rng() -> np.random.Generator:
     seed = int(os.environ.get("PYH2O_TEST_SEED") or random.randrange(2**32))
     print(f"PYH2O_TEST_SEED={seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the tests of the command line: a user with nothing but tmp_path, whose Ctrl-C works."""
+    own_state(tmp_path, monkeypatch)
+    with ctrl_c_reaches_us():
+        yield

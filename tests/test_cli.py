@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli_fakes import Output, ctrl_c_reaches_us, own_state, run, run_program
+from cli_fakes import Output, run, run_program
 from pyh2o.cli import models
 from pyh2o.cli.app import version_text
 from pyh2o.models import DEMO, Fetched
 from tiny_gguf import write_tiny_gguf
 
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli_fakes import Output, ctrl_c_reaches_us, own_state, press_ctrl_c, run
+from cli_fakes import Output, press_ctrl_c, run
 from fake_conversation import DAMAGED_STATE, FakeConversation, FakeLlama, Script, fake_chat
 from pyh2o.cli import chat_commands
 from pyh2o.cli.options import KVType, RunOptions
@@ -19,12 +18,7 @@ from pyh2o.errors import ContextLimitError, SessionError, UnsupportedModelError
 from pyh2o.sampling import Sampling
 from pyh2o.session import read_session, write_session
 
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from cli_fakes import (
     ENDLESS,
     Output,
     Screen,
-    ctrl_c_reaches_us,
-    own_state,
     press_ctrl_c,
     run,
     run_program,
@@ -39,11 +37,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 UP = "\x1b[A"
 
 
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from cli_fakes import (
     PATIENCE,
     Output,
     Screen,
-    ctrl_c_reaches_us,
-    own_state,
     press_ctrl_c,
     run,
     run_program,
@@ -39,12 +37,7 @@ from pyh2o.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cli_fakes import ctrl_c_reaches_us, own_state, run
+from cli_fakes import run
 from fake_story import FakeModel, fake_model, open_tiny
 from pyh2o import Llama
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.sampling import Sampling
 
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.fixture(scope="module")

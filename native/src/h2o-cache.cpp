@@ -275,8 +275,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
-    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+    const auto [s0, s1] = stream_range(seq_id);
 
     for (uint32_t s = s0; s < s1; ++s) {
         const bool is_all  = p0 <= 0 && p1 > newest(s);
@@ -337,6 +336,16 @@ uint32_t llama_h2o::n_heads() const {
     }
 
     return res;
+}
+
+std::pair<uint32_t, uint32_t> llama_h2o::stream_range(llama_seq_id seq_id) const {
+    if (seq_id < 0) {
+        return { 0, kv.n_stream };
+    }
+
+    const uint32_t s = kv.seq_to_stream[seq_id];
+
+    return { s, s + 1 };
 }
 
 llama_pos llama_h2o::newest(uint32_t s) const {
@@ -435,11 +444,11 @@ void llama_h2o::compact(uint32_t s) {
     // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
     st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
 
-    st.n_compactions    += 1;
-    st.n_cells_freed    += plan.freed.size();
-    st.n_rows_evicted   += plan.freed.size() * n_heads();
-    st.n_rows_moved     += plan.n_moves;
-    st.t_compactions_us += ggml_time_us() - t_start_us;
+    st.count.n_compactions    += 1;
+    st.count.n_cells_freed    += plan.freed.size();
+    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
+    st.count.n_rows_moved     += plan.n_moves;
+    st.count.t_compactions_us += ggml_time_us() - t_start_us;
 }
 
 llama_h2o_keep llama_h2o::select(
@@ -577,8 +586,8 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
 
     st.shift += back;
 
-    st.n_rebases    += 1;
-    st.t_rebases_us += ggml_time_us() - t_start_us;
+    st.count.n_rebases    += 1;
+    st.count.t_rebases_us += ggml_time_us() - t_start_us;
 }
 
 //
@@ -605,13 +614,13 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
         stats.n_pinned         = st.n_pinned;
         stats.pos_removable    = st.pos_removable;
         stats.pos_limit        = kv.h2o->pos_limit();
-        stats.n_compactions    = st.n_compactions;
-        stats.n_cells_freed    = st.n_cells_freed;
-        stats.n_rows_evicted   = st.n_rows_evicted;
-        stats.n_rows_moved     = st.n_rows_moved;
-        stats.n_rebases        = st.n_rebases;
-        stats.t_compactions_us = st.t_compactions_us;
-        stats.t_rebases_us     = st.t_rebases_us;
+        stats.n_compactions    = st.count.n_compactions;
+        stats.n_cells_freed    = st.count.n_cells_freed;
+        stats.n_rows_evicted   = st.count.n_rows_evicted;
+        stats.n_rows_moved     = st.count.n_rows_moved;
+        stats.n_rebases        = st.count.n_rebases;
+        stats.t_compactions_us = st.count.t_compactions_us;
+        stats.t_rebases_us     = st.count.t_rebases_us;
         for (const auto & layer : kv.h2o->layers) {
             stats.size_scores += ggml_nbytes(layer.scores);
         }

@@ -10,6 +10,7 @@
 #include "h2o-rows.h"
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 class llama_io_read_i;
@@ -99,6 +100,28 @@ struct llama_h2o {
     void state_read(llama_io_read_i & io, llama_seq_id seq_id);
 
 private:
+    // of a stream, see llama_h2o_stats
+    struct counters {
+        uint64_t n_compactions    = 0;
+        uint64_t n_cells_freed    = 0;
+        uint64_t n_rows_evicted   = 0;
+        uint64_t n_rows_moved     = 0;
+        uint64_t n_rebases        = 0;
+        uint64_t t_compactions_us = 0;
+        uint64_t t_rebases_us     = 0;
+    };
+
+    // the numbers of a stream in a saved state
+    struct stream_head {
+        uint32_t n_used; // cells in use
+        uint32_t n_span; // cells up to the last one in use
+        uint32_t v_head; // where the search for free cells begins
+        uint32_t n_pinned;
+        llama_pos shift;
+        llama_pos pos_removable;
+        counters count;
+    };
+
     struct stream {
         // whose row lies in a cell, for the cells that a compaction has seen: [n_layer][n_head_kv][n_cells]
         std::vector<std::vector<llama_pos>> pos;
@@ -120,13 +143,7 @@ private:
         // from here on every head has all its rows, each in its own cell
         llama_pos pos_removable = 0;
 
-        uint64_t n_compactions    = 0;
-        uint64_t n_cells_freed    = 0;
-        uint64_t n_rows_evicted   = 0;
-        uint64_t n_rows_moved     = 0;
-        uint64_t n_rebases        = 0;
-        uint64_t t_compactions_us = 0;
-        uint64_t t_rebases_us     = 0;
+        counters count;
     };
 
     llama_context & ctx;
@@ -153,6 +170,9 @@ private:
     void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
 
     uint32_t n_heads() const;
+
+    // first and one past the last stream of a sequence, or of all if seq_id is negative
+    std::pair<uint32_t, uint32_t> stream_range(llama_seq_id seq_id) const;
 
     // the newest position of a stream, or -1
     llama_pos newest(uint32_t s) const;

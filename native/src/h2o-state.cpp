@@ -33,23 +33,6 @@ struct layer_shape {
     uint32_t n_embd_v;
 };
 
-// The numbers of a stream. Its rows follow.
-struct stream_head {
-    uint32_t n_used; // cells in use
-    uint32_t n_span; // cells up to the last one in use
-    uint32_t v_head; // where the search for free cells begins
-    uint32_t n_pinned;
-    llama_pos shift;
-    llama_pos pos_removable;
-    uint64_t n_compactions;
-    uint64_t n_cells_freed;
-    uint64_t n_rows_evicted;
-    uint64_t n_rows_moved;
-    uint64_t n_rebases;
-    uint64_t t_compactions_us;
-    uint64_t t_rebases_us;
-};
-
 template <typename T>
 static void write_all(llama_io_write_i & io, const std::vector<T> & data) {
     io.write(data.data(), data.size() * sizeof(T));
@@ -66,21 +49,33 @@ static void expect(bool fits, const char * what) {
     }
 }
 
-// Calls fn(offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
+// Calls fn(tensor, offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
 template <typename F>
-static void for_each_piece(
-        const ggml_tensor * tensor, const llama_h2o_row_layout & layout, uint32_t s, uint32_t n_span, F fn) {
+static void for_each_row_piece(
+        ggml_tensor * tensor, const llama_h2o_row_layout & layout, uint32_t s, uint32_t n_span, F fn) {
     const size_t first = tensor->nb[2] * s;
 
     if (!layout.transposed) {
-        fn(first, ggml_row_size(layout.type, layout.n_embd) * n_span);
+        fn(tensor, first, ggml_row_size(layout.type, layout.n_embd) * n_span);
         return;
     }
 
     const size_t size = ggml_type_size(layout.type);
     for (size_t i = 0; i < layout.n_embd; ++i) {
-        fn(first + i * size * layout.n_cells, size * n_span);
+        fn(tensor, first + i * size * layout.n_cells, size * n_span);
     }
+}
+
+// The same for all that a layer keeps of a stream: scores, K and V, in the order of the state.
+template <typename F>
+static void for_each_tensor_piece(
+        const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * v, uint32_t s, uint32_t n_span, F fn) {
+    for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+        fn(layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * head, n_span * sizeof(float));
+    }
+
+    for_each_row_piece(k, layer.k, s, n_span, fn);
+    for_each_row_piece(v, layer.v, s, n_span, fn);
 }
 
 static state_shape get_shape(const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, bool v_trans) {
@@ -127,8 +122,7 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
         io.write(&shape_l, sizeof(shape_l));
     }
 
-    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
-    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+    const auto [s0, s1] = stream_range(seq_id);
 
     for (uint32_t s = s0; s < s1; ++s) {
         state_write_stream(io, s);
@@ -141,20 +135,14 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
 
     const std::vector<uint32_t> used = used_cells(s);
 
-    stream_head head      = {};
-    head.n_used           = used.size();
-    head.n_span           = cells.used_max_p1();
-    head.v_head           = kv.v_heads[s];
-    head.n_pinned         = st.n_pinned;
-    head.shift            = st.shift;
-    head.pos_removable    = st.pos_removable;
-    head.n_compactions    = st.n_compactions;
-    head.n_cells_freed    = st.n_cells_freed;
-    head.n_rows_evicted   = st.n_rows_evicted;
-    head.n_rows_moved     = st.n_rows_moved;
-    head.n_rebases        = st.n_rebases;
-    head.t_compactions_us = st.t_compactions_us;
-    head.t_rebases_us     = st.t_rebases_us;
+    stream_head head   = {};
+    head.n_used        = used.size();
+    head.n_span        = cells.used_max_p1();
+    head.v_head        = kv.v_heads[s];
+    head.n_pinned      = st.n_pinned;
+    head.shift         = st.shift;
+    head.pos_removable = st.pos_removable;
+    head.count         = st.count;
     io.write(&head, sizeof(head));
 
     std::vector<llama_pos> cell_pos;
@@ -173,18 +161,8 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
         write_all(io, st.pos[ikv]);
         write_all(io, st.rope_pos[ikv]);
 
-        for (uint32_t h = 0; h < layer.n_head_kv; ++h) {
-            io.write_tensor(
-                    layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * h, head.n_span * sizeof(float));
-        }
-
-        ggml_tensor * k = kv.layers[ikv].k;
-        ggml_tensor * v = kv.layers[ikv].v;
-
-        for_each_piece(
-                k, layer.k, s, head.n_span, [&](size_t offset, size_t size) { io.write_tensor(k, offset, size); });
-        for_each_piece(
-                v, layer.v, s, head.n_span, [&](size_t offset, size_t size) { io.write_tensor(v, offset, size); });
+        for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
+                [&](ggml_tensor * tensor, size_t offset, size_t size) { io.write_tensor(tensor, offset, size); });
     }
 }
 
@@ -211,8 +189,7 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
         expect(shape_l == get_shape(layer), "another shape or type of layer");
     }
 
-    const uint32_t s0 = seq_id < 0 ? 0 : kv.seq_to_stream[seq_id];
-    const uint32_t s1 = seq_id < 0 ? kv.n_stream : s0 + 1;
+    const auto [s0, s1] = stream_range(seq_id);
 
     try {
         for (uint32_t s = s0; s < s1; ++s) {
@@ -292,31 +269,15 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
         read_all(io, st.pos[ikv]);
         read_all(io, st.rope_pos[ikv]);
 
-        for (uint32_t h = 0; h < layer.n_head_kv; ++h) {
-            io.read_tensor(
-                    layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * h, head.n_span * sizeof(float));
-        }
-
-        ggml_tensor * k = kv.layers[ikv].k;
-        ggml_tensor * v = kv.layers[ikv].v;
-
-        for_each_piece(
-                k, layer.k, s, head.n_span, [&](size_t offset, size_t size) { io.read_tensor(k, offset, size); });
-        for_each_piece(
-                v, layer.v, s, head.n_span, [&](size_t offset, size_t size) { io.read_tensor(v, offset, size); });
+        for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
+                [&](ggml_tensor * tensor, size_t offset, size_t size) { io.read_tensor(tensor, offset, size); });
     }
 
     expect_rows(s, used);
 
-    kv.v_heads[s]       = head.v_head;
-    st.n_pinned         = head.n_pinned;
-    st.shift            = head.shift;
-    st.pos_removable    = head.pos_removable;
-    st.n_compactions    = head.n_compactions;
-    st.n_cells_freed    = head.n_cells_freed;
-    st.n_rows_evicted   = head.n_rows_evicted;
-    st.n_rows_moved     = head.n_rows_moved;
-    st.n_rebases        = head.n_rebases;
-    st.t_compactions_us = head.t_compactions_us;
-    st.t_rebases_us     = head.t_rebases_us;
+    kv.v_heads[s]    = head.v_head;
+    st.n_pinned      = head.n_pinned;
+    st.shift         = head.shift;
+    st.pos_removable = head.pos_removable;
+    st.count         = head.count;
 }
