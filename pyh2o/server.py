@@ -107,7 +107,9 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
         KeyboardInterrupt: it was Ctrl-C that ended it.
     """
     log_level = "info" if verbose else "warning"
-    _Server(uvicorn.Config(app, log_level=log_level)).run(sockets=[listener])
+    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
+    config = uvicorn.Config(app, log_level=log_level, lifespan="off")
+    _Server(config).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -408,6 +409,18 @@ def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], str
             with pytest.raises(openai.APIError):
                 answer.result(PATIENCE)
     assert "Traceback" not in server.notes
+
+
+@real
+def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
+    server = program("--port", "0")
+    client = new_client(server.address())
+    assert client.models.list()
+    for _ in range(2):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)  # two at once would be one
+    assert server.end() == 0
+    assert server.notes.endswith("Ctrl-C stops\nstopped\n")
 
 
 def wait_until_busy(client: openai.OpenAI) -> None:
