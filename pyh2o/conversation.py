@@ -126,6 +126,7 @@ class Conversation:
         self.tokens_evaluated = 0
         self._on_recompute = on_recompute
         self._turns: tuple[Turn, ...] = ()
+        self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._answering: weakref.ref[Generator[str]] | None = None
         # The text is what is in the cache and these tokens after it, the first `_n_known` of which
         # have been evaluated before.
@@ -195,7 +196,8 @@ class Conversation:
     def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
         self._check_text()
         tokens, start = self._tokens_of(message, len(self._turns), self._n_text)
-        yield from self._write(_Answer(message, start, 0), start, tokens, self._turns, max_tokens)
+        answer = _Answer(message, start, self._n_empty)
+        yield from self._write(answer, start, tokens, self._turns, max_tokens)
 
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         self._check_text()
@@ -203,16 +205,15 @@ class Conversation:
         # There are logits behind the newest token only: the last one before the answer is new.
         start = last.answer_start - 1
         tokens = self._text_from(start)[:1]
-        answer = _Answer(last.user, last.start, last.attempt + 1)
+        answer = _Answer(last.user, last.start, last.attempt + 1 + self._n_empty)
         yield from self._write(answer, start, tokens, self._turns[:-1], max_tokens)
 
     def _edit(self, message: str, max_tokens: int | None) -> Generator[str]:
         self._check_text()
         start = self._last_turn().start
         tokens, start = self._tokens_of(message, len(self._turns) - 1, start)
-        yield from self._write(
-            _Answer(message, start, 0), start, tokens, self._turns[:-1], max_tokens
-        )
+        answer = _Answer(message, start, self._n_empty)
+        yield from self._write(answer, start, tokens, self._turns[:-1], max_tokens)
 
     def _tokens_of(self, message: str, n_turns: int, start: int) -> tuple[list[int], int]:
         """Tokens of a message after so many turns, and where in the text they begin.
@@ -318,11 +319,14 @@ class Conversation:
                 end = answer.end
             self._set_back(end)
             self._turns = (*self._turns, answer.turn(end))
+            self._n_empty = 0
         else:
             self._turns = turns
             self._set_back(start)
             self._pending += dropped
             self._n_known += n_known
+            if answer.finish == FINISH_STOP:
+                self._n_empty += 1
         self._look()
 
     # ---------------------------------------------------------------------------------------------
@@ -396,6 +400,7 @@ class Conversation:
             "turns": [asdict(turn) for turn in self._turns],
             "cached": self.llm.n_tokens,
             "known": self._n_known,
+            "empty": self._n_empty,
         }
         session = Session(KIND, header, self._text_from(0), self.llm.kv_state())
         write_session(path, session)
@@ -439,6 +444,7 @@ class Conversation:
         conversation._turns = saved.turns
         conversation._pending = session.tokens[saved.n_cached :]
         conversation._n_known = saved.n_known
+        conversation._n_empty = saved.n_empty
         conversation._look()
         return conversation
 
@@ -701,6 +707,7 @@ class _Saved:
         system, sampling, turns: as in the conversation.
         n_cached: tokens that the state of the cache covers.
         n_known: tokens behind them that had been evaluated before.
+        n_empty: answers in a row that had no text.
     """
 
     system: str | None
@@ -708,6 +715,7 @@ class _Saved:
     turns: tuple[Turn, ...]
     n_cached: int
     n_known: int
+    n_empty: int
 
     @classmethod
     def of(cls, session: Session) -> _Saved:
@@ -717,18 +725,19 @@ class _Saved:
             TypeError, ValueError, KeyError: it makes no sense.
         """
         header = session.header
-        for name in ("system", "sampling", "turns", "cached", "known"):
+        for name in ("system", "sampling", "turns", "cached", "known", "empty"):
             _expect(name in header, f"it has no {name}")
         system = header["system"]
         _expect(system is None or isinstance(system, str), "its system prompt is no text")
         n_text = len(session.tokens)
         n_cached = _count(header, "cached", n_text)
         n_known = _count(header, "known", n_text - n_cached)
+        n_empty = _count(header, "empty", 2**31)
         turns = tuple(_turn(turn) for turn in header["turns"])
         places = [place for turn in turns for place in (turn.start, turn.answer_start, turn.end)]
         _expect(places == sorted(places), "its turns overlap")
         _expect(not turns or turns[-1].end == n_text, "its turns are not its text")
-        return cls(system, Sampling(**header["sampling"]), turns, n_cached, n_known)
+        return cls(system, Sampling(**header["sampling"]), turns, n_cached, n_known, n_empty)
 
 
 def _turn(data: dict[str, Any]) -> Turn:

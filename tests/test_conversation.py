@@ -275,6 +275,45 @@ def test_a_turn_says_how_it_was(llm: Llama) -> None:
     assert turn.end == llm.n_tokens + 1
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_message_without_an_answer_gets_another_seed(
+    llm: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Otherwise the model would have nothing to say to it for ever."""
+    seeds: list[int] = []
+    end = next(token for token in range(llm.n_vocab()) if is_end(llm, token))
+    talking = conversation_module.Writer
+
+    class Silent(talking):  # type: ignore[misc, valid-type]
+        def __init__(self, llm: Llama, sampling: Sampling) -> None:
+            super().__init__(llm, sampling)
+            seeds.append(sampling.seed)
+
+        def write(self, tokens: Sequence[int]) -> Generator[int]:
+            words = super().write(tokens)
+            next(words)
+            yield end
+
+    conversation = Conversation(llm)
+    said(conversation.say("First.", max_tokens=SHORT))
+    monkeypatch.setattr(conversation_module, "Writer", Silent)
+    for _ in range(2):
+        assert said(conversation.say("Well?")) == ""
+        assert said(conversation.regenerate()) == ""
+        assert said(conversation.edit("First!")) == ""
+    for first, second in zip(seeds[:3], seeds[3:], strict=True):
+        assert first != second
+    assert [turn.user for turn in conversation.turns] == ["First."]
+    if saved:
+        conversation.save(tmp_path / "x.h2o")
+        conversation = Conversation.load(tmp_path / "x.h2o", llm)
+    monkeypatch.setattr(conversation_module, "Writer", talking)
+    assert said(conversation.say("Well?", max_tokens=SHORT))
+    assert conversation.turns[-1].attempt == 6
+    assert said(conversation.say("And?", max_tokens=SHORT))
+    assert conversation.turns[-1].attempt == 0
+
+
 def test_nothing_happens_before_the_first_piece_is_asked_for(llm: Llama) -> None:
     conversation = Conversation(llm)
     conversation.say("hello")
