@@ -153,6 +153,7 @@ def _params(budget: Budget) -> dict[str, Any]:
         "slack": budget.slack,
         "n_pos": budget.n_pos,
         "positions": schemes[budget.positions],
+        "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
     }
 
 

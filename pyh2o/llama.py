@@ -33,7 +33,7 @@ from .errors import (
 )
 from .kept import kept_tokens
 from .openai_words import OpenAIChat, as_json_object
-from .settings import Budget, EvictionSettings, Positions, whole_blocks
+from .settings import Attention, Budget, EvictionSettings, Positions, whole_blocks
 from .statistics import KVStatistics
 from .text_stream import PieceDetokenizer, detokenize
 from .threads import physical_cores
@@ -100,6 +100,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         pinned: first positions that are never evicted (a count).
         slack: cells beyond the budget; None takes what costs no memory (see EvictionSettings).
         positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).
+        attention: what computes attention and scores (see EvictionSettings).
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context.
         load_progress: called with 0 .. 1 while the model loads.
@@ -131,6 +132,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         pinned: int = 0,
         slack: int | None = None,
         positions: Positions = "original",
+        attention: Attention = "auto",
         evict: bool = True,
         n_ctx: int = 0,
         load_progress: Callable[[float], None] | None = None,
@@ -138,7 +140,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         **kwargs: Any,
     ) -> None:
         self._settings = EvictionSettings(
-            hh=hh, recent=recent, pinned=pinned, slack=slack, positions=positions
+            hh=hh,
+            recent=recent,
+            pinned=pinned,
+            slack=slack,
+            positions=positions,
+            attention=attention,
         )
         # Embedding contexts see each text once and in full: there is nothing to evict.
         self.evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
@@ -157,6 +164,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
             # llama.cpp keeps a quantised V only in the layout of flash attention.
             kwargs["flash_attn"] = True
+        elif self.evicting and attention != "ops" and not kwargs.get("n_gpu_layers"):
+            # So does our own attention on the CPU.
+            kwargs.setdefault("flash_attn", True)
         # The parent sizes its batches by n_ctx; the real size of the cache is set once the model
         # is known, in _size_cache.
         n_ctx_parent = max(1, kwargs.get("n_batch", 512)) if self.evicting else n_ctx
@@ -289,6 +299,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             pinned=settings.pinned,
             slack=settings.slack,
             positions=settings.positions,
+            attention=settings.attention,
             evict=self.evicting,
             draft_model=self._draft_model and self._draft_model.model,
         )

@@ -12,6 +12,10 @@ from .errors import SettingsError
 # 0 again at every compaction (the paper's streaming variant).
 Positions = Literal["original", "dense"]
 
+# What computes attention and scores: the fastest there is, llama.cpp's own ops (which run on every
+# device), or the op of ours for one instruction set.
+Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
+
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
 # A compaction sorts every row's score; over this many tokens its cost is lost in the noise.
@@ -31,6 +35,8 @@ class EvictionSettings:
         positions: "original" positions for the rotary embeddings until those the model was trained
             on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
             the order of the text, at every compaction.
+        attention: what computes attention and scores. Everything but "auto" and "ops" is refused
+            where it cannot be used; all give the same result but for the order of additions.
     """
 
     hh: float | int = 0.1
@@ -38,6 +44,7 @@ class EvictionSettings:
     pinned: int = 0
     slack: int | None = None
     positions: Positions = "original"
+    attention: Attention = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -63,6 +70,10 @@ class EvictionSettings:
             raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
         if self.positions not in get_args(Positions):
             raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
+        if self.attention not in get_args(Attention):
+            raise SettingsError(
+                f"attention is {self.attention!r}: give one of {', '.join(get_args(Attention))}"
+            )
 
     def resolve(self, window: int, n_pos: int) -> Budget:
         """Row counts for a window of `window` tokens.
@@ -102,12 +113,13 @@ class EvictionSettings:
             slack=slack,
             n_pos=n_pos,
             positions=self.positions,
+            attention=self.attention,
         )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Resolved row counts per (layer, KV head), all in tokens, and how positions are used."""
+    """Resolved row counts per (layer, KV head), all in tokens, and how they are worked with."""
 
     window: int
     heavy: int
@@ -116,6 +128,7 @@ class Budget:
     slack: int
     n_pos: int = 0  # positions for rotary embeddings; 0: those the model was trained on
     positions: Positions = "original"
+    attention: Attention = "auto"
 
     @property
     def rows(self) -> int:

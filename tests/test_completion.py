@@ -74,8 +74,9 @@ def full(model_path: str) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def roomy(model_path: str) -> Iterator[Llama]:
-    """Evicts, but from texts longer than the window only."""
-    model = Llama(model_path, n_ctx=WINDOW, hh=0.5, recent=0.5, logits_all=True, **QUIET)
+    """Evicts, but from texts longer than the window only, and with llama.cpp's own rounding."""
+    settings = {"n_ctx": WINDOW, "hh": 0.5, "recent": 0.5, "attention": "ops"}
+    model = Llama(model_path, logits_all=True, **settings, **QUIET)
     yield model
     model.close()
 

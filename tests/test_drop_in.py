@@ -30,8 +30,9 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
 WINDOW = 256
-# Rows for all of a text up to the window, and a cache that is smaller than the texts.
-ROOMY: dict[str, Any] = {"n_ctx": WINDOW, "hh": 0.5, "recent": 0.5}
+# Rows for all of a text up to the window, and a cache that is smaller than the texts. The first is
+# compared with the parent, and so has the parent's attention: ours rounds less.
+ROOMY: dict[str, Any] = {"n_ctx": WINDOW, "hh": 0.5, "recent": 0.5, "attention": "ops"}
 SMALL: dict[str, Any] = {"n_ctx": WINDOW, "hh": 24, "recent": 24, "slack": 16}
 
 BOS, EOS, BYTE_0 = 1, 2, 3

@@ -82,7 +82,13 @@ def test_budget_that_covers_the_text_changes_nothing(
     path: Path, rng: np.random.Generator, flash_attn: bool
 ) -> None:
     evicting = tiny_llama(
-        path, n_ctx=512, hh=256, recent=256, flash_attn=flash_attn, logits_all=True
+        path,
+        n_ctx=512,
+        hh=256,
+        recent=256,
+        attention="ops",
+        flash_attn=flash_attn,
+        logits_all=True,
     )
     plain = tiny_parent(path, n_ctx=512, flash_attn=flash_attn, logits_all=True)
     tokens = text(evicting, rng, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,9 @@ import pytest
 from pyh2o import Llama
 from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
+from pyh2o.settings import Attention
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, tiny_llama
+from tiny_llama import chose_clearly, kernels_here, tiny_llama
 
 HEAVY, RECENT = 12, 9
 N_LAYER, N_VOCAB = 3, 384
@@ -39,7 +41,11 @@ def text_with_clear_choices(
             return tokens
 
 
-def llama_of(path: Path, *, slack: int, ubatch: int, kv_type: str, flash_attn: bool) -> Llama:
+def llama_of(
+    path: Path, *, slack: int, ubatch: int, kv_type: str, flash_attn: bool, attention: Attention
+) -> Llama:
+    if attention not in ("auto", "ops", *kernels_here(path)):
+        pytest.skip(f"this machine has no {attention}")
     return tiny_llama(
         path,
         hh=HEAVY,
@@ -49,6 +55,7 @@ def llama_of(path: Path, *, slack: int, ubatch: int, kv_type: str, flash_attn: b
         type_k=KV_TYPES[kv_type],
         type_v=KV_TYPES[kv_type],
         flash_attn=flash_attn,
+        attention=attention,
         logits_all=True,
     )
 
@@ -71,14 +78,28 @@ def assert_same_rows(llm: Llama, reference: ReferenceLlama, n_head_kv: int) -> N
 @pytest.mark.parametrize("n_head_kv", [2, 4], ids=["gqa", "mha"])
 @pytest.mark.parametrize("ubatch", [1, 32])
 @pytest.mark.parametrize("slack", [1, 7])
+@pytest.mark.parametrize("attention", get_args(Attention))
 def test_every_step_equals_the_reference(
-    tmp_path: Path, rng: np.random.Generator, slack: int, ubatch: int, n_head_kv: int
+    tmp_path: Path,
+    rng: np.random.Generator,
+    attention: Attention,
+    slack: int,
+    ubatch: int,
+    n_head_kv: int,
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=n_head_kv)
     n = 320 if ubatch == 1 else 640
     tokens = text_with_clear_choices(path, rng, n=n, slack=slack, ubatch=ubatch)
     reference = reference_of(path, slack)
-    llm = llama_of(path, slack=slack, ubatch=ubatch, kv_type="f32", flash_attn=False)
+    # ggml's op for flash attention rounds f32 rows to f16
+    llm = llama_of(
+        path,
+        slack=slack,
+        ubatch=ubatch,
+        kv_type="f32",
+        flash_attn=attention != "ops",
+        attention=attention,
+    )
     for chunk in chunks(tokens, ubatch):
         expected = reference.eval(chunk, ubatch=ubatch)
         llm.eval(chunk)
@@ -90,12 +111,15 @@ def test_every_step_equals_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "flash_attn", "rounding", "least_shared"),
+    ("kv_type", "flash_attn", "attention", "rounding", "least_shared"),
     [
-        ("f16", False, 0.02, 0.95),
-        ("f16", True, 0.02, 0.95),
-        ("q8_0", True, 0.3, 0.92),
-        ("q4_0", True, 2.0, 0.85),
+        ("f16", False, "ops", 0.02, 0.95),
+        ("f16", True, "ops", 0.02, 0.95),
+        ("f16", True, "auto", 0.02, 0.95),
+        ("q8_0", True, "ops", 0.3, 0.92),
+        ("q8_0", True, "auto", 0.3, 0.92),
+        ("q4_0", True, "ops", 2.0, 0.85),
+        ("q4_0", True, "auto", 2.0, 0.85),
     ],
 )
 def test_rounded_rows_stay_close_to_the_reference(
@@ -103,6 +127,7 @@ def test_rounded_rows_stay_close_to_the_reference(
     rng: np.random.Generator,
     kv_type: str,
     flash_attn: bool,
+    attention: Attention,
     rounding: float,
     least_shared: float,
 ) -> None:
@@ -112,7 +137,9 @@ def test_rounded_rows_stay_close_to_the_reference(
     """
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER)
     reference = reference_of(path, slack=7)
-    llm = llama_of(path, slack=7, ubatch=8, kv_type=kv_type, flash_attn=flash_attn)
+    llm = llama_of(
+        path, slack=7, ubatch=8, kv_type=kv_type, flash_attn=flash_attn, attention=attention
+    )
     shared: list[float] = []
     errors: list[float] = []
     for chunk in chunks(rng.integers(0, N_VOCAB, 400), 8):

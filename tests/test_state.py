@@ -52,13 +52,21 @@ def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
         assert getattr(one.kv, name) == getattr(other.kv, name), name
 
 
-@pytest.mark.parametrize("flash_attn", [False, True], ids=["composed", "flash"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"attention": "ops", "flash_attn": False},
+        {"attention": "ops", "flash_attn": True},
+        {"attention": "auto"},
+    ],
+    ids=["ops", "flash", "auto"],
+)
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
 def test_save_load_continue_equals_continue(
-    path: Path, rng: np.random.Generator, kv_type: str, flash_attn: bool
+    path: Path, rng: np.random.Generator, kv_type: str, attention: dict[str, Any]
 ) -> None:
     """Before and after the first compaction and re-base, with the tail just removed, and pinned."""
-    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type], "flash_attn": flash_attn}
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type], **attention}
     saved = evicting_llama(path, **types)
     saved.eval(random_tokens(rng, 7))
     saved.pin(7)
@@ -107,7 +115,7 @@ def test_parents_functions_keep_working(path: Path, rng: np.random.Generator) ->
         {"positions": "dense"},
         {"n_ctx": 300, "slack": 290},
         {"type_k": KV_TYPES["f32"]},
-        {"flash_attn": True},
+        {"flash_attn": False},
         {"evict": False},
     ],
     ids=lambda other: " ".join(other),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import llama_cpp
 
 from pyh2o import Llama
+from pyh2o.errors import SettingsError
 from pyh2o.reference import ReferenceLlama
+from pyh2o.settings import Attention
 
 # A thread that has to wait for its core makes all others wait: slow, where anything else runs.
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
@@ -25,6 +28,20 @@ def chose_clearly(reference: ReferenceLlama) -> bool:
 def tiny_llama(path: Path, *, verbose: bool = False, **settings: Any) -> Llama:
     """Our class."""
     return Llama(str(path), verbose=verbose, **ONE_THREAD, **settings)
+
+
+@functools.cache
+def kernels_here(path: Path) -> tuple[Attention, ...]:
+    """The kinds of attention in one op that this machine can run."""
+    return tuple(kind for kind in get_args(Attention)[2:] if _runs_here(path, kind))
+
+
+def _runs_here(path: Path, attention: Attention) -> bool:
+    try:
+        tiny_llama(path, hh=8, recent=8, attention=attention).close()
+    except SettingsError:
+        return False
+    return True
 
 
 def tiny_parent(path: Path, **settings: Any) -> llama_cpp.Llama:

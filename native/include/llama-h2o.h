@@ -80,11 +80,23 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_N_POS         = -20, // the capacity exceeds the positions that may be used
     LLAMA_H2O_ERR_REBASE        = -21, // keys that cannot be given other positions
     LLAMA_H2O_ERR_PIN           = -22, // more pinned positions than the pinned and heavy rows
+    LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
 };
 
 enum llama_h2o_positions {
     LLAMA_H2O_POSITIONS_ORIGINAL = 0, // those of the text, until they are used up: a re-base then
     LLAMA_H2O_POSITIONS_DENSE    = 1, // 0, 1, 2 ... in the order of the text after every compaction
+};
+
+// What computes attention and scores. The others are one op for both, each for another instruction
+// set. They need rows in the CPU's memory and the layout of flash attention.
+enum llama_h2o_attention_type {
+    LLAMA_H2O_ATTENTION_AUTO     = 0, // the fastest, layer by layer
+    LLAMA_H2O_ATTENTION_OPS      = 1, // ggml ops, on every backend
+    LLAMA_H2O_ATTENTION_PORTABLE = 2,
+    LLAMA_H2O_ATTENTION_NEON     = 3,
+    LLAMA_H2O_ATTENTION_AVX2     = 4,
+    LLAMA_H2O_ATTENTION_AVX512   = 5,
 };
 
 struct llama_h2o_params {
@@ -94,6 +106,7 @@ struct llama_h2o_params {
     uint32_t slack;  // cells beyond the budget, at least 1
     uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
     enum llama_h2o_positions positions;
+    enum llama_h2o_attention_type attention;
 };
 
 // All counters run from the attachment on; clearing the cache does not reset them.

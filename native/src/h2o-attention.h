@@ -1,5 +1,6 @@
-// Attention with scores, out of ggml ops that every backend has. llama.cpp builds the attention; these
-// functions add the nodes that collect the scores. They do nothing where no eviction is attached.
+// Attention with scores in the graph. llama.cpp builds the attention out of ggml ops that every backend
+// has, and these functions add the nodes that collect the scores; or, where the rows lie in the memory
+// of the CPU, one op of ours takes the place of all. They do nothing where no eviction is attached.
 
 #pragma once
 
@@ -9,13 +10,17 @@ struct llm_graph_context;
 // After the softmax: probs F32 [n_kv, n_tokens, n_head, n_stream], contiguous.
 void llama_h2o_build_scores(const llm_graph_context & graph, ggml_tensor * probs, int il);
 
-// Beside flash attention, which keeps its probabilities to itself: computes them once more.
-//   q       F32 [n_embd_head, n_tokens, n_head, n_stream]
-//   k           [n_embd_head, n_kv, n_head_kv, n_stream]
+// In the place of flash attention: returns its result, F32 [n_embd_head_v*n_head, n_tokens*n_stream]. Or
+// returns null and leaves the attention to llama.cpp, but computes the probabilities once more for the
+// scores, because flash attention keeps them to itself.
+//   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]
+//   k           [n_embd_head_k, n_kv, n_head_kv, n_stream]
+//   v           [n_embd_head_v, n_kv, n_head_kv, n_stream]
 //   kq_mask     [n_kv, n_tokens, 1, n_stream]
-void llama_h2o_build_scores_beside_flash(const llm_graph_context & graph,
+ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         ggml_tensor * q,
         ggml_tensor * k,
+        ggml_tensor * v,
         ggml_tensor * kq_mask,
         ggml_tensor * sinks,
         float kq_scale,

@@ -1,5 +1,6 @@
 #include "h2o-cache.h"
 
+#include "h2o-kernel.h"
 #include "h2o-policy.h"
 
 #include "llama-context.h"
@@ -19,6 +20,7 @@
 llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params) :
     ctx(ctx), kv(kv), params(params) {
     add_layers();
+    choose_kernels();
     alloc_tensors();
 
     streams.resize(kv.n_stream);
@@ -45,7 +47,7 @@ llama_h2o * llama_h2o::of(const llama_context * ctx) {
     return kv ? kv->h2o.get() : nullptr;
 }
 
-const llama_h2o * llama_h2o::of(const llama_memory_context_i * mctx) {
+llama_h2o * llama_h2o::of(const llama_memory_context_i * mctx) {
     const auto * kv_ctx = dynamic_cast<const llama_kv_cache_context *>(mctx);
 
     return kv_ctx ? kv_ctx->kv->h2o.get() : nullptr;
@@ -73,7 +75,9 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     ctx.sched_reserve();
 
     int32_t status = LLAMA_H2O_OK;
-    if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !kv.h2o->can_rebase()) {
+    if (!kv.h2o->has_kernels_asked_for()) {
+        status = LLAMA_H2O_ERR_ATTENTION;
+    } else if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !kv.h2o->can_rebase()) {
         status = LLAMA_H2O_ERR_REBASE;
     } else if (kv.h2o->can_rebase() && llama_h2o_n_capacity(params) > params.n_pos) {
         status = LLAMA_H2O_ERR_N_POS;
@@ -109,6 +113,58 @@ void llama_h2o::add_layers() {
                 std::nullopt,
         });
     }
+}
+
+static const char * kernel_name(llama_h2o_attention_type type) {
+    switch (type) {
+        case LLAMA_H2O_ATTENTION_PORTABLE:
+            return "portable";
+        case LLAMA_H2O_ATTENTION_NEON:
+            return "neon";
+        case LLAMA_H2O_ATTENTION_AVX2:
+            return "avx2";
+        case LLAMA_H2O_ATTENTION_AVX512:
+            return "avx512";
+        case LLAMA_H2O_ATTENTION_AUTO:
+        case LLAMA_H2O_ATTENTION_OPS:
+            break;
+    }
+
+    return nullptr;
+}
+
+// Whether the graph of a layer with this tensor runs on the CPU.
+static bool is_on_cpu(const ggml_tensor * tensor) {
+    ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(tensor->buffer);
+    ggml_backend_dev_t dev          = ggml_backend_buft_get_device(buft); // null for plain memory
+
+    return ggml_backend_buft_is_host(buft) && (!dev || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+void llama_h2o::choose_kernels() {
+    if (params.attention == LLAMA_H2O_ATTENTION_OPS) {
+        return;
+    }
+
+    const char * name = kernel_name(params.attention);
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        auto & layer = layers[ikv];
+        if (!is_on_cpu(kv.layers[ikv].k)) {
+            continue;
+        }
+
+        const auto * kernel =
+                name ? llama_h2o_find_kernel(name) : llama_h2o_best_kernel(layer.k.n_embd_head, layer.v.n_embd_head);
+        if (kernel && layer.k.n_embd_head % kernel->n_lanes == 0 && layer.v.n_embd_head % kernel->n_lanes == 0) {
+            layer.kernel = kernel;
+        }
+    }
+}
+
+bool llama_h2o::has_kernels_asked_for() const {
+    return !kernel_name(params.attention) ||
+           std::all_of(layers.begin(), layers.end(), [](const layer & l) { return l.fused; });
 }
 
 static ggml_context_ptr new_tensor_context(size_t n_tensors) {
@@ -180,7 +236,7 @@ void llama_h2o::alloc_tensors() {
     }
 }
 
-const llama_h2o::layer * llama_h2o::find_layer(int32_t il) const {
+llama_h2o::layer * llama_h2o::find_layer(int32_t il) {
     const auto it = kv.map_layer_ids.find(il);
 
     return it == kv.map_layer_ids.end() ? nullptr : &layers[it->second];

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+struct llama_h2o_kernel;
+
 class llama_io_read_i;
 class llama_io_write_i;
 
@@ -22,7 +24,7 @@ struct llama_h2o {
 
     // the eviction attached to a context, or to the cache behind a graph; null if there is none
     static llama_h2o * of(const llama_context * ctx);
-    static const llama_h2o * of(const llama_memory_context_i * mctx);
+    static llama_h2o * of(const llama_memory_context_i * mctx);
 
     // the first stream that the graph of mctx works on
     static uint32_t first_stream(const llama_memory_context_i * mctx);
@@ -68,9 +70,13 @@ struct llama_h2o {
         llama_h2o_row_layout v;
 
         std::optional<llama_h2o_rope> rope; // of the keys; none until the first graph is built
+
+        const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op; null for ggml's ops
+        bool fused                      = false;   // whether the last graph uses it
+        float kq_scale                  = 0.0f;    // of the logits, for the kernel
     };
 
-    const layer * find_layer(int32_t il) const;
+    layer * find_layer(int32_t il);
 
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);
@@ -160,7 +166,11 @@ private:
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
 
     void add_layers();
+    void choose_kernels();
     void alloc_tensors();
+
+    // whether the graph computes attention as the params ask for
+    bool has_kernels_asked_for() const;
 
     bool can_rebase() const;
 

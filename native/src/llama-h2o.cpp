@@ -60,6 +60,8 @@ const char * llama_h2o_strerror(int32_t status) {
             return "the keys of this model cannot be given other positions: use the original ones";
         case LLAMA_H2O_ERR_PIN:
             return "more tokens are pinned than there are pinned and heavy rows: raise heavy, or pin fewer";
+        case LLAMA_H2O_ERR_ATTENTION:
+            return "this kind of attention does not fit the processor, the head size or the cache: use auto";
     }
 
     return "unknown status";
@@ -142,7 +144,8 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
         return LLAMA_H2O_ERR_ATTACHED;
     }
     if (params.recent < 1 || params.slack < 1 || params.positions < LLAMA_H2O_POSITIONS_ORIGINAL ||
-            params.positions > LLAMA_H2O_POSITIONS_DENSE ||
+            params.positions > LLAMA_H2O_POSITIONS_DENSE || params.attention < LLAMA_H2O_ATTENTION_AUTO ||
+            params.attention > LLAMA_H2O_ATTENTION_AVX512 ||
             llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
         return LLAMA_H2O_ERR_PARAMS;
     }

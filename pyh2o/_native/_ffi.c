@@ -588,19 +588,19 @@ static void *_cffi_types[] = {
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 39), // float const *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // float const *
 /*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
 /*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 44), // uint8_t *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 45), // uint8_t *
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // struct llama_context *
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_context *
 /* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 13 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 15 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 39), // float *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // float *
 /* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
 /* 19 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
@@ -612,24 +612,67 @@ static void *_cffi_types[] = {
 /* 25 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // struct llama_context const *
+/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_context const *
 /* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_h2o_stats *
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 42), // struct llama_h2o_stats *
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 33 */ _CFFI_OP(_CFFI_OP_POINTER, 42), // struct llama_model const *
+/* 33 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // struct llama_model const *
 /* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 36), // char const *
 /* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 37 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_positions
-/* 38 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_status
-/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 40 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 41 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
-/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 37 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 38 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 39 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
+/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 41 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
+/* 43 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
+/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
 };
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_AUTO) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AUTO) | 0);  /* check that LLAMA_H2O_ATTENTION_AUTO is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_OPS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_OPS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_OPS) | 0);  /* check that LLAMA_H2O_ATTENTION_OPS is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_PORTABLE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_PORTABLE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_PORTABLE) | 0);  /* check that LLAMA_H2O_ATTENTION_PORTABLE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_NEON(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_NEON) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_NEON) | 0);  /* check that LLAMA_H2O_ATTENTION_NEON is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_AVX2(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_AVX2) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX2) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX2 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_AVX512) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX512) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX512 is an integer */
+  return n;
+}
 
 static int _cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL(unsigned long long *o)
 {
@@ -803,6 +846,13 @@ static int _cffi_const_LLAMA_H2O_ERR_PIN(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_PIN) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ERR_PIN) | 0);  /* check that LLAMA_H2O_ERR_PIN is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_ATTENTION(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_ATTENTION) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_ATTENTION) | 0);  /* check that LLAMA_H2O_ERR_ATTENTION is an integer */
   return n;
 }
 
@@ -1212,6 +1262,7 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->slack) | 0);  /* check that 'struct llama_h2o_params.slack' is an integer */
   (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
   { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
+  { enum llama_h2o_attention_type *tmp = &p->attention; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
 
@@ -1242,9 +1293,16 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
 struct _cffi_align_struct_llama_h2o_stats { char x; struct llama_h2o_stats y; };
 
 static const struct _cffi_global_s _cffi_globals[] = {
+  { "LLAMA_H2O_ATTENTION_AUTO", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AUTO, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_AVX2", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX2, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_AVX512", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX512, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_NEON", (void *)_cffi_const_LLAMA_H2O_ATTENTION_NEON, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_OPS", (void *)_cffi_const_LLAMA_H2O_ATTENTION_OPS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ALIBI", (void *)_cffi_const_LLAMA_H2O_ERR_ALIBI, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARGUMENT", (void *)_cffi_const_LLAMA_H2O_ERR_ARGUMENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_ATTENTION", (void *)_cffi_const_LLAMA_H2O_ERR_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_CACHE_KIND", (void *)_cffi_const_LLAMA_H2O_ERR_CACHE_KIND, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_CELLS", (void *)_cffi_const_LLAMA_H2O_ERR_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_INTERNAL", (void *)_cffi_const_LLAMA_H2O_ERR_INTERNAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1294,6 +1352,9 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
+                 _CFFI_OP(_CFFI_OP_NOOP, 38) },
+  { "attention", offsetof(struct llama_h2o_params, attention),
+                 sizeof(((struct llama_h2o_params *)0)->attention),
                  _CFFI_OP(_CFFI_OP_NOOP, 37) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
@@ -1321,56 +1382,59 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+              _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+              _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 44) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 40, _CFFI_F_OPAQUE,
+  { "llama_context", 41, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 6 },
-  { "llama_h2o_stats", 41, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 6, 18 },
-  { "llama_model", 42, _CFFI_F_OPAQUE,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 7 },
+  { "llama_h2o_stats", 42, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 7, 18 },
+  { "llama_model", 43, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_positions", 37, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_attention_type", 37, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+    "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
+    "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
+  { "llama_h2o_positions", 38, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 38, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 39, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
-    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN" },
+    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -1380,12 +1444,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  32,  /* num_globals */
+  39,  /* num_globals */
   4,  /* num_struct_unions */
-  2,  /* num_enums */
+  3,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  45,  /* num_types */
+  46,  /* num_types */
   0,  /* flags */
 };
 

@@ -1,0 +1,372 @@
+// A vector of floats, as wide as the instruction set that the including file is compiled for. Nothing
+// here has external linkage: the same names mean other code in another file.
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(H2O_PORTABLE)
+// below
+#elif defined(__AVX512F__) || defined(__AVX2__)
+#    include <immintrin.h>
+#elif defined(__ARM_NEON)
+#    include <arm_neon.h>
+#endif
+
+namespace {
+
+#if !defined(H2O_PORTABLE) && defined(__AVX512F__)
+
+struct vec {
+    static constexpr int n = 16;
+    __m512 v;
+};
+
+inline vec v_set(float x) {
+    return { _mm512_set1_ps(x) };
+}
+inline vec v_load(const float * p) {
+    return { _mm512_loadu_ps(p) };
+}
+inline void v_store(float * p, vec a) {
+    _mm512_storeu_ps(p, a.v);
+}
+inline vec v_add(vec a, vec b) {
+    return { _mm512_add_ps(a.v, b.v) };
+}
+inline vec v_sub(vec a, vec b) {
+    return { _mm512_sub_ps(a.v, b.v) };
+}
+inline vec v_mul(vec a, vec b) {
+    return { _mm512_mul_ps(a.v, b.v) };
+}
+inline vec v_max(vec a, vec b) {
+    return { _mm512_max_ps(a.v, b.v) };
+}
+inline vec v_fma(vec a, vec b, vec c) {
+    return { _mm512_fmadd_ps(a.v, b.v, c.v) };
+}
+inline float v_sum(vec a) {
+    return _mm512_reduce_add_ps(a.v);
+}
+inline float v_top(vec a) {
+    return _mm512_reduce_max_ps(a.v);
+}
+
+inline vec v_load_f16(const char * p) {
+    return { _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))) };
+}
+
+inline vec v_from_i8(__m128i x) {
+    return { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)) };
+}
+
+inline vec v_load_i8(const char * p) {
+    return v_from_i8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+
+// the low or the high halves of the bytes, less 8
+inline vec v_load_i4(const char * p, bool high) {
+    __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    if (high) {
+        x = _mm_srli_epi16(x, 4);
+    }
+    return v_from_i8(_mm_sub_epi8(_mm_and_si128(x, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
+}
+
+inline vec v_round(vec a) {
+    return { _mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) };
+}
+
+// a * 2^n for whole n of normal size
+inline vec v_scale2(vec a, vec n) {
+    return { _mm512_scalef_ps(a.v, n.v) };
+}
+
+// a where x is at least the limit, else 0
+inline vec v_where_ge(vec x, float limit, vec a) {
+    return { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v) };
+}
+
+// the sums of four vectors
+inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
+    const __m512 ab   = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
+    const __m512 cd   = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
+    const __m512d lo  = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d hi  = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512 abcd = _mm512_add_ps(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
+    const __m256 half = _mm256_add_ps(
+            _mm512_castps512_ps256(abcd), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(abcd), 1)));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+#elif !defined(H2O_PORTABLE) && defined(__AVX2__)
+
+struct vec {
+    static constexpr int n = 8;
+    __m256 v;
+};
+
+inline vec v_set(float x) {
+    return { _mm256_set1_ps(x) };
+}
+inline vec v_load(const float * p) {
+    return { _mm256_loadu_ps(p) };
+}
+inline void v_store(float * p, vec a) {
+    _mm256_storeu_ps(p, a.v);
+}
+inline vec v_add(vec a, vec b) {
+    return { _mm256_add_ps(a.v, b.v) };
+}
+inline vec v_sub(vec a, vec b) {
+    return { _mm256_sub_ps(a.v, b.v) };
+}
+inline vec v_mul(vec a, vec b) {
+    return { _mm256_mul_ps(a.v, b.v) };
+}
+inline vec v_max(vec a, vec b) {
+    return { _mm256_max_ps(a.v, b.v) };
+}
+inline vec v_fma(vec a, vec b, vec c) {
+    return { _mm256_fmadd_ps(a.v, b.v, c.v) };
+}
+
+inline float v_sum(vec a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x        = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+inline float v_top(vec a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x        = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+inline vec v_load_f16(const char * p) {
+    return { _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))) };
+}
+
+inline vec v_from_i8(__m128i x) {
+    return { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)) };
+}
+
+inline vec v_load_i8(const char * p) {
+    return v_from_i8(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+}
+
+inline vec v_load_i4(const char * p, bool high) {
+    __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+    if (high) {
+        x = _mm_srli_epi16(x, 4);
+    }
+    return v_from_i8(_mm_sub_epi8(_mm_and_si128(x, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
+}
+
+inline vec v_round(vec a) {
+    return { _mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) };
+}
+
+inline vec v_scale2(vec a, vec n) {
+    const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return { _mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23))) };
+}
+
+inline vec v_where_ge(vec x, float limit, vec a) {
+    return { _mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_GE_OQ), a.v) };
+}
+
+inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
+    const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a.v, b.v), _mm256_hadd_ps(c.v, d.v));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+}
+
+#elif !defined(H2O_PORTABLE) && defined(__ARM_NEON)
+
+struct vec {
+    static constexpr int n = 4;
+    float32x4_t v;
+};
+
+inline vec v_set(float x) {
+    return { vdupq_n_f32(x) };
+}
+inline vec v_load(const float * p) {
+    return { vld1q_f32(p) };
+}
+inline void v_store(float * p, vec a) {
+    vst1q_f32(p, a.v);
+}
+inline vec v_add(vec a, vec b) {
+    return { vaddq_f32(a.v, b.v) };
+}
+inline vec v_sub(vec a, vec b) {
+    return { vsubq_f32(a.v, b.v) };
+}
+inline vec v_mul(vec a, vec b) {
+    return { vmulq_f32(a.v, b.v) };
+}
+inline vec v_max(vec a, vec b) {
+    return { vmaxq_f32(a.v, b.v) };
+}
+inline vec v_fma(vec a, vec b, vec c) {
+    return { vfmaq_f32(c.v, a.v, b.v) };
+}
+inline float v_sum(vec a) {
+    return vaddvq_f32(a.v);
+}
+inline float v_top(vec a) {
+    return vmaxvq_f32(a.v);
+}
+
+inline vec v_load_f16(const char * p) {
+    return { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p)))) };
+}
+
+inline vec v_from_i8(int8x8_t x) {
+    return { vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x)))) };
+}
+
+inline int8x8_t v_load_4_bytes(const char * p) {
+    uint32_t x;
+    std::memcpy(&x, p, sizeof(x));
+    return vreinterpret_s8_u32(vdup_n_u32(x));
+}
+
+inline vec v_load_i8(const char * p) {
+    return v_from_i8(v_load_4_bytes(p));
+}
+
+inline vec v_load_i4(const char * p, bool high) {
+    uint8x8_t x = vreinterpret_u8_s8(v_load_4_bytes(p));
+    x           = high ? vshr_n_u8(x, 4) : vand_u8(x, vdup_n_u8(15));
+    return v_from_i8(vsub_s8(vreinterpret_s8_u8(x), vdup_n_s8(8)));
+}
+
+inline vec v_round(vec a) {
+    return { vrndnq_f32(a.v) };
+}
+
+inline vec v_scale2(vec a, vec n) {
+    const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n.v), vdupq_n_s32(127));
+    return { vmulq_f32(a.v, vreinterpretq_f32_s32(vshlq_n_s32(e, 23))) };
+}
+
+inline vec v_where_ge(vec x, float limit, vec a) {
+    return { vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x.v, vdupq_n_f32(limit)), vreinterpretq_u32_f32(a.v))) };
+}
+
+inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
+    vst1q_f32(p, vpaddq_f32(vpaddq_f32(a.v, b.v), vpaddq_f32(c.v, d.v)));
+}
+
+#else
+
+struct vec {
+    static constexpr int n = 4;
+    float v[n];
+};
+
+template <typename F>
+inline vec v_each(F fn) {
+    vec res;
+    for (int i = 0; i < vec::n; ++i) {
+        res.v[i] = fn(i);
+    }
+    return res;
+}
+
+inline vec v_set(float x) {
+    return v_each([&](int) { return x; });
+}
+inline vec v_load(const float * p) {
+    return v_each([&](int i) { return p[i]; });
+}
+inline void v_store(float * p, vec a) {
+    std::memcpy(p, a.v, sizeof(a.v));
+}
+inline vec v_add(vec a, vec b) {
+    return v_each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline vec v_sub(vec a, vec b) {
+    return v_each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline vec v_mul(vec a, vec b) {
+    return v_each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline vec v_max(vec a, vec b) {
+    return v_each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline vec v_fma(vec a, vec b, vec c) {
+    return v_each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline float v_sum(vec a) {
+    return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+}
+inline float v_top(vec a) {
+    const float x = a.v[0] > a.v[1] ? a.v[0] : a.v[1];
+    const float y = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
+    return x > y ? x : y;
+}
+
+inline vec v_load_f16(const char * p) {
+    vec res;
+    ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(p), res.v, vec::n);
+    return res;
+}
+
+inline vec v_load_i8(const char * p) {
+    return v_each([&](int i) { return float(int8_t(p[i])); });
+}
+
+inline vec v_load_i4(const char * p, bool high) {
+    return v_each([&](int i) { return float((high ? uint8_t(p[i]) >> 4 : p[i] & 15) - 8); });
+}
+
+inline vec v_round(vec a) {
+    return v_each([&](int i) { return std::nearbyint(a.v[i]); });
+}
+inline vec v_scale2(vec a, vec n) {
+    return v_each([&](int i) { return std::ldexp(a.v[i], int(n.v[i])); });
+}
+inline vec v_where_ge(vec x, float limit, vec a) {
+    return v_each([&](int i) { return x.v[i] >= limit ? a.v[i] : 0.0f; });
+}
+
+inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
+    p[0] = v_sum(a);
+    p[1] = v_sum(b);
+    p[2] = v_sum(c);
+    p[3] = v_sum(d);
+}
+
+#endif
+
+// e^x for x <= 0, to 2 units in the last place, and exactly 0 below the smallest normal number. The
+// polynomial is that of expf() in the Cephes library.
+inline vec v_exp(vec x) {
+    constexpr float LOWEST = -87.0f;
+
+    const vec y = v_max(x, v_set(LOWEST));
+    const vec n = v_round(v_mul(y, v_set(1.44269504088896341f)));
+
+    vec r = v_fma(n, v_set(-0.693359375f), y);
+    r     = v_fma(n, v_set(2.12194440e-4f), r);
+
+    vec p = v_set(1.9875691500e-4f);
+    p     = v_fma(p, r, v_set(1.3981999507e-3f));
+    p     = v_fma(p, r, v_set(8.3334519073e-3f));
+    p     = v_fma(p, r, v_set(4.1665795894e-2f));
+    p     = v_fma(p, r, v_set(1.6666665459e-1f));
+    p     = v_fma(p, r, v_set(5.0000001201e-1f));
+    p     = v_fma(v_mul(p, r), r, v_add(r, v_set(1.0f)));
+
+    return v_where_ge(x, LOWEST, v_scale2(p, n));
+}
+
+} // namespace
