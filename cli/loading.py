@@ -10,11 +10,10 @@ from pyh2o.models import find_model
 from .interrupts import Interrupts
 from .options import ModelOptions
 from .progress import Bars
+from .terminal import terminal
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama
-
-THREADS = ("n_threads", "n_threads_batch")
 
 
 def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], None]) -> Llama:
@@ -29,7 +28,6 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
     from pyh2o.llama import KV_TYPES, Llama
 
     kv_type = KV_TYPES[options.kv_type.value]
-    threads = {} if options.threads is None else dict.fromkeys(THREADS, options.threads)
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
@@ -44,6 +42,8 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
                 pinned=options.pinned,
                 slack=options.slack,
                 positions=options.positions,
+                prefill=options.prefill,
+                prefill_mib=options.prefill_mib,
                 evict=not options.no_evict,
                 n_ctx=options.ctx,
                 n_gpu_layers=options.gpu_layers,
@@ -52,8 +52,16 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
                 verbose=options.verbose,
                 load_progress=on_load,
                 prompt_progress=on_read,
-                **threads,
+                on_exact_prefill=say_prefill,
+                n_threads=options.threads,
+                n_threads_batch=options.threads_batch or options.threads,
             )
         finally:
             bars.clear()
             interrupts.check()  # a load that was broken off fails like that of a damaged file
+
+
+def say_prefill(n_tokens: int, n_bytes: int) -> None:
+    """Say what an exact prefill takes, before it is taken."""
+    megabytes = -(-n_bytes // 2**20)
+    terminal.say(f"reading {n_tokens:,} tokens in full takes {megabytes:,} MiB until then")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pyh2o.sampling import LARGEST_SEED
-from pyh2o.settings import Positions
+from pyh2o.settings import Positions, Prefill
 
 MODEL = "Model"
 CACHE = "KV cache"
@@ -91,6 +91,16 @@ class ModelOptions:
             rich_help_panel=MODEL,
         ),
     ] = None
+    threads_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="PYH2O_THREADS_BATCH",
+            help="CPU threads for reading prompts.",
+            show_default="as many as --threads",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     verbose: Annotated[
         bool,
         typer.Option("--verbose", help="Show the log of llama.cpp.", rich_help_panel=MODEL),
@@ -138,6 +148,23 @@ class ModelOptions:
             rich_help_panel=CACHE,
         ),
     ] = "original"
+    prefill: Annotated[
+        Prefill,
+        typer.Option(
+            help="Read a text that is longer than the cache in a stream, or exactly: in full, in a "
+            "larger cache for the while.",
+            rich_help_panel=CACHE,
+        ),
+    ] = "stream"
+    prefill_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most MiB that an exact prefill may take.",
+            show_default="what it needs",
+            rich_help_panel=CACHE,
+        ),
+    ] = None
     no_evict: Annotated[
         bool,
         typer.Option("--no-evict", help="Keep the full cache.", rich_help_panel=CACHE),

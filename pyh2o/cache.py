@@ -78,6 +78,18 @@ class KVCache:
         """
         _check(lib.llama_h2o_pin(self._context, seq_id, n_pinned))
 
+    def enlarge(self, n_cells: int) -> None:
+        """Have at least so many cells for a while, and evict nothing.
+
+        Raises:
+            NativeError: out of memory; everything is as it was.
+        """
+        _check(lib.llama_h2o_enlarge(self._context, n_cells))
+
+    def shrink(self) -> None:
+        """Go back to the cells there were, with a compaction if the rows do not fit."""
+        _check(lib.llama_h2o_shrink(self._context))
+
     def counters(self, seq_id: int = 0) -> Counters:
         """Counters of a sequence; all 0 for a kind of cache that has none."""
         stats = ffi.new("struct llama_h2o_stats *")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -33,7 +34,7 @@ from .errors import (
 )
 from .kept import kept_tokens
 from .openai_words import OpenAIChat, as_json_object
-from .settings import Attention, Budget, EvictionSettings, Positions, whole_blocks
+from .settings import Attention, Budget, EvictionSettings, Positions, Prefill, whole_blocks
 from .statistics import KVStatistics
 from .text_stream import PieceDetokenizer, detokenize
 from .threads import physical_cores
@@ -101,10 +102,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         slack: cells beyond the budget; None takes what costs no memory (see EvictionSettings).
         positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).
         attention: what computes attention and scores (see EvictionSettings).
+        prefill: "stream" or "exact", for a text that is longer than the cache (see
+            EvictionSettings).
+        prefill_mib: most MiB that an exact prefill may take; None for what it needs.
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context.
         load_progress: called with 0 .. 1 while the model loads.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
+        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
+            memory.
         **kwargs: the parent's arguments.
 
     Raises:
@@ -133,10 +139,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         slack: int | None = None,
         positions: Positions = "original",
         attention: Attention = "auto",
+        prefill: Prefill = "stream",
+        prefill_mib: int | None = None,
         evict: bool = True,
         n_ctx: int = 0,
         load_progress: Callable[[float], None] | None = None,
         prompt_progress: Callable[[int, int], None] | None = None,
+        on_exact_prefill: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
         self._settings = EvictionSettings(
@@ -146,10 +155,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             slack=slack,
             positions=positions,
             attention=attention,
+            prefill=prefill,
+            prefill_mib=prefill_mib,
         )
         # Embedding contexts see each text once and in full: there is nothing to evict.
         self.evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
         self.prompt_progress = prompt_progress
+        self._on_exact_prefill = on_exact_prefill
         self._load_progress = load_progress
         self._window = n_ctx
         self._budget: Budget | None = None
@@ -300,6 +312,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             slack=settings.slack,
             positions=settings.positions,
             attention=settings.attention,
+            prefill=settings.prefill,
+            prefill_mib=settings.prefill_mib,
             evict=self.evicting,
             draft_model=self._draft_model and self._draft_model.model,
         )
@@ -421,6 +435,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             ContextLimitError: they need more positions than there are.
             EvictedError: `n_tokens` was set back to where rows have been evicted.
+            SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
+                or more positions than the model was trained on; nothing has been read.
         """
         if self.evicting:
             self._check_positions(len(tokens))
@@ -430,11 +446,59 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
                     f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
                     "call reset() and evaluate the text again"
                 )
-        for start in range(0, len(tokens), self.n_batch):
-            chunk = tokens[start : start + self.n_batch]
-            super().eval(chunk)
-            if self.prompt_progress is not None and len(tokens) > 1:
-                self.prompt_progress(start + len(chunk), len(tokens))
+        with self._room_for(len(tokens)):
+            for start in range(0, len(tokens), self.n_batch):
+                chunk = tokens[start : start + self.n_batch]
+                super().eval(chunk)
+                if self.prompt_progress is not None and len(tokens) > 1:
+                    self.prompt_progress(start + len(chunk), len(tokens))
+
+    @contextlib.contextmanager
+    def _room_for(self, n_new: int) -> Iterator[None]:
+        """For an exact prefill: as many cells as it takes, for a while."""
+        if not self.evicting or self._settings.prefill == "stream" or n_new == 1:
+            yield
+            return
+        assert self._kv is not None
+        assert self._budget is not None
+        n_cells = whole_blocks(self._kv.counters().n_used + n_new)
+        if n_cells <= self._budget.cells:
+            yield
+            return
+        n_bytes = self._check_exact_prefill(n_new, n_cells)
+        if self._on_exact_prefill is not None:
+            self._on_exact_prefill(n_new, n_bytes)
+        try:
+            self._kv.enlarge(n_cells)
+        except NativeError as error:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {_mib(n_bytes)} MiB, which cannot be "
+                f"had: {error}; use prefill='stream' (--prefill stream)"
+            ) from error
+        try:
+            yield
+        finally:
+            self._kv.shrink()
+
+    def _check_exact_prefill(self, n_new: int, n_cells: int) -> int:
+        """The bytes of a larger cache, if it may be taken."""
+        assert self._budget is not None
+        kv = self.kv
+        n_bytes = kv.bytes_total // kv.cells * n_cells
+        most = self._settings.prefill_mib
+        if most is not None and n_bytes > most * 2**20:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {_mib(n_bytes)} MiB, more than the "
+                f"{most} allowed: raise prefill_mib (--prefill-mib), or use prefill='stream' "
+                "(--prefill stream)"
+            )
+        if kv.used + n_new > self._budget.n_pos:
+            raise SettingsError(
+                f"an exact prefill of {n_new} tokens needs {kv.used + n_new} rows, more than the "
+                f"{self._budget.n_pos} positions the model was trained on: use prefill='stream' "
+                "(--prefill stream)"
+            )
+        return n_bytes
 
     def _check_positions(self, n_new: int) -> None:
         if self.n_tokens + n_new > self.position_limit:
@@ -666,6 +730,11 @@ def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
     grown = np.empty((n_rows, *array.shape[1:]), dtype=array.dtype)
     grown[: len(array)] = array
     return grown
+
+
+def _mib(n_bytes: int) -> int:
+    """Rounded up, so that a limit of so many is enough."""
+    return -(-n_bytes // 2**20)
 
 
 def _address(pointer: Any) -> int:

@@ -16,6 +16,10 @@ Positions = Literal["original", "dense"]
 # device), or the op of ours for one instruction set.
 Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
 
+# How a text that is longer than the cache is read: in chunks with compactions between them, or in
+# full in a larger cache, which is compacted once.
+Prefill = Literal["stream", "exact"]
+
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
 # A compaction sorts every row's score; over this many tokens its cost is lost in the noise.
@@ -37,6 +41,10 @@ class EvictionSettings:
             the order of the text, at every compaction.
         attention: what computes attention and scores. Everything but "auto" and "ops" is refused
             where it cannot be used; all give the same result but for the order of additions.
+        prefill: "stream" reads a text that is longer than the cache in chunks, with compactions
+            between them; "exact" reads it in full in a larger cache, which is compacted once and
+            freed.
+        prefill_mib: most MiB that the larger cache may take; None for what it needs.
     """
 
     hh: float | int = 0.1
@@ -45,6 +53,8 @@ class EvictionSettings:
     slack: int | None = None
     positions: Positions = "original"
     attention: Attention = "auto"
+    prefill: Prefill = "stream"
+    prefill_mib: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -70,6 +80,10 @@ class EvictionSettings:
             raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
         if self.positions not in get_args(Positions):
             raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
+        if self.prefill not in get_args(Prefill):
+            raise SettingsError(f"prefill is {self.prefill!r}: give 'stream' or 'exact'")
+        if self.prefill_mib is not None and self.prefill_mib < 1:
+            raise SettingsError(f"prefill_mib is {self.prefill_mib}: give 1 or more MiB")
         if self.attention not in get_args(Attention):
             raise SettingsError(
                 f"attention is {self.attention!r}: give one of {', '.join(get_args(Attention))}"

@@ -81,6 +81,8 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_REBASE        = -21, // keys that cannot be given other positions
     LLAMA_H2O_ERR_PIN           = -22, // more pinned positions than the pinned and heavy rows
     LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
+    LLAMA_H2O_ERR_ENLARGED      = -24, // the cache is enlarged already
+    LLAMA_H2O_ERR_NOT_ENLARGED  = -25, // the cache is not enlarged
 };
 
 enum llama_h2o_positions {
@@ -144,6 +146,13 @@ LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_
 // Never evict the first n_pinned positions of a sequence, from now on until the sequence is cleared.
 // They take places of heavy rows; the budget stays what it is.
 LLAMA_H2O_API int32_t llama_h2o_pin(struct llama_context * ctx, int32_t seq_id, uint32_t n_pinned);
+
+// Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
+// to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves
+// the budget, unless all rows fit. Takes the memory of a full cache of that size; both reserve the graph again. The
+// last logits stay. If either fails, the context is as it was.
+LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
+LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0.
 LLAMA_H2O_API int32_t llama_h2o_get_stats(

@@ -9,6 +9,7 @@
 #include "h2o-rope.h"
 #include "h2o-rows.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -100,6 +101,11 @@ struct llama_h2o {
 
     int32_t pin(llama_seq_id seq_id, uint32_t n_pinned);
 
+    // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
+    // shrink() this object is gone
+    int32_t enlarge(uint32_t n_cells);
+    int32_t shrink();
+
     // one sequence, or all of them if seq_id is -1. Throw std::exception; a failed read leaves what
     // was to be read empty
     void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
@@ -162,6 +168,9 @@ private:
 
     bool refused = false;
 
+    // while this is the eviction of a larger cache: the cache that the context goes back to
+    std::unique_ptr<llama_memory_i> smaller;
+
     // the constant weights live apart from the cache, which may be cleared
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
 
@@ -201,6 +210,11 @@ private:
 
     void rebase(uint32_t s, llama_pos p_next);
     void reset_stream(uint32_t s);
+
+    void give_back();
+    void take_rows(llama_h2o & from);
+    void take_cells(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used);
+    void take_lists(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used);
 
     void state_write_stream(llama_io_write_i & io, uint32_t s) const;
     void state_read_stream(llama_io_read_i & io, uint32_t s);

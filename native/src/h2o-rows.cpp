@@ -52,3 +52,27 @@ void llama_h2o_move_rows(
         std::memcpy(rows + move.dst * size_cell, rows + move.src * size_cell, size_row);
     }
 }
+
+void llama_h2o_copy_cells(ggml_tensor * dst,
+        const llama_h2o_row_layout & dst_layout,
+        ggml_tensor * src,
+        const llama_h2o_row_layout & src_layout,
+        uint32_t stream,
+        const std::vector<uint32_t> & cells) {
+    llama_h2o_stream to(dst, stream);
+    llama_h2o_stream from(src, stream);
+
+    // a transposed tensor has one row per element, and a cell is a place in each
+    const size_t n_rows = dst_layout.transposed ? dst_layout.n_embd : 1;
+    const size_t size =
+            dst_layout.transposed ? ggml_type_size(dst_layout.type) : ggml_row_size(dst_layout.type, dst_layout.n_embd);
+
+    for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t i = 0; i < cells.size(); ++i) {
+            std::memcpy(to.data() + (row * dst_layout.n_cells + i) * size,
+                    from.data() + (row * src_layout.n_cells + cells[i]) * size, size);
+        }
+    }
+
+    to.commit();
+}

@@ -38,6 +38,14 @@ struct llama_h2o_row_layout {
     bool transposed; // V without flash attention: [n_cells] for every element of a cell
 };
 
+// Copies cells of a stream, all KV heads, to the first cells of another tensor.
+void llama_h2o_copy_cells(ggml_tensor * dst,
+        const llama_h2o_row_layout & dst_layout,
+        ggml_tensor * src,
+        const llama_h2o_row_layout & src_layout,
+        uint32_t stream,
+        const std::vector<uint32_t> & cells);
+
 // Copies, in order, the rows of one KV head from cell to cell. Sources and destinations are distinct.
 void llama_h2o_move_rows(
         uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, const std::vector<llama_h2o_move> & moves);

@@ -62,6 +62,10 @@ const char * llama_h2o_strerror(int32_t status) {
             return "more tokens are pinned than there are pinned and heavy rows: raise heavy, or pin fewer";
         case LLAMA_H2O_ERR_ATTENTION:
             return "this kind of attention does not fit the processor, the head size or the cache: use auto";
+        case LLAMA_H2O_ERR_ENLARGED:
+            return "the cache is enlarged already: shrink it first";
+        case LLAMA_H2O_ERR_NOT_ENLARGED:
+            return "the cache is not enlarged";
     }
 
     return "unknown status";
@@ -208,6 +212,36 @@ int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
     }
 
     return h2o->pin(seq_id, n_pinned);
+}
+
+// Calls fn(eviction of the context) and turns exceptions into return codes.
+template <typename F>
+static int32_t with_eviction(llama_context * ctx, F fn) {
+    if (!ctx) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    llama_h2o * h2o = llama_h2o::of(ctx);
+    if (!h2o) {
+        return LLAMA_H2O_ERR_NOT_ATTACHED;
+    }
+
+    try {
+        return fn(*h2o);
+    } catch (const std::bad_alloc &) {
+        return LLAMA_H2O_ERR_MEMORY;
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return LLAMA_H2O_ERR_INTERNAL;
+    }
+}
+
+int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
+}
+
+int32_t llama_h2o_shrink(llama_context * ctx) {
+    return with_eviction(ctx, [](llama_h2o & h2o) { return h2o.shrink(); });
 }
 
 int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {

@@ -584,52 +584,59 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 35), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 42), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // float const *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 47), // float const *
 /*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
 /*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 45), // uint8_t *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 52), // uint8_t *
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_context *
-/* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 13 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 15 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 40), // float *
-/* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 19 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 23 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 25 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 41), // struct llama_context const *
-/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 42), // struct llama_h2o_stats *
-/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 33 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // struct llama_model const *
-/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 36), // char const *
-/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 37 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 38 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 39 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
-/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 41 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
-/* 43 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
-/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 48), // struct llama_context *
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
+/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 47), // float *
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 31 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 32 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 48), // struct llama_context const *
+/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 49), // struct llama_h2o_stats *
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 50), // struct llama_model const *
+/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // char const *
+/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 44 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 45 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 46 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
+/* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 48 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 49 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
+/* 50 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
+/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -856,6 +863,20 @@ static int _cffi_const_LLAMA_H2O_ERR_ATTENTION(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_ENLARGED(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_ENLARGED) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_ENLARGED) | 0);  /* check that LLAMA_H2O_ERR_ENLARGED is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_NOT_ENLARGED) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_NOT_ENLARGED) | 0);  /* check that LLAMA_H2O_ERR_NOT_ENLARGED is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_attach(struct llama_context * x0, struct llama_h2o_params x1)
 {
   return llama_h2o_attach(x0, x1);
@@ -908,6 +929,54 @@ static int32_t _cffi_f_llama_h2o_attach(struct llama_context * x0, struct llama_
 }
 #endif
 
+static int32_t _cffi_d_llama_h2o_enlarge(struct llama_context * x0, uint32_t x1)
+{
+  return llama_h2o_enlarge(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  uint32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_enlarge", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint32_t);
+  if (x1 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_enlarge(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_enlarge _cffi_d_llama_h2o_enlarge
+#endif
+
 static int32_t _cffi_d_llama_h2o_get_rows(struct llama_context * x0, int32_t x1, int32_t x2, uint32_t x3, int32_t * x4, float * x5)
 {
   return llama_h2o_get_rows(x0, x1, x2, x3, x4, x5);
@@ -958,19 +1027,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(15), arg4, (char **)&x4);
+      _cffi_type(18), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(15), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(18), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(16), arg5, (char **)&x5);
+      _cffi_type(19), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(16), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1013,10 +1082,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(28), arg0, (char **)&x0);
+      _cffi_type(35), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(28), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(35), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1026,10 +1095,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(30), arg2, (char **)&x2);
+      _cffi_type(37), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(30), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(37), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1183,6 +1252,44 @@ static int32_t _cffi_f_llama_h2o_select(float const * x0, int32_t const * x1, ui
 }
 #endif
 
+static int32_t _cffi_d_llama_h2o_shrink(struct llama_context * x0)
+{
+  return llama_h2o_shrink(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
+{
+  struct llama_context * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_shrink(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_shrink _cffi_d_llama_h2o_shrink
+#endif
+
 static char const * _cffi_d_llama_h2o_strerror(int32_t x0)
 {
   return llama_h2o_strerror(x0);
@@ -1206,7 +1313,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(35));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(42));
   return pyresult;
 }
 #else
@@ -1228,10 +1335,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(33), arg0, (char **)&x0);
+      _cffi_type(40), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(33), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1305,11 +1412,13 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_ATTENTION", (void *)_cffi_const_LLAMA_H2O_ERR_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_CACHE_KIND", (void *)_cffi_const_LLAMA_H2O_ERR_CACHE_KIND, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_CELLS", (void *)_cffi_const_LLAMA_H2O_ERR_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_INTERNAL", (void *)_cffi_const_LLAMA_H2O_ERR_INTERNAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_MEMORY", (void *)_cffi_const_LLAMA_H2O_ERR_MEMORY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_MLA", (void *)_cffi_const_LLAMA_H2O_ERR_MLA, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_EMPTY", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_EMPTY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_NOT_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_CACHE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1325,13 +1434,15 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 23), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 27), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 18), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 30), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 34), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_select", (void *)_cffi_f_llama_h2o_select, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_select },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_shrink },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 32), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 39), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -1352,10 +1463,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 38) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 45) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 37) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
                _CFFI_OP(_CFFI_OP_NOOP, 6) },
@@ -1382,59 +1493,60 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 44) },
+              _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 44) },
+              _CFFI_OP(_CFFI_OP_NOOP, 51) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 51) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 41, _CFFI_F_OPAQUE,
+  { "llama_context", 48, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 7 },
-  { "llama_h2o_stats", 42, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 49, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 7, 18 },
-  { "llama_model", 43, _CFFI_F_OPAQUE,
+  { "llama_model", 50, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 37, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 44, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 38, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 45, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 39, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 46, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
-    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION" },
+    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
+    "LLAMA_H2O_ERR_NOT_ENLARGED" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -1444,12 +1556,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  39,  /* num_globals */
+  43,  /* num_globals */
   4,  /* num_struct_unions */
   3,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  46,  /* num_types */
+  53,  /* num_types */
   0,  /* flags */
 };
 

@@ -271,6 +271,16 @@ class ReferenceLlama:
         self._shift += back
         self.n_rebases += 1
 
+    def compact(self) -> None:
+        """Evict down to the budget now, as after a prompt that was read in full.
+
+        Raises:
+            ValueError: nothing is evicted here.
+        """
+        if self.eviction is None:
+            raise ValueError("this model does not evict: give heavy and recent")
+        self._compact(self.eviction)
+
     def _compact(self, eviction: EvictionParameters) -> None:
         for cache in self._caches:
             self.smallest_margin = min(self.smallest_margin, cache.compact(eviction))

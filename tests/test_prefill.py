@@ -1,0 +1,220 @@
+"""Reading a prompt in full in a larger cache, which is compacted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import NativeError, SettingsError
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import chose_clearly, tiny_llama
+
+N_LAYER, N_HEAD_KV, N_VOCAB = 2, 2, 384
+SMALL: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 30, "pinned": 2, "slack": 50}
+N_PROMPT = 700  # more than the cache has cells
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=6, n_layer=N_LAYER)
+
+
+def exact(path: Path, **settings: Any) -> Llama:
+    return tiny_llama(path, logits_all=True, **{**SMALL, "prefill": "exact", **settings})
+
+
+def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
+    return tokens
+
+
+def assert_same_rows(llm: Llama, other: Llama | ReferenceLlama) -> None:
+    for layer in range(N_LAYER):
+        positions, scores = llm.kv_rows(layer)
+        for head in range(N_HEAD_KV):
+            if isinstance(other, Llama):
+                theirs = [values[head] for values in other.kv_rows(layer)]
+            else:
+                theirs = [other.positions(layer, head), other.scores(layer, head)]
+            np.testing.assert_array_equal(positions[head], theirs[0])
+            np.testing.assert_allclose(scores[head], theirs[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("attention", ["auto", "ops"])
+def test_it_equals_the_reference(path: Path, rng: np.random.Generator, attention: str) -> None:
+    """The reference reads the prompt with so much slack that nothing goes, and then evicts."""
+    types = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"]}
+    budget = {"heavy": 40, "recent": 30, "pinned": 2}
+    clear = False
+    while not clear:
+        tokens = random_tokens(rng, N_PROMPT)
+        reference = ReferenceLlama.from_gguf(path, **budget, slack=N_PROMPT - 72)
+        expected = reference.eval(tokens)
+        reference.compact()
+        clear = chose_clearly(reference)
+    llm = exact(path, attention=attention, **types)
+    llm.eval(tokens)
+    np.testing.assert_allclose(llm.scores[:N_PROMPT], expected, atol=2e-4, rtol=0)
+    assert_same_rows(llm, reference)
+    assert (llm.kv.used, llm.kv.compactions, llm.kv.cells) == (72, 1, 256)
+    # and the text goes on from there as the reference's
+    more = random_tokens(rng, 40)
+    np.testing.assert_allclose(_logits(llm, more), reference.eval(more), atol=2e-4, rtol=0)
+
+
+def _logits(llm: Llama, tokens: list[int]) -> np.ndarray:
+    llm.eval(tokens)
+    return llm.scores[llm.n_tokens - len(tokens) : llm.n_tokens]
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_it_equals_a_cache_with_so_much_slack(
+    path: Path, rng: np.random.Generator, kv_type: str, flash_attn: bool
+) -> None:
+    """In every layout: that cache compacts with the next token, when the other has done so."""
+    types: dict[str, Any] = {
+        "type_k": KV_TYPES[kv_type],
+        "type_v": KV_TYPES[kv_type],
+        "flash_attn": flash_attn,
+        "n_batch": 50,
+    }
+    llm = exact(path, **types)
+    roomy = {**SMALL, "n_ctx": 1024, "slack": N_PROMPT - 72}
+    large = tiny_llama(path, logits_all=True, **roomy, **types)
+    tokens = random_tokens(rng, N_PROMPT)
+    for each in (llm, large):
+        each.eval(tokens)
+    np.testing.assert_array_equal(llm.scores[:N_PROMPT], large.scores[:N_PROMPT])
+    for token in random_tokens(rng, 20):
+        for each in (llm, large):
+            each.eval([token])
+        np.testing.assert_allclose(
+            llm.scores[llm.n_tokens - 1], large.scores[large.n_tokens - 1], atol=1e-3, rtol=0
+        )
+    assert_same_rows(llm, large)
+
+
+def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None:
+    told: list[tuple[int, int]] = []
+    llm = exact(path, on_exact_prefill=lambda *what: told.append(what))
+    plain = tiny_llama(path, logits_all=True, **SMALL)
+    for n in (100, 1, 30):
+        tokens = random_tokens(rng, n)
+        np.testing.assert_array_equal(_logits(llm, tokens), _logits(plain, tokens))
+    assert told == []
+
+
+def test_memory_is_told_of_and_given_back(path: Path, rng: np.random.Generator) -> None:
+    told: list[tuple[int, int]] = []
+    llm = exact(path, on_exact_prefill=lambda *what: told.append(what))
+    before = llm.kv
+    seen: list[int] = []
+    llm.prompt_progress = lambda _done, _all: seen.append(llm.kv.bytes_total)
+    llm.eval(random_tokens(rng, N_PROMPT))
+    assert told == [(N_PROMPT, 3 * before.bytes_total)]  # 768 cells, not 256
+    assert set(seen) == {3 * before.bytes_total}
+    assert llm.kv.bytes_total == before.bytes_total
+
+
+@pytest.mark.parametrize("positions", ["original", "dense"])
+def test_a_long_message_in_a_long_text(
+    path: Path, rng: np.random.Generator, positions: str
+) -> None:
+    """Rows that are in the cache stay in it while the message is read, pins and all."""
+    llm = exact(path, positions=positions)
+    llm.eval(random_tokens(rng, 90))
+    llm.pin(9)
+    for _ in range(3):
+        llm.eval(random_tokens(rng, 300))
+        before = llm.kv
+        assert before.pinned == 9
+        llm.eval(random_tokens(rng, 1))
+        for layer in range(N_LAYER):
+            for kept in llm.kv_rows(layer)[0]:
+                assert set(range(9)) | set(range(llm.n_tokens - 30, llm.n_tokens)) <= set(kept)
+    assert llm.kv.compactions == 3  # one for each message
+    assert llm.kv.used <= llm.kv.capacity
+    saved = llm.save_state()
+    more = random_tokens(rng, 5)
+    expected = _logits(llm, more).copy()
+    llm.load_state(saved)
+    np.testing.assert_array_equal(_logits(llm, more), expected)
+
+
+def test_text_beyond_the_trained_context(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, n_layer=N_LAYER, n_ctx_train=800)
+    llm = exact(path, n_ctx=800)
+    with pytest.raises(SettingsError, match=r"801 rows, more than the 800 positions"):
+        llm.eval(random_tokens(rng, 801))
+    assert llm.n_tokens == 0
+    for _ in range(4):
+        llm.eval(random_tokens(rng, 600))
+    assert llm.kv.rebases > 1
+    assert np.isfinite(llm.scores[: llm.n_tokens]).all()
+
+
+def test_too_little_memory_is_refused_before_anything_is_read(
+    path: Path, rng: np.random.Generator
+) -> None:
+    llm = exact(path, n_ctx=100_000, hh=40, prefill_mib=1)
+    llm.eval(random_tokens(rng, 20))
+    with pytest.raises(SettingsError, match=r"needs \d+ MiB, more than the 1 allowed: .* stream"):
+        llm.eval(random_tokens(rng, 5000))
+    assert (llm.n_tokens, llm.kv.used) == (20, 20)
+
+
+def test_an_error_while_reading_leaves_a_text_that_goes_on(
+    path: Path, rng: np.random.Generator
+) -> None:
+    llm = exact(path, n_batch=100)
+
+    def interrupt(done: int, _all: int) -> None:
+        if done == 300:
+            raise KeyboardInterrupt
+
+    llm.prompt_progress = interrupt
+    tokens = random_tokens(rng, N_PROMPT)
+    with pytest.raises(KeyboardInterrupt):
+        llm.eval(tokens)
+    assert (llm.n_tokens, llm.kv.cells, llm.kv.used) == (300, 256, 72)
+    llm.prompt_progress = None
+    other = exact(path, n_batch=100)
+    other.eval(tokens[:300])
+    for each in (llm, other):
+        each.eval(tokens[300:310])
+    np.testing.assert_array_equal(llm.scores[300:310], other.scores[300:310])
+
+
+def test_wrong_settings(path: Path) -> None:
+    with pytest.raises(SettingsError, match="give 'stream' or 'exact'"):
+        exact(path, prefill="whole")
+    with pytest.raises(SettingsError, match="prefill_mib is 0"):
+        exact(path, prefill_mib=0)
+
+
+def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
+    llm = exact(path)
+    kv = llm._kv
+    assert kv is not None
+    with pytest.raises(NativeError, match="not enlarged"):
+        kv.shrink()
+    with pytest.raises(NativeError, match="out of range"):
+        kv.enlarge(256)
+    kv.enlarge(300)
+    assert kv.counters().n_cells == 512
+    with pytest.raises(NativeError, match="enlarged already"):
+        kv.enlarge(1000)
+    kv.shrink()
+    assert kv.counters().n_cells == 256
+    plain = tiny_llama(path, evict=False)
+    assert plain._kv is not None
+    with pytest.raises(NativeError, match="not attached"):
+        plain._kv.enlarge(10_000)
