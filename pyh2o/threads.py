@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+# Where a container sees its own limit: of version 2, and of version 1.
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, counting the two threads of one core once.
+    """Cores this process may keep busy, counting the two threads of one core once.
 
     Attention and matrix products are bound by memory and vector units, which sibling threads
-    share: a second thread on a core only adds waiting.
+    share: a second thread on a core only adds waiting. So does a thread that a container's limit
+    makes wait, or one on a slow core of an Apple chip, because all threads wait for the last one.
     """
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if cpus is None:
-        return max(1, os.cpu_count() or 1)
-    siblings = {_sibling_list(cpu) for cpu in cpus}
-    return max(1, len(siblings))
+    if hasattr(os, "sched_getaffinity"):
+        cores = len({_sibling_list(cpu) for cpu in os.sched_getaffinity(0)})
+    else:
+        cores = _fast_cores() or os.cpu_count() or 1
+    quota = _cpu_quota()
+    return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def _sibling_list(cpu: int) -> str:
     """The threads of the core that has this CPU, or the CPU itself where that is not known."""
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
-        return path.read_text().strip()
+        return (_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
+
+
+def _fast_cores() -> int | None:
+    """Performance cores of an Apple chip, or None for another machine."""
+    query = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
+    try:
+        return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu_quota() -> float | None:
+    """CPUs that the container's limit comes to; None for no limit, or none that is known."""
+    try:
+        if (limit := _CGROUP / "cpu.max").exists():
+            quota, period = limit.read_text().split()
+        else:
+            quota, period = (
+                (_CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+        return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

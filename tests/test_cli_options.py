@@ -43,9 +43,9 @@ def test_defaults_reach_the_model(fake: FakeModel) -> None:
 
 def test_every_option_reaches_the_model(fake: FakeModel) -> None:
     arguments = (
-        "-m m.gguf --ctx 512 --gpu-layers -1 --threads 3 --verbose --hh 0.2 --recent 30 "
-        "--pinned 4 --slack 1 --positions dense --no-evict --kv-type q8_0 --temp 0 --top-k 5 "
-        "--top-p 0.5 --min-p 0 --repeat-penalty 1 --seed 0"
+        "-m m.gguf --ctx 512 --gpu-layers -1 --threads 3 --threads-batch 2 --verbose --hh 0.2 "
+        "--recent 30 --pinned 4 --slack 1 --positions dense --prefill exact --prefill-mib 100 "
+        "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 --seed 0"
     )
     given = options_of(fake, *arguments.split())
     assert given == RunOptions(
@@ -53,12 +53,15 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
         ctx=512,
         gpu_layers=-1,
         threads=3,
+        threads_batch=2,
         verbose=True,
         hh=0.2,
         recent=30,
         pinned=4,
         slack=1,
         positions="dense",
+        prefill="exact",
+        prefill_mib=100,
         no_evict=True,
         kv_type=KVType.q8_0,
         temp=0.0,
@@ -100,6 +103,9 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
         "--pinned -1",
         "--ctx -1",
         "--threads 0",
+        "--threads-batch 0",
+        "--prefill-mib 0",
+        "--prefill fast",
         "--seed -1",
         "--seed 4294967295",
         "--temp -1",

@@ -17,8 +17,8 @@ from pyh2o.settings import Attention
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import kernels_here, tiny_llama
 
-# Of logits with standard deviation 1: kernels differ only in the order of their additions. The models
-# have one layer, because a second one would get rows that are rounded to its type from other numbers.
+# Of logits with standard deviation 1: kernels differ only in the order of their additions. The
+# models have one layer: the rows of a second one would be rounded to its type from other numbers.
 ROUNDING = 1e-4
 
 SHAPES: dict[str, dict[str, int]] = {
