@@ -9,7 +9,7 @@ import typer
 
 import pyh2o
 
-from . import chat, generate, models, serve, sessions
+from . import bench, chat, generate, models, serve, sessions
 from .errors import reported_errors
 from .terminal import replace_unprintable, terminal
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
 

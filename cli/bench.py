@@ -1,0 +1,379 @@
+"""`pyh2o bench`: speed and memory of several caches side by side."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from rich import box
+from rich.table import Table
+
+from pyh2o.bench.caches import BenchSettings, caches_to_compare, default_histories
+from pyh2o.models import find_model
+from pyh2o.threads import physical_cores
+
+from .errors import InputError, reported_errors
+from .options import ModelOptions, parse_rows
+from .progress import Bars
+from .terminal import stdout, terminal
+from .wording import count
+
+if TYPE_CHECKING:
+    from pyh2o.bench.caches import Cache
+    from pyh2o.bench.comparison import Comparison
+    from pyh2o.bench.results import HistoryResult, Report
+
+COMPARED = "What is compared"
+RESULTS = "Results"
+
+# A token that is generated takes about as long as so many that are read: for the bar only.
+READ_PER_GENERATED = 4
+
+T = TypeVar("T")
+
+
+class Other(str, Enum):
+    """Other programs that can be compared."""
+
+    transformers = "transformers"
+
+
+def shared(name: str) -> Any:
+    """An option that other commands have, too, with the same help."""
+    return get_type_hints(ModelOptions, include_extras=True)[name].__metadata__[0]
+
+
+def bench(
+    *,
+    model: Annotated[Path | None, shared("model")] = None,
+    ctx: Annotated[int, shared("ctx")] = 0,
+    gpu_layers: Annotated[int, shared("gpu_layers")] = 0,
+    threads: Annotated[int | None, shared("threads")] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS,...",
+            help="Lengths of text after which is measured.",
+            show_default="0,4096,8192, or less for a smaller window",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="ROWS,...",
+            help="Rows to keep, half heavy and half recent: fractions of the window or counts.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "0.2,0.1",
+    kv_type: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE,...",
+            help="Types of the cached rows: f32, f16, q8_0 or q4_0.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "f16,q8_0",
+    compare: Annotated[
+        Other | None,
+        typer.Option(
+            help="Also Hugging Face transformers on the same weights, and kvpress if installed.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Turns of every cache.", rich_help_panel=COMPARED)
+    ] = 5,
+    n: Annotated[
+        int, typer.Option("-n", min=1, help="Tokens of a turn.", rich_help_panel=COMPARED)
+    ] = 32,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="A UTF-8 file to read; it is repeated if it is too short.",
+            show_default="Python's own documentation",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="New file for all figures and rounds.", rich_help_panel=RESULTS),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="New file for all figures.", rich_help_panel=RESULTS)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS),
+    ] = None,
+) -> None:
+    """Measure speed and memory on this machine: full caches against those of fixed size.
+
+    Each cache has its own process, and they take turns. Where the output is no terminal, the tables
+    are Markdown. Ctrl-C shows and keeps what has been measured.
+    """
+    with reported_errors():
+        results = Results(json, csv, plot)
+        if compare is not None:
+            from pyh2o.bench.transformers_worker import check_packages
+
+            check_packages()
+        histories = None if history is None else parse_list("--history", history, int)
+        budgets = parse_list("--budget", budget, parse_budget)
+        kv_types = parse_list("--kv-type", kv_type, str)
+        words = None if text is None else read_text(text)
+        path = find_model(model)
+
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.bench.model import english_text, read_model, text_tokens
+
+        facts = read_model(path)
+        window = ctx or facts.n_ctx_train
+        settings = BenchSettings(
+            model=path,
+            window=window,
+            threads=threads or physical_cores(),
+            gpu_layers=gpu_layers,
+            histories=histories or default_histories(window, rounds * n),
+            budgets=budgets,
+            kv_types=kv_types,
+            rounds=rounds,
+            n=n,
+            transformers=compare is not None,
+        )
+        caches = caches_to_compare(
+            settings, facts.n_ctx_train, kvpress=compare is not None and has_kvpress()
+        )
+        tokens = text_tokens(path, words or english_text(), settings.text_tokens)
+
+        from pyh2o.bench.comparison import Comparison
+
+        with Comparison(settings, facts, caches, tokens) as comparison:
+            measure(comparison, settings, caches, results)
+
+
+def has_kvpress() -> bool:
+    from pyh2o.bench import transformers_worker
+
+    return transformers_worker.has_kvpress()
+
+
+def measure(
+    comparison: Comparison, settings: BenchSettings, caches: list[Cache], results: Results
+) -> None:
+    """Run a comparison, show each table as soon as it is measured, and write the files.
+
+    Raises:
+        PyH2OError: there is too little memory, or no cache is left.
+        KeyboardInterrupt: Ctrl-C; what was measured is shown and written.
+    """
+    from pyh2o.bench import table
+
+    bars = MeasuringBars(settings, caches)
+    shown = 0
+    try:
+        comparison.start(bars.starting, say_memory)
+        bars.clear()
+        terminal.write(table.head(comparison.report))
+        for result in comparison.measure(bars.turn):
+            bars.clear()
+            show(comparison.report, result)
+            shown += 1
+            results.write_json(comparison.report)
+    finally:
+        bars.clear()
+        for result in comparison.report.histories[shown:]:
+            show(comparison.report, result)
+        if comparison.report.histories:
+            results.write(comparison.report)
+    if failures := comparison.report.failures:
+        terminal.say(f"{count(len(failures), 'cache')} could not be measured, see below the tables")
+
+
+def say_memory(kv_bytes: int, needed: int, available: int | None) -> None:
+    """Say what is going to be taken."""
+    note = (
+        f"the caches take {kv_bytes / 2**20:.1f} MiB, and {needed / 2**30:.2f} GiB with all that "
+        "goes with them"
+    )
+    if available is not None:
+        note += f"; {available / 2**30:.2f} GiB are available"
+    terminal.say(note)
+
+
+def show(report: Report, result: HistoryResult) -> None:
+    """Print the table of a history."""
+    from pyh2o.bench import table
+
+    if not stdout.is_terminal:
+        terminal.write("\n" + table.markdown(report, result))
+        return
+    drawn = Table(title=table.title(report, result), title_justify="left", box=box.SIMPLE_HEAD)
+    for number, heading in enumerate(table.HEADINGS):
+        drawn.add_column(heading, justify="right" if number else "left")
+    for row in table.rows(report, result):
+        drawn.add_row(*row)
+    stdout.print(drawn)
+    for remark in table.remarks(report, result):
+        stdout.print(remark, style="dim")
+
+
+class MeasuringBars(Bars):
+    """Bars while the caches are made and while they take turns."""
+
+    def __init__(self, settings: BenchSettings, caches: list[Cache]) -> None:
+        super().__init__()
+        self._done = 0
+        longest = settings.histories[-1]
+        generated = settings.generated * READ_PER_GENERATED
+        self._total = sum(
+            max((cache.target(one) for one in taken), default=0) + generated * len(taken)
+            for cache in caches
+            if (taken := [one for one in settings.histories if cache.takes_part(one, longest)])
+        )
+
+    def starting(self, done: int, total: int) -> None:
+        """`done` of `total` caches are made."""
+        self._show("making the caches", done, total, f"{done} of {total}")
+
+    def turn(self, cache: Cache, action: str, tokens: int) -> None:
+        """A cache had a turn."""
+        self._done += tokens * (READ_PER_GENERATED if action == "generates" else 1)
+        # What evicting caches need not read again is not known ahead.
+        self._show("measuring", min(self._done, self._total - 1), self._total, cache.name)
+
+
+# -------------------------------------------------------------------------------------------------
+# What the user gives
+# -------------------------------------------------------------------------------------------------
+
+
+def parse_list(option: str, text: str, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The items of a list with commas; numbers in ascending order, each item once.
+
+    Raises:
+        InputError: an item that is nothing of the kind.
+    """
+    try:
+        items = list(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
+    except InputError:
+        raise
+    except (ValueError, typer.BadParameter):
+        raise InputError(f"{option} {text!r} is no list such as {EXAMPLES[option]}") from None
+    return tuple(sorted(items) if option == "--history" else items)  # type: ignore[type-var]
+
+
+EXAMPLES = {"--history": "0,4096,8192", "--budget": "0.2,512", "--kv-type": "f16,q8_0"}
+
+
+def parse_budget(text: str) -> float:
+    """A fraction of the window or a count of rows, larger than 0.
+
+    Raises:
+        InputError: 0 or less.
+        typer.BadParameter: no number.
+    """
+    budget = parse_rows(text)
+    if not budget > 0:
+        raise InputError(f"--budget {text}: give more than 0 rows")
+    return budget
+
+
+def read_text(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InputError: there is none, or it is not UTF-8 or empty.
+    """
+    try:
+        text = file.expanduser().read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"there is no text file {file}: check --text") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from None
+    if not text.strip():
+        raise InputError(f"{file} is empty: give --text a file with text")
+    return text
+
+
+class Results:
+    """The files that the user wants; each is there as a whole or not at all."""
+
+    def __init__(self, json: Path | None, csv: Path | None, plot: Path | None) -> None:
+        """Check everything before minutes of measuring.
+
+        Raises:
+            InputError: a file exists or cannot be written.
+            PyH2OError: the picture cannot be drawn.
+        """
+        self._json = None if json is None else new_file("--json", json)
+        self._csv = None if csv is None else new_file("--csv", csv)
+        self._plot = None if plot is None else new_file("--plot", plot)
+        given = [path for path in (self._json, self._csv, self._plot) if path is not None]
+        if len(set(given)) < len(given):
+            raise InputError("--json, --csv and --plot need a file each: give different names")
+        self._format = ""
+        if plot is not None:
+            from pyh2o.bench.plot import check_plot
+
+            self._format = check_plot(plot.name)
+
+    def write_json(self, report: Report) -> None:
+        """Write what there is so far."""
+        from pyh2o.bench.results import as_json
+
+        if self._json is not None:
+            write_file(self._json, as_json(report).encode())
+
+    def write(self, report: Report) -> None:
+        """Write all files."""
+        from pyh2o.bench.results import as_csv
+
+        self.write_json(report)
+        if self._csv is not None:
+            write_file(self._csv, as_csv(report).encode())
+        if self._plot is not None:
+            from pyh2o.bench.plot import picture
+
+            write_file(self._plot, picture(report, self._format))
+
+
+def new_file(option: str, name: Path) -> Path:
+    """Where a new file is going to be.
+
+    Raises:
+        InputError: it exists, or its folder cannot be written to.
+    """
+    path = name.expanduser().absolute()
+    if path.exists():
+        raise InputError(f"{name} exists: give another {option}, or remove it")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path.parent} is not writable: give {option} another folder")
+    return path
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,52 @@
+"""Facts about the machine and the program, for who reads the figures elsewhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pyh2o
+
+from ..threads import physical_cores
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def machine_facts(threads: int) -> dict[str, Any]:
+    """The machine and the versions of what runs on it."""
+    build = pyh2o.build_info()
+    return {
+        "cpu": cpu_name(),
+        "cores": physical_cores(),
+        "threads": threads,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "pyh2o": pyh2o.__version__,
+        "llama_cpp_commit": build.get("llama_cpp_commit"),
+        "patches": build.get("patches"),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken without swapping; None where the system does not tell."""
+    if _MEMINFO.exists():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,109 @@
+"""What the measuring process and its workers say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .caches import Cache
+
+
+@dataclass(frozen=True)
+class Start:
+    """Open the model with this cache, and get ready to read this text."""
+
+    cache: Cache
+    model: Path
+    window: int
+    threads: int
+    gpu_layers: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Evaluate the next tokens of the text as a prompt; `last` ends the stretch."""
+
+    tokens: int
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Evaluate the next tokens of the text one at a time."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """Forget the text after its first `position` tokens, if the cache can."""
+
+    position: int
+
+
+Command = Read | Generate | GoBack
+
+
+@dataclass(frozen=True)
+class KVUse:
+    """What a cache takes at one moment.
+
+    Attributes:
+        bytes_rows: allocated for K and V.
+        bytes_scores: allocated for scores.
+        cells: cells allocated.
+        used: cells in use.
+        compactions: compactions so far.
+        compaction_seconds: time they took.
+    """
+
+    bytes_rows: int
+    bytes_scores: int
+    cells: int
+    used: int
+    compactions: int = 0
+    compaction_seconds: float = 0.0
+
+    @property
+    def bytes_total(self) -> int:
+        """K, V and scores together."""
+        return self.bytes_rows + self.bytes_scores
+
+    @property
+    def bytes_in_use(self) -> float:
+        """What attention to all cells in use reads: their rows and scores."""
+        return self.bytes_total * self.used / self.cells if self.cells else 0.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is open and warm; `own_bytes` of the process cannot be shared with others."""
+
+    use: KVUse
+    own_bytes: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command was carried out.
+
+    Attributes:
+        seconds: what the evaluation took.
+        position: tokens of text there are now.
+        before, after: the cache before and after it.
+        peak_bytes: most memory of the process in RAM so far.
+    """
+
+    seconds: float
+    position: int
+    before: KVUse
+    after: KVUse
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why the worker ends, in one line."""
+
+    reason: str

@@ -1,0 +1,81 @@
+"""A picture of a comparison: speed over the length of the text, and memory."""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+from importlib.util import find_spec
+
+from ..errors import MissingPackageError, SettingsError
+from .results import Report
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_plot(name: str) -> str:
+    """The format that the suffix of a file name asks for, before anything is measured.
+
+    Raises:
+        SettingsError: another suffix.
+        MissingPackageError: matplotlib is not installed.
+    """
+    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
+    if suffix is None:
+        raise SettingsError(f"--plot {name}: give a name that ends in {' or '.join(SUFFIXES)}")
+    if find_spec("matplotlib") is None:
+        raise MissingPackageError(
+            "--plot needs the package matplotlib: pip install 'pyh2o-llm[plot]'"
+        )
+    return suffix[1:]
+
+
+def picture(report: Report, file_format: str) -> bytes:
+    """The picture as the bytes of a file.
+
+    On the left tokens per second by history, with the range of the rounds as a bar; on the right
+    what each cache takes.
+    """
+    # Not pyplot: it would look for a screen.
+    figure = import_module("matplotlib.figure").Figure(figsize=(13, 6), layout="constrained")
+    speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
+    names: list[str] = []
+    kv_bytes: list[int] = []
+    colours: list[str] = []
+    for index, cache in enumerate(report.caches):
+        points = [
+            (result.history, figures)
+            for result in report.histories
+            for figures in result.figures
+            if figures.cache == cache.name
+        ]
+        if not points:
+            continue
+        speeds = [figures.generated_per_second for _, figures in points]
+        colour = f"C{index % 10}"
+        speed.errorbar(
+            [history for history, _ in points],
+            [one.median for one in speeds],
+            yerr=(
+                [one.median - one.low for one in speeds],
+                [one.high - one.median for one in speeds],
+            ),
+            label=cache.name,
+            color=colour,
+            marker="osv^D"[index // 10 % 5] if cache.text is None else "*",
+            linestyle="--" if cache.kind == "full" else "-",
+            capsize=3,
+        )
+        names.append(cache.name)
+        kv_bytes.append(points[-1][1].kv_bytes)
+        colours.append(colour)
+    speed.set(xlabel="tokens of text before", ylabel="tokens/s generated")
+    speed.set_ylim(bottom=0)
+    if names:
+        speed.legend(fontsize="small")
+    memory.barh(names, [size / 2**20 for size in kv_bytes], color=colours)
+    memory.invert_yaxis()
+    memory.set(xlabel="KV cache, MiB")
+    figure.suptitle(f"{report.machine['model']} · {report.machine['cpu']}")
+    file = io.BytesIO()
+    figure.savefig(file, format=file_format)
+    return file.getvalue()

@@ -1,0 +1,96 @@
+"""The figures of one history as a table of texts, and as Markdown."""
+
+from __future__ import annotations
+
+from .results import Figures, HistoryResult, Range, Report
+
+HEADINGS = (
+    "cache",
+    "KV memory",
+    "of full",
+    "peak MiB",
+    "read tok/s",
+    "first token s",
+    "generate tok/s (range)",
+    "x full (range)",
+    "compactions, % of time",
+    "of roofline",
+)
+
+
+def head(report: Report) -> str:
+    """Two lines: the machine and the model, and what was asked for."""
+    machine, settings = report.machine, report.settings
+    speed = report.basis.bytes_per_second
+    threads = f"{machine['threads']} thread" + ("" if machine["threads"] == 1 else "s")
+    reads = "" if speed is None else f" reading {speed / 1e9:.1f} GB/s of memory"
+    return (
+        f"{machine['cpu']}, {threads}{reads} · {machine['model']}, "
+        f"{machine['model_file_bytes'] / 1e6:.1f} MB · pyh2o {machine['pyh2o']}, llama.cpp "
+        f"{machine['llama_cpp_commit']}\n"
+        f"window {settings['window']} · at each history {settings['rounds']} rounds of "
+        f"{settings['n']} tokens by turns\n"
+    )
+
+
+def title(report: Report, result: HistoryResult) -> str:
+    """What the table is about."""
+    text = f"After {result.history:,} tokens of text"
+    n_rounds = len(result.rounds[0]) if result.rounds else 0
+    if 0 < n_rounds < report.settings["rounds"]:
+        text += f", stopped after {n_rounds} of {report.settings['rounds']} rounds"
+    return text
+
+
+def rows(report: Report, result: HistoryResult) -> list[tuple[str, ...]]:
+    """A row for each cache that takes part, in the order of HEADINGS; empty if it was given up."""
+    longest = report.settings["histories"][-1]
+    found = {figures.cache: figures for figures in result.figures}
+    return [
+        _row(cache.name, found.get(cache.name))
+        for cache in report.caches
+        if cache.takes_part(result.history, longest)
+    ]
+
+
+def remarks(report: Report, result: HistoryResult) -> list[str]:
+    """What has to be said below the table: why cells are empty, and notes."""
+    missing = {row[0] for row in rows(report, result) if not any(row[1:])}
+    failed = [f"{name}: {reason}" for name, reason in report.failures if name in missing]
+    return [*failed, *report.notes]
+
+
+def markdown(report: Report, result: HistoryResult) -> str:
+    """The table with its title and remarks."""
+    lines = [f"**{title(report, result)}**", "", _line(HEADINGS)]
+    lines.append("|---|" + "---:|" * (len(HEADINGS) - 1))
+    lines += [_line(row) for row in rows(report, result)]
+    for remark in remarks(report, result):
+        lines += ["", remark]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _row(name: str, figures: Figures | None) -> tuple[str, ...]:
+    if figures is None:
+        return (name, *[""] * (len(HEADINGS) - 1))
+    reading = figures.read_per_second
+    return (
+        name,
+        f"{figures.kv_bytes / 2**20:.1f} MiB",
+        f"{figures.share_of_full:.1%}",
+        f"{figures.peak_bytes / 2**20:.0f}",
+        "" if reading is None else f"{reading:.0f}",
+        f"{figures.first_token_seconds:.2f}",
+        _range(figures.generated_per_second, ".1f"),
+        "" if figures.ratio is None else _range(figures.ratio, ".2f"),
+        f"{figures.compactions}, {figures.compaction_share:.1%}" if figures.compactions else "",
+        "" if figures.roofline_share is None else f"{figures.roofline_share:.0%}",
+    )
+
+
+def _range(value: Range, form: str) -> str:
+    return f"{value.median:{form}} ({value.low:{form}}-{value.high:{form}})"
