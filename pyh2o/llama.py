@@ -253,9 +253,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self.context_params.n_ctx = self._budget.cells
         # llama.cpp aborts on a batch that is larger than its cache
         self.n_batch = min(self.n_batch, self._budget.cells)
+        # no more tokens than fit the slack are computed at once: reserve no memory for more, and
+        # leave no small rest of each batch, which would cost a compaction of its own
+        n_ubatch = min(self.context_params.n_ubatch, self._budget.slack)
+        if self.n_batch > n_ubatch:
+            self.n_batch -= self.n_batch % n_ubatch
         self.context_params.n_batch = self.n_batch
-        # no more tokens than fit the slack are computed at once: reserve no memory for more
-        self.context_params.n_ubatch = min(self.context_params.n_ubatch, self._budget.slack)
+        self.context_params.n_ubatch = n_ubatch
 
     def _start_evicting(self) -> None:
         assert self._kv is not None
