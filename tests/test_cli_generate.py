@@ -850,6 +850,27 @@ def test_story_that_the_model_may_not_end(tmp_path: Path) -> None:
 
 
 @real
+def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
+    arguments = ["generate", *small(tiny), "-f", "-", "-n", "20", "--seed", "3", *ENDLESS]
+    prompt = "word " * 150
+    plain = run_program(*arguments, stdin=prompt)
+    exact = run_program(*arguments, "--prefill", "exact", stdin=prompt)
+    assert (plain.code, exact.code) == (0, 0)
+    said = re.search(r"^reading ([\d,]+) tokens in full takes [1-9]\d* MiB", exact.notes, re.M)
+    assert said is not None
+    assert "in full" not in plain.notes
+    n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
+    assert n_read is not None
+    assert n_read[1] == said[1]
+    assert "256 cells" in exact.notes
+    refused = run_program(
+        *arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000
+    )
+    assert (refused.code, refused.text) == (1, "")
+    assert re.fullmatch(r"error: an exact prefill of .* 1 allowed: .*\n", refused.notes)
+
+
+@real
 def test_every_kv_type(tiny: Path) -> None:
     for kv_type in KVType:
         output = run_program(

@@ -1,0 +1,114 @@
+// What the kernel reads: rows as they lie in the cache, for vectors of any width, and the part of each thread.
+
+#pragma once
+
+#include "h2o-kernel.h"
+#include "h2o-simd.h"
+
+namespace {
+
+constexpr uint32_t W     = vec::n;
+constexpr uint32_t TILE  = LLAMA_H2O_TILE;
+constexpr uint32_t BLOCK = LLAMA_H2O_BLOCK;
+
+// vectors that are accumulated side by side: as many as there are registers for
+constexpr int SIDE_BY_SIDE = W == 8 ? 2 : 4;
+
+constexpr float MINUS_INF = -INFINITY;
+
+inline uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+inline uint32_t max_u32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+//
+// rows as they lie in the cache: load(row, i) has the elements from i on, i a multiple of W
+//
+
+struct rows_f32 {
+    static vec load(const char * row, uint32_t i) { return v_load(reinterpret_cast<const float *>(row) + i); }
+};
+
+struct rows_f16 {
+    static vec load(const char * row, uint32_t i) { return v_load_f16(row + i * sizeof(ggml_fp16_t)); }
+};
+
+inline float load_f16(const char * p) {
+#if !defined(H2O_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
+    uint16_t x;
+    std::memcpy(&x, p, sizeof(x));
+    return _cvtsh_ss(x);
+#else
+    ggml_fp16_t x;
+    std::memcpy(&x, p, sizeof(x));
+    return ggml_fp16_to_fp32(x);
+#endif
+}
+
+// blocks of 32 elements: the scale, then the elements
+struct rows_q8_0 {
+    static vec load(const char * row, uint32_t i) {
+        const char * block = row + i / 32 * (2 + 32);
+        return v_mul(v_set(load_f16(block)), v_load_i8(block + 2 + i % 32));
+    }
+};
+
+// likewise, elements i and i + 16 in one byte
+struct rows_q4_0 {
+    static vec load(const char * row, uint32_t i) {
+        const char * block = row + i / 32 * (2 + 16);
+        return v_mul(v_set(load_f16(block)), v_load_i4(block + 2 + i % 16, i % 32 >= 16));
+    }
+};
+
+//
+// where things lie
+//
+
+// the queries of a KV head, token by token, the heads of its group side by side
+inline const float * query(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
+    const uint32_t token = row / a.n_group();
+    const uint32_t head  = head_kv * a.n_group() + row % a.n_group();
+    return reinterpret_cast<const float *>(a.q.data + s * a.q.nb_stream + head * a.q.nb_head + token * a.q.nb_row);
+}
+
+inline float * output(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
+    const uint32_t token = row / a.n_group();
+    const uint32_t head  = head_kv * a.n_group() + row % a.n_group();
+    return a.out + (size_t(s * a.n_tokens + token) * a.n_head + head) * a.n_embd_head_v;
+}
+
+inline const char * rows_of(const llama_h2o_attention::operand & x, uint32_t s, uint32_t head_kv, uint32_t cell) {
+    return x.data + s * x.nb_stream + head_kv * x.nb_head + cell * x.nb_row;
+}
+
+inline const char * mask_of(const llama_h2o_attention & a, uint32_t s, uint32_t row) {
+    return a.mask.data + s * a.mask.nb_stream + row / a.n_group() * a.mask.nb_row;
+}
+
+inline float * scores_of(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv) {
+    return reinterpret_cast<float *>(
+            reinterpret_cast<char *>(a.scores) + s * a.nb_score_stream + head_kv * a.nb_score_head);
+}
+
+struct range {
+    uint32_t begin;
+    uint32_t end;
+};
+
+// the part of n things that belongs to one of the threads
+inline range share(uint32_t n, uint32_t ith, uint32_t nth) {
+    return { uint32_t(uint64_t(n) * ith / nth), uint32_t(uint64_t(n) * (ith + 1) / nth) };
+}
+
+// cells of a thread, in whole cache lines of scores
+inline range own_cells(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    constexpr uint32_t LINE = 16;
+
+    const range r = share(a.n_kv / LINE, ith, nth);
+    return { r.begin * LINE, r.end * LINE };
+}
+
+} // namespace
