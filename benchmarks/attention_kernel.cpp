@@ -1,8 +1,8 @@
 // The attention op on its own, on one thread: nanoseconds for each row of K and V, and for each query of a prompt.
 //
 //   LIB=$(echo .venv/lib/python3*/site-packages/pyh2o/lib)
-//   c++ -std=c++17 -O3 -march=native -Inative/src -I$(echo build/*/llama.cpp/ggml/include) \
-//       benchmarks/attention_kernel.cpp native/src/h2o-kernel*.cpp -L$LIB -lggml-base -Wl,-rpath,$LIB -o attention_kernel
+//   c++ -std=c++17 -O2 -Inative/src -I$(echo build/*/llama.cpp/ggml/include) benchmarks/attention_kernel.cpp \
+//       -L$LIB -lllama -lggml -lggml-cpu -lggml-base -Wl,-rpath,$PWD/$LIB -o attention_kernel
 //   ./attention_kernel
 //
 // The shape is that of the demo model. With all of its layers the rows come from memory, as they do between two tokens

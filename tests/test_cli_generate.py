@@ -862,7 +862,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
     n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
     assert n_read is not None
     assert n_read[1] == said[1]
-    assert "256 cells" in exact.notes
+    assert "KV 67/72 cells" in exact.notes
     refused = run_program(
         *arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000
     )
