@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         load_progress: called with 0 .. 1 while the model loads.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
         on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
-            memory.
+            memory; without it `verbose` prints that.
         **kwargs: the parent's arguments.
 
     Raises:
@@ -307,17 +307,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        settings = self._settings
         state.update(
+            asdict(self._settings),
             n_ctx=self._window,
-            hh=settings.hh,
-            recent=settings.recent,
-            pinned=settings.pinned,
-            slack=settings.slack,
-            positions=settings.positions,
-            attention=settings.attention,
-            prefill=settings.prefill,
-            prefill_mib=settings.prefill_mib,
             evict=self.evicting,
             draft_model=self._draft_model and self._draft_model.model,
         )
@@ -472,6 +464,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         n_bytes = self._check_exact_prefill(n_new, n_cells)
         if self._on_exact_prefill is not None:
             self._on_exact_prefill(n_new, n_bytes)
+        elif self.verbose:
+            print(
+                f"pyh2o: an exact prefill of {n_new} tokens takes {_mib(n_bytes)} MiB until then",
+                file=sys.stderr,
+            )
         try:
             self._kv.enlarge(n_cells)
         except NativeError as error:

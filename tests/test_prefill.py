@@ -112,6 +112,18 @@ def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None
     assert told == []
 
 
+def test_memory_is_printed_if_nobody_is_told(
+    path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = exact(path)
+    for verbose in (False, True):
+        llm.reset()
+        llm.verbose = verbose
+        llm.eval(random_tokens(rng, N_PROMPT))
+        said = "an exact prefill of 700 tokens takes 1 MiB" in capsys.readouterr().err
+        assert said == verbose
+
+
 def test_memory_is_told_of_and_given_back(path: Path, rng: np.random.Generator) -> None:
     told: list[tuple[int, int]] = []
     llm = exact(path, on_exact_prefill=lambda *what: told.append(what))
