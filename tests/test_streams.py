@@ -25,8 +25,11 @@ BUDGET = Budget(window=256, heavy=8, recent=6, pinned=1, slack=9)
 class Context:
     """A llama.cpp context with several sequences."""
 
-    def __init__(self, path: Path, *, kv_unified: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, kv_unified: bool = False, flash_attention: bool = False
+    ) -> None:
         llama_cpp.llama_backend_init()
+        self.flash_attention = flash_attention
         self.model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
@@ -36,7 +39,11 @@ class Context:
         params.n_seq_max = N_SEQ
         params.kv_unified = kv_unified
         params.type_k = params.type_v = KV_TYPES["f32"]
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if flash_attention
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
@@ -72,9 +79,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=N_LAYER)
 
 
-@pytest.fixture
-def context(path: Path) -> Iterator[Context]:
-    context = Context(path)
+@pytest.fixture(params=[False, True], ids=["ops", "one op"])
+def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
+    """Attention out of llama.cpp's ops, or in one op of ours, which needs the other layout of V."""
+    context = Context(path, flash_attention=request.param)
     yield context
     context.close()
 
@@ -220,7 +228,7 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
     state = (ctypes.c_uint8 * size)()
     assert llama_cpp.llama_state_get_data(context.context, state, size) == size
 
-    loaded = Context(path)
+    loaded = Context(path, flash_attention=context.flash_attention)
     loaded.kv.attach(BUDGET)
     assert llama_cpp.llama_state_set_data(loaded.context, state, size) == size
     for _ in range(20):
