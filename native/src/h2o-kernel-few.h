@@ -259,15 +259,32 @@ void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, ran
     }
 }
 
+// The cells of a thread: its part of those up to the last one that a query of the stream may see. The others are free.
+range own_cells(const llama_h2o_attention & a, uint32_t s, uint32_t ith, uint32_t nth) {
+    uint32_t n_cells = 0;
+    for (uint32_t row = 0; row < a.n_rows(); row += a.n_group()) {
+        const uint16_t * mask = reinterpret_cast<const uint16_t *>(mask_of(a, s, row));
+
+        uint32_t n = a.n_kv;
+        while (n > n_cells && mask[n - 1] == F16_MINUS_INF) {
+            --n;
+        }
+        n_cells = n;
+    }
+
+    return share_cells(n_cells, ith, nth);
+}
+
 void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const range cells = own_cells(a, ith, nth);
 
     for (size_t i = 0; i < w.n_all * w.n_embd; ++i) {
         w.out(ith, 0)[i] = 0.0f;
     }
 
     for (uint32_t s = 0; s < a.n_stream; ++s) {
+        const range cells = own_cells(a, s, ith, nth);
+
         switch (a.k.type) {
             case GGML_TYPE_F16:
                 few_products_all<rows_f16>(a, w, s, cells);
@@ -319,9 +336,10 @@ float few_factor(const few_work & w, size_t i, uint32_t slot, uint32_t nth) {
 
 void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
-    const range cells = own_cells(a, ith, nth);
 
     for (uint32_t s = 0; s < a.n_stream; ++s) {
+        const range cells = own_cells(a, s, ith, nth);
+
         for (uint32_t h = 0; h < a.n_head_kv; ++h) {
             float * scores      = scores_of(a, s, h);
             const uint32_t pair = s * a.n_head_kv + h;

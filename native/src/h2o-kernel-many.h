@@ -131,8 +131,6 @@ enum class tile_mask { none, all, some };
 
 // Whether a tile of cells is masked for a block of queries.
 tile_mask look_at_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
-    constexpr uint16_t F16_MINUS_INF = 0xfc00;
-
     bool any_zero   = false;
     bool any_masked = false;
     bool any_other  = false;
@@ -315,7 +313,7 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
 void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const many_work w(a, ith);
-    const range cells = own_cells(a, ith, nth);
+    const range cells = share_cells(a.n_kv, ith, nth);
 
     const uint32_t n_groups = many_groups(a);
 

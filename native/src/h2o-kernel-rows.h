@@ -14,7 +14,8 @@ constexpr uint32_t BLOCK = LLAMA_H2O_BLOCK;
 // vectors that are accumulated side by side: as many as there are registers for
 constexpr int SIDE_BY_SIDE = W == 8 ? 2 : 4;
 
-constexpr float MINUS_INF = -INFINITY;
+constexpr float MINUS_INF        = -INFINITY;
+constexpr uint16_t F16_MINUS_INF = 0xfc00;
 
 inline uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
@@ -103,11 +104,11 @@ inline range share(uint32_t n, uint32_t ith, uint32_t nth) {
     return { uint32_t(uint64_t(n) * ith / nth), uint32_t(uint64_t(n) * (ith + 1) / nth) };
 }
 
-// cells of a thread, in whole cache lines of scores
-inline range own_cells(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+// a thread's part of the first n_cells, in whole cache lines of scores
+inline range share_cells(uint32_t n_cells, uint32_t ith, uint32_t nth) {
     constexpr uint32_t LINE = 16;
 
-    const range r = share(a.n_kv / LINE, ith, nth);
+    const range r = share((n_cells + LINE - 1) / LINE, ith, nth);
     return { r.begin * LINE, r.end * LINE };
 }
 
