@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from pyh2o.bench.caches import BenchSettings, caches_to_compare, default_histories
+from pyh2o.files import replacement
 from pyh2o.models import find_model
 from pyh2o.threads import physical_cores
 
@@ -363,17 +363,5 @@ def new_file(option: str, name: Path) -> Path:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacement(path, prefix=".pyh2o-bench-") as file:
+        file.write(data)

@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import stat
 import struct
 import weakref
@@ -33,6 +32,7 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import SessionError
+from .files import replacement
 from .llama import KV_TYPES, Llama
 
 FORMAT = "pyh2o session"
@@ -98,7 +98,7 @@ def write_session(path: str | Path, session: Session) -> None:
     try:
         target = Path(os.path.realpath(path))
         mode = _mode_to_keep(path, target)
-        with _replacement(target, mode) as file:
+        with replacement(target, prefix=_TEMPORARY, mode=mode) as file:
             _write_archive(file, session)
     except OSError as error:
         reason = error.strerror or error
@@ -120,35 +120,6 @@ def _mode_to_keep(path: str | Path, target: Path) -> int | None:
     if not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is write-protected")
     return stat.S_IMODE(mode)
-
-
-@contextlib.contextmanager
-def _replacement(target: Path, mode: int | None) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `target` at the end, unless something goes wrong."""
-    temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            if mode is not None:
-                temporary.chmod(mode)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system can do that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _write_archive(file: IO[bytes], session: Session) -> None:

@@ -285,54 +285,33 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const range cells = own_cells(a, s, ith, nth);
 
-        switch (a.k.type) {
-            case GGML_TYPE_F16:
-                few_products_all<rows_f16>(a, w, s, cells);
-                break;
-            case GGML_TYPE_Q8_0:
-                few_products_all<rows_q8_0>(a, w, s, cells);
-                break;
-            case GGML_TYPE_Q4_0:
-                few_products_all<rows_q4_0>(a, w, s, cells);
-                break;
-            default:
-                few_products_all<rows_f32>(a, w, s, cells);
-                break;
-        }
+        with_rows(a.k.type, [&](auto rows) { few_products_all<decltype(rows)>(a, w, s, cells); });
 
         few_exps(a, w, s, cells, ith);
 
-        switch (a.v.type) {
-            case GGML_TYPE_F16:
-                few_mix_all<rows_f16>(a, w, s, cells, ith);
-                break;
-            case GGML_TYPE_Q8_0:
-                few_mix_all<rows_q8_0>(a, w, s, cells, ith);
-                break;
-            case GGML_TYPE_Q4_0:
-                few_mix_all<rows_q4_0>(a, w, s, cells, ith);
-                break;
-            default:
-                few_mix_all<rows_f32>(a, w, s, cells, ith);
-                break;
+        with_rows(a.v.type, [&](auto rows) { few_mix_all<decltype(rows)>(a, w, s, cells, ith); });
+    }
+}
+
+// A query over the cells of all threads.
+struct few_total {
+    float top = MINUS_INF;
+    float sum = 0.0f;
+
+    few_total(const few_work & w, size_t i, uint32_t nth) {
+        for (uint32_t t = 0; t < nth; ++t) {
+            top = w.top(t, i) > top ? w.top(t, i) : top;
+        }
+        for (uint32_t t = 0; t < nth; ++t) {
+            sum += w.sum(t, i) > 0.0f ? w.sum(t, i) * std::exp(w.top(t, i) - top) : 0.0f;
         }
     }
-}
 
-// What the exps of a thread have to be multiplied with to become probabilities.
-float few_factor(const few_work & w, size_t i, uint32_t slot, uint32_t nth) {
-    float top = MINUS_INF;
-    for (uint32_t t = 0; t < nth; ++t) {
-        top = w.top(t, i) > top ? w.top(t, i) : top;
+    // what the exps of a thread have to be multiplied with to become probabilities
+    float factor(const few_work & w, size_t i, uint32_t slot) const {
+        return w.sum(slot, i) > 0.0f ? std::exp(w.top(slot, i) - top) / sum : 0.0f;
     }
-
-    float sum = 0.0f;
-    for (uint32_t t = 0; t < nth; ++t) {
-        sum += w.sum(t, i) > 0.0f ? w.sum(t, i) * std::exp(w.top(t, i) - top) : 0.0f;
-    }
-
-    return w.sum(slot, i) > 0.0f ? std::exp(w.top(slot, i) - top) / sum : 0.0f;
-}
+};
 
 void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
@@ -345,7 +324,8 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
             const uint32_t pair = s * a.n_head_kv + h;
 
             for (uint32_t row = 0; row < w.n_rows; ++row) {
-                const vec f     = v_set(few_factor(w, pair * w.n_rows + row, ith, nth) / a.n_group());
+                const size_t i  = pair * w.n_rows + row;
+                const vec f     = v_set(few_total(w, i, nth).factor(w, i, ith) / a.n_group());
                 const float * x = w.exps_of(pair, row);
                 for (uint32_t j = cells.begin; j < cells.end; j += W) {
                     v_store(scores + j, v_fma(v_load(x + j), f, v_load(scores + j)));
@@ -362,8 +342,9 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         for (uint32_t k = 0; k < w.n_embd; k += W) {
             v_store(out + k, v_set(0.0f));
         }
+        const few_total total(w, i, nth);
         for (uint32_t t = 0; t < nth; ++t) {
-            const vec f = v_set(few_factor(w, i, t, nth));
+            const vec f = v_set(total.factor(w, i, t));
             for (uint32_t k = 0; k < w.n_embd; k += W) {
                 v_store(out + k, v_fma(v_load(w.out(t, i) + k), f, v_load(out + k)));
             }

@@ -101,20 +101,7 @@ void read_rows(const char * rows, size_t nb_row, uint32_t n, float * res) {
 // A tile of K or V as floats, [TILE][n].
 void read_tile(const llama_h2o_attention::operand & x, uint32_t s, uint32_t h, uint32_t cell, uint32_t n, float * res) {
     const char * rows = rows_of(x, s, h, cell);
-    switch (x.type) {
-        case GGML_TYPE_F16:
-            read_rows<rows_f16>(rows, x.nb_row, n, res);
-            break;
-        case GGML_TYPE_Q8_0:
-            read_rows<rows_q8_0>(rows, x.nb_row, n, res);
-            break;
-        case GGML_TYPE_Q4_0:
-            read_rows<rows_q4_0>(rows, x.nb_row, n, res);
-            break;
-        default:
-            read_rows<rows_f32>(rows, x.nb_row, n, res);
-            break;
-    }
+    with_rows(x.type, [&](auto type) { read_rows<decltype(type)>(rows, x.nb_row, n, res); });
 }
 
 // A block of queries of one KV head.

@@ -37,13 +37,11 @@ struct rows_f16 {
 };
 
 inline float load_f16(const char * p) {
-#if !defined(H2O_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
-    uint16_t x;
-    std::memcpy(&x, p, sizeof(x));
-    return _cvtsh_ss(x);
-#else
     ggml_fp16_t x;
     std::memcpy(&x, p, sizeof(x));
+#if !defined(H2O_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
+    return _cvtsh_ss(x);
+#else
     return ggml_fp16_to_fp32(x);
 #endif
 }
@@ -63,6 +61,25 @@ struct rows_q4_0 {
         return v_mul(v_set(load_f16(block)), v_load_i4(block + 2 + i % 16, i % 32 >= 16));
     }
 };
+
+// Calls fn(rows) with an object of the struct for this type.
+template <typename F>
+void with_rows(ggml_type type, F fn) {
+    switch (type) {
+        case GGML_TYPE_F16:
+            fn(rows_f16());
+            break;
+        case GGML_TYPE_Q8_0:
+            fn(rows_q8_0());
+            break;
+        case GGML_TYPE_Q4_0:
+            fn(rows_q4_0());
+            break;
+        default:
+            fn(rows_f32());
+            break;
+    }
+}
 
 //
 // where things lie

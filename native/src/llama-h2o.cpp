@@ -198,22 +198,6 @@ static bool has_seq(const llama_kv_cache & kv, int32_t seq_id) {
     return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
 }
 
-int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
-    if (!ctx) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    llama_h2o * h2o = llama_h2o::of(ctx);
-    if (!h2o) {
-        return LLAMA_H2O_ERR_NOT_ATTACHED;
-    }
-    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    return h2o->pin(seq_id, n_pinned);
-}
-
 // Calls fn(eviction of the context) and turns exceptions into return codes.
 template <typename F>
 static int32_t with_eviction(llama_context * ctx, F fn) {
@@ -234,6 +218,12 @@ static int32_t with_eviction(llama_context * ctx, F fn) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
         return LLAMA_H2O_ERR_INTERNAL;
     }
+}
+
+int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) {
+        return has_seq(*llama_h2o::plain_cache(ctx), seq_id) ? h2o.pin(seq_id, n_pinned) : LLAMA_H2O_ERR_ARGUMENT;
+    });
 }
 
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
@@ -264,25 +254,14 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
 
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
-    if (!ctx) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
+                uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
 
-    llama_h2o * h2o = llama_h2o::of(ctx);
-    if (!h2o) {
-        return LLAMA_H2O_ERR_NOT_ATTACHED;
-    }
-    if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
-            uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    try {
-        return h2o->get_rows(seq_id, il, n_rows, pos, score);
-    } catch (const std::exception & err) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
-        return LLAMA_H2O_ERR_INTERNAL;
-    }
+        return h2o.get_rows(seq_id, il, n_rows, pos, score);
+    });
 }
 
 int32_t llama_h2o_select(
