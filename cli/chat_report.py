@@ -90,6 +90,7 @@ def _cache(kv: KVStatistics) -> dict[str, str]:
     tensors = f"K {mib(kv.bytes_k)} + V {mib(kv.bytes_v)} + scores {mib(kv.bytes_scores)}"
     return {
         "cache": f"{cells} · {budget} · slack {kv.slack:,} · window {kv.window:,}",
+        "policy": kv.policy,
         "evicted": f"{count(kv.tokens_evicted, 'token')} · {count(kv.rows_evicted, 'row')}",
         "compactions": f"{compactions} · {count(kv.rows_moved, 'row')} moved",
         "re-bases": f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions",

@@ -22,6 +22,7 @@ CACHE = {
     "recent": "recent",
     "pinned": "pinned",
     "slack": "slack",
+    "policy": "policy",
     "positions": "positions",
 }
 SAMPLING = {"temperature": "temp"}

@@ -12,8 +12,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from pyh2o.policies import POLICIES
 from pyh2o.sampling import LARGEST_SEED
-from pyh2o.settings import Positions, Prefill
+from pyh2o.settings import DEFAULT_POLICY, Positions, Prefill
 
 MODEL = "Model"
 CACHE = "KV cache"
@@ -140,6 +141,14 @@ class ModelOptions:
             rich_help_panel=CACHE,
         ),
     ] = None
+    policy: Annotated[
+        str,
+        typer.Option(
+            help=f"What makes a row worth keeping: {', '.join(POLICIES)}; with parameters as in "
+            "snap:queries=32,pool=5.",
+            rich_help_panel=CACHE,
+        ),
+    ] = DEFAULT_POLICY
     positions: Annotated[
         Positions,
         typer.Option(

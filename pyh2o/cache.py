@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,14 @@ import numpy.typing as npt
 
 from ._native import ffi, lib
 from .errors import NativeError, UnsupportedModelError
+from .policies import Policy, parse_policy
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+
+# What the native library answers to more pinned tokens than there is room for.
+ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 
 
 def check_model(model_address: int) -> None:
@@ -77,6 +82,32 @@ class KVCache:
             NativeError: they are more than the pinned and heavy rows.
         """
         _check(lib.llama_h2o_pin(self._context, seq_id, n_pinned))
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]], seq_id: int = 0) -> None:
+        """Never evict these half-open ranges of positions either, until the sequence is cleared.
+
+        Args:
+            spans: ascending and apart; in place of those given before.
+            seq_id: the sequence.
+
+        Raises:
+            NativeError: they are out of order, or more than the pinned and heavy rows.
+        """
+        native = ffi.new("struct llama_h2o_span[]", list(spans))
+        _check(lib.llama_h2o_pin_spans(self._context, seq_id, native, len(spans)))
+
+    def share_fairly(self, starts: Sequence[int], seq_id: int = 0) -> None:
+        """Give each segment of the text its share of the heavy rows, until it is cleared.
+
+        Args:
+            starts: positions above 0, ascending, where the text is cut; none for one segment.
+            seq_id: the sequence.
+
+        Raises:
+            NativeError: they are out of order.
+        """
+        native = ffi.new("int32_t[]", list(starts))
+        _check(lib.llama_h2o_share_fairly(self._context, seq_id, native, len(starts)))
 
     def enlarge(self, n_cells: int) -> None:
         """Have at least so many cells for a while, and evict nothing.
@@ -152,13 +183,13 @@ def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArr
     return keep.astype(np.bool_)
 
 
-def _params(budget: Budget) -> dict[str, Any]:
+def _params(budget: Budget) -> Any:
     """struct llama_h2o_params."""
     schemes = {
         "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
         "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
     }
-    return {
+    values = {
         "heavy": budget.heavy,
         "recent": budget.recent,
         "pinned": budget.pinned,
@@ -166,7 +197,23 @@ def _params(budget: Budget) -> dict[str, Any]:
         "n_pos": budget.n_pos,
         "positions": schemes[budget.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
+        "policy": _policy_params(parse_policy(budget.policy)),
     }
+    # unlike a dict as an argument, this sets what is not named to 0
+    return ffi.new("struct llama_h2o_params *", values)[0]
+
+
+def _policy_params(policy: Policy) -> dict[str, Any]:
+    """struct llama_h2o_policy_params."""
+    native_names = {
+        "queries": "n_queries",
+        "pool": "n_pool",
+        "horizon": "n_horizon",
+        "sinks": "n_sinks",
+    }
+    parameters = {native_names.get(name, name): value for name, value in asdict(policy).items()}
+    name = policy.name.upper().replace("-", "_")
+    return {"type": getattr(lib, f"LLAMA_H2O_POLICY_{name}"), **parameters}
 
 
 def _text(status: int) -> str:

@@ -21,7 +21,7 @@ import llama_cpp
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import completion
-from .cache import FloatArray, IntArray, KVCache, check_model
+from .cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model
 from .drafts import FittingDrafts
 from .errors import (
     ContextLimitError,
@@ -34,7 +34,16 @@ from .errors import (
 )
 from .kept import kept_tokens
 from .openai_words import OpenAIChat, as_json_object
-from .settings import Attention, Budget, EvictionSettings, Positions, Prefill, whole_blocks
+from .policies import Policy
+from .settings import (
+    DEFAULT_POLICY,
+    Attention,
+    Budget,
+    EvictionSettings,
+    Positions,
+    Prefill,
+    whole_blocks,
+)
 from .statistics import KVStatistics
 from .text_stream import PieceDetokenizer, detokenize
 from .threads import physical_cores
@@ -63,14 +72,14 @@ FIRST_RECORD = 4096
 
 @dataclass(frozen=True)
 class HeavyHitter:
-    """A token that is still in the cache, and the attention it collected.
+    """A token that is still in the cache, and what it is worth to the policy.
 
     Attributes:
         token: its id.
         text: its text.
         position: its place in the text, from 0.
-        score: attention collected, the mean over the (layer, KV head) pairs asked for; a pair that
-            has evicted it counts as 0.
+        score: of its rows (see `Llama.kv_rows`), the mean over the (layer, KV head) pairs asked
+            for; a pair that has evicted it counts as 0.
         rows: how many of those pairs still hold it.
     """
 
@@ -100,6 +109,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         recent: recent rows, likewise.
         pinned: first positions that are never evicted (a count).
         slack: cells beyond the budget; None takes what costs no memory (see EvictionSettings).
+        policy: what makes a row worth keeping: a policy of `pyh2o.policies`, or its text, such as
+            "snap:queries=32".
         positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).
         attention: what computes attention and scores (see EvictionSettings).
         prefill: "stream" or "exact", for a text that is longer than the cache (see
@@ -137,6 +148,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         recent: float | int = 0.1,
         pinned: int = 0,
         slack: int | None = None,
+        policy: str | Policy = DEFAULT_POLICY,
         positions: Positions = "original",
         attention: Attention = "auto",
         prefill: Prefill = "stream",
@@ -153,6 +165,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             recent=recent,
             pinned=pinned,
             slack=slack,
+            policy=str(policy),
             positions=positions,
             attention=attention,
             prefill=prefill,
@@ -349,6 +362,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             window=self._window,
             position=self.n_tokens,
             position_limit=self.position_limit,
+            policy=budget.policy,
             positions=budget.positions,
             cells=cells,
             used=counters.n_used if counters.n_cells else self.n_tokens,
@@ -379,8 +393,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
         Returns:
             positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
-            score is the attention collected so far: sum over queries, mean over the query heads of
-            the KV group.
+            score is the attention collected so far (sum over queries, mean over the query heads of
+            the KV group), less what the policy has forgotten of it. For a policy that does not look
+            at that it is what the policy gave the row at the last compaction, and 0 for a row that
+            is newer or did not compete.
 
         Raises:
             NativeError: no such layer, or the cache does not evict and so keeps no scores.
@@ -391,7 +407,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def heavy_hitters(
         self, n: int = 20, *, layer: int | None = None, head: int | None = None
     ) -> list[HeavyHitter]:
-        """The tokens in the cache that collected most attention, highest first.
+        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
 
         Args:
             n: how many.
@@ -457,10 +473,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             return
         assert self._kv is not None
         assert self._budget is not None
-        n_cells = whole_blocks(self._kv.counters().n_used + n_new)
-        if n_cells <= self._budget.cells:
+        n_rows = self._kv.counters().n_used + n_new
+        if n_rows <= self._budget.capacity:
             yield
             return
+        # a small slack may leave cells unused, but a larger cache has more of them in any case
+        n_cells = whole_blocks(max(n_rows, self._budget.cells + 1))
         n_bytes = self._check_exact_prefill(n_new, n_cells)
         if self._on_exact_prefill is not None:
             self._on_exact_prefill(n_new, n_bytes)
@@ -545,16 +563,62 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             SettingsError: there are not so many pinned and heavy rows.
         """
-        if not self.evicting:
+        if self._kv is None or not self.evicting:
             return
-        assert self._kv is not None
-        try:
+        with self._refusing(f"{n_tokens} tokens to pin"):
             self._kv.pin(n_tokens)
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Never evict these tokens either, from now on until the text is cleared.
+
+        They take the places of heavy rows. They may be tokens to come; rows that are evicted
+        already do not come back. Without eviction this does nothing.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart. They take the
+                place of spans given before.
+
+        Raises:
+            SettingsError: they are out of order, or more than the pinned and heavy rows.
+        """
+        if self._kv is None or not self.evicting:
+            return
+        n_tokens = sum(max(0, end - start) for start, end in spans)
+        with self._refusing(f"spans of {n_tokens} tokens to pin"):
+            self._kv.pin_spans(spans)
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        The share is that of the part's tokens; within a part the best scores stay. A part that has
+        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
+        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
+        together with pinned tokens, which the authors' code does not. The scores themselves stay
+        what they are: attention across the parts counts. Without eviction this does nothing.
+
+        Args:
+            starts: positions above 0 where the text is cut, ascending; none for one part.
+
+        Raises:
+            SettingsError: they are out of order.
+        """
+        if self._kv is None or not self.evicting:
+            return
+        with self._refusing("starts of parts of the text"):
+            self._kv.share_fairly(starts)
+
+    @contextlib.contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Say what the native library refuses, and what would help."""
+        try:
+            yield
         except NativeError as error:
+            if error.code != ERR_PIN:
+                raise SettingsError(f"{what}: {error}") from error
             kv = self.kv
             raise SettingsError(
-                f"{n_tokens} tokens to pin do not fit the {kv.budget - kv.recent} rows that are "
-                "not recent: raise hh (--hh), or pin fewer"
+                f"{what} do not fit the {kv.budget - kv.recent} rows that are not recent: raise hh "
+                "(--hh), or pin fewer"
             ) from error
 
     def generate(

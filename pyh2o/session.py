@@ -282,13 +282,14 @@ def settings_identity(llm: Llama) -> dict[str, Any]:
     }
 
 
-_BUDGET = ("heavy", "recent", "pinned", "slack", "n_pos", "positions")
+_BUDGET = ("heavy", "recent", "pinned", "slack", "n_pos", "policy", "positions")
 _OPTIONS = {
     "ctx": "--ctx",
     "heavy": "--hh",
     "recent": "--recent",
     "pinned": "--pinned",
     "slack": "--slack",
+    "policy": "--policy",
     "positions": "--positions",
     "type_k": "--kv-type",
     "type_v": "--kv-type",

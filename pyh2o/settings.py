@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .errors import SettingsError
+from .policies import parse_policy
 
 # How rotary embeddings count: as the text does until the trained context is used up, or dense from
 # 0 again at every compaction (the paper's streaming variant).
@@ -20,6 +21,9 @@ Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
 # full in a larger cache, which is compacted once.
 Prefill = Literal["stream", "exact"]
 
+# What makes a row worth keeping, where nobody says (see pyh2o.policies).
+DEFAULT_POLICY = "h2o"
+
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
 # A compaction sorts every row's score; over this many tokens its cost is lost in the noise.
@@ -31,11 +35,13 @@ class EvictionSettings:
     """What to keep, as fractions of the window (0 < x <= 1, a float) or token counts (an int).
 
     Attributes:
-        hh: heavy rows, kept because they collected most attention.
+        hh: heavy rows, kept for the score that the policy gives them.
         recent: rows of the newest positions, never evicted; at least one.
         pinned: number of first positions that are never evicted (a count).
         slack: cells beyond the budget that fill up between two compactions; None fills the
             last block of cells llama.cpp allocates anyway. 1 is the paper's algorithm.
+        policy: what makes a row worth keeping, as text such as "snap:queries=32" (see
+            pyh2o.policies). It is stored as `str` of the policy gives it.
         positions: "original" positions for the rotary embeddings until those the model was trained
             on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
             the order of the text, at every compaction.
@@ -51,6 +57,7 @@ class EvictionSettings:
     recent: float | int = 0.1
     pinned: int = 0
     slack: int | None = None
+    policy: str = DEFAULT_POLICY
     positions: Positions = "original"
     attention: Attention = "auto"
     prefill: Prefill = "stream"
@@ -60,9 +67,11 @@ class EvictionSettings:
         """Refuse what makes no sense with any window.
 
         Raises:
-            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, or a
-                recent window of 0.
+            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, a
+                recent window of 0, or an unknown policy.
         """
+        # One text for one policy, so that settings can be compared.
+        object.__setattr__(self, "policy", str(parse_policy(self.policy)))
         _check("hh", self.hh)
         _check("recent", self.recent)
         if self.hh == 0 and self.recent == 0:
@@ -126,6 +135,7 @@ class EvictionSettings:
             pinned=self.pinned,
             slack=slack,
             n_pos=n_pos,
+            policy=self.policy,
             positions=self.positions,
             attention=self.attention,
         )
@@ -141,6 +151,7 @@ class Budget:
     pinned: int
     slack: int
     n_pos: int = 0  # positions for rotary embeddings; 0: those the model was trained on
+    policy: str = DEFAULT_POLICY
     positions: Positions = "original"
     attention: Attention = "auto"
 

@@ -14,6 +14,7 @@ class KVStatistics:
         window: the context the user asked for, in tokens; fractions refer to it.
         position: tokens of text seen so far, which is the next token's position.
         position_limit: first position that a text cannot reach; 2**31 - 1 is as good as none.
+        policy: what makes a row worth keeping (see EvictionSettings).
         positions: how rotary embeddings count (see EvictionSettings).
         cells: cells allocated.
         used: cells in use.
@@ -35,6 +36,7 @@ class KVStatistics:
     window: int
     position: int
     position_limit: int
+    policy: str
     positions: str
     cells: int
     used: int
@@ -75,7 +77,8 @@ class KVStatistics:
         """A second line for a person: where the memory goes, and what compactions did."""
         return (
             f"K {_mib(self.bytes_k)} + V {_mib(self.bytes_v)} + scores {_mib(self.bytes_scores)} "
-            f"MiB · window {self.window:,} · pinned {self.pinned} · slack {self.slack} · "
+            f"MiB · window {self.window:,} · policy {self.policy} · pinned {self.pinned} · "
+            f"slack {self.slack} · "
             f"{self.compactions:,} compactions · {self.rows_evicted:,} rows evicted · "
             f"{self.rebases:,} re-bases"
         )

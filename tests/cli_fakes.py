@@ -47,6 +47,7 @@ EMPTY_CACHE = KVStatistics(
     window=1000,
     position=0,
     position_limit=1000,
+    policy="h2o",
     positions="original",
     cells=512,
     used=0,

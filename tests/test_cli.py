@@ -118,6 +118,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--hh", "10", "--recent", "0"], "recent is 0"),
         (["--hh", "-5"], "hh is -5"),
         (["--hh", "nan"], "hh is nan"),
+        (["--policy", "best"], "there is no policy 'best': give one of h2o, h2o-mean, "),
+        (["--policy", "snap:pool=4"], "snap: pool is 4: give an odd number"),
         (["--ctx", "512", "--hh", "500", "--recent", "100"], "budget of 600 rows .* larger"),
     ],
 )

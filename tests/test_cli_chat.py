@@ -440,6 +440,7 @@ def test_stats(fake: FakeLlama) -> None:
         "conversation   0 turns · 0 tokens of text",
         "cache          0 of 300 cells · budget 200 (100 heavy + 100 recent) · slack 100 · "
         "window 8,192",
+        "policy         h2o",
         "evicted        1,234 tokens · 1 row",
         "compactions    12 in 0.250 s · 5,678 rows moved",
         "re-bases       1 in 0.062 s · original positions",
@@ -448,8 +449,8 @@ def test_stats(fake: FakeLlama) -> None:
         "repeat_penalty 1.1 · frequency_penalty 0.0 · presence_penalty 0.0 · seed 7",
         "saved          no: /save FILE saves a copy",
     ]
-    assert lines[:8] == before
-    assert lines[8:] == [
+    assert lines[:9] == before
+    assert lines[9:] == [
         "conversation   2 turns · 6 tokens of text",
         "last answer    1 token read · 2.0 tokens/s · 3 tokens written · 2.0 tokens/s",
         "all answers    3 tokens read · 3.0 tokens/s · 5 tokens written · 2.0 tokens/s",
@@ -714,7 +715,14 @@ def test_session_brings_its_settings_along(fake: FakeLlama, tmp_path: Path) -> N
     assert fake.options == RunOptions(seed=fake.options.seed)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert fake.options == RunOptions(
-        ctx=1000, hh=100, recent=0.5, pinned=0, slack=100, threads=3, kv_type=KVType.f16
+        ctx=1000,
+        hh=100,
+        recent=0.5,
+        pinned=0,
+        slack=100,
+        policy="tova",
+        threads=3,
+        kv_type=KVType.f16,
     )
     (tmp_path / "fake.gguf").touch()
     run("chat", "--session", "work")

@@ -11,6 +11,7 @@ import pytest
 from pyh2o import Llama
 from pyh2o.completion import FINISH_TRAINED_CONTEXT
 from pyh2o.errors import ContextLimitError, NativeError, SettingsError
+from pyh2o.policies import H2O
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
@@ -56,7 +57,17 @@ def test_resolved_numbers_are_visible(llm: Llama) -> None:
     # llama.cpp allocates 256 cells for a window of 100, too
     assert kv.bytes_full == kv.bytes_k + kv.bytes_v
     assert "budget 20 (10 heavy + 10 recent)" in kv.summary()
+    assert "window 100 · policy h2o · pinned 0" in kv.details()
     assert llm.n_ctx() == 100
+
+
+def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
+    for policy in (H2O(), "h2o"):
+        with tiny_llama(path, policy=policy) as llm:
+            assert llm.kv.policy == "h2o"
+            assert pickle.loads(pickle.dumps(llm)).kv.policy == "h2o"
+    with pytest.raises(SettingsError, match="no policy 'best'"):
+        tiny_llama(path, policy="best")
 
 
 def test_window_defaults_to_the_trained_context(path: Path) -> None:
@@ -78,7 +89,8 @@ def test_settings_are_printed_when_verbose(path: Path, capfd: pytest.CaptureFixt
     tiny_llama(path, n_ctx=100, verbose=True)
     shown = capfd.readouterr().err
     assert "budget 20 (10 heavy + 10 recent) · 0 evicted · 0.2 MiB of 0.2 MiB full" in shown
-    assert "K 0.1 + V 0.1 + scores 0.0 MiB · window 100 · pinned 0 · slack 236" in shown
+    assert "K 0.1 + V 0.1 + scores 0.0 MiB · window 100 · policy h2o" in shown
+    assert "pinned 0 · slack 236" in shown
 
 
 def test_no_eviction_is_the_parent(path: Path) -> None:

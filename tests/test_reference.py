@@ -16,13 +16,16 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, RopeScalingType
 
+from pyh2o.policies import H2O
 from pyh2o.reference import (
     EvictionParameters,
     LayerCache,
     LlamaWeights,
     ReferenceLlama,
+    RotaryPlace,
     attend,
     collected_attention,
+    compact,
     margin,
     read_gguf,
     select,
@@ -204,6 +207,11 @@ class NaiveHead:
             self.kept.remove(loser)
 
 
+def compact_layer(cache: LayerCache, parameters: EvictionParameters) -> None:
+    """A compaction of one layer; H2O does not look at rotary embeddings."""
+    compact([cache], parameters, H2O(), RotaryPlace(0, np.empty(0)))
+
+
 def evaluate(
     cache: LayerCache,
     parameters: EvictionParameters,
@@ -218,7 +226,7 @@ def evaluate(
     """
     n_head_kv, n_tokens, _ = keys.shape
     if cache.n_rows + n_tokens > parameters.capacity:
-        cache.compact(parameters)
+        compact_layer(cache, parameters)
         assert cache.n_rows == parameters.budget
     positions = np.arange(position, position + n_tokens)
     cache.append(keys, values, positions)
@@ -312,7 +320,7 @@ def test_uniform_attention_favours_old_tokens() -> None:
 
     shares = 1 / np.arange(1, 13)
     np.testing.assert_allclose(cache.scores(0), np.cumsum(shares[::-1])[::-1], rtol=1e-6)
-    cache.compact(parameters)
+    compact_layer(cache, parameters)
     assert cache.positions(0).tolist() == [0, 1, 2, 3, 9, 10, 11]
 
 

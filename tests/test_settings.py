@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyh2o.errors import SettingsError
-from pyh2o.settings import Budget, EvictionSettings
+from pyh2o.settings import DEFAULT_POLICY, Budget, EvictionSettings
 
 
 def test_fractions_are_of_the_window() -> None:
@@ -42,9 +42,21 @@ def test_small_fraction_is_at_least_one_row() -> None:
     assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
 
 
+def test_a_policy_is_stored_in_one_way_of_writing_it() -> None:
+    for text in ("snap", "snap:queries=32", " snap : pool = 5 "):
+        settings = EvictionSettings(policy=text)
+        assert settings == EvictionSettings(policy="snap")
+        assert settings.policy == settings.resolve(1000, 8192).policy == "snap"
+    assert EvictionSettings().policy == EvictionSettings().resolve(1000, 8192).policy
+    assert EvictionSettings().policy == DEFAULT_POLICY
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"policy": "best"}, "there is no policy 'best': give one of h2o, "),
+        ({"policy": "snap:pool=2"}, "snap: pool is 2: give an odd number"),
+        ({"policy": None}, "policy is None: give a text"),
         ({"hh": 1.5}, "hh is 1.5, more than the whole window"),
         ({"hh": 0, "recent": 0}, "hh and recent are both 0"),
         ({"hh": 0.0, "recent": 0.0}, "hh and recent are both 0"),

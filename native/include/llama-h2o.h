@@ -4,11 +4,12 @@
 //
 //   cell      one llama.cpp KV cell: a position and a sequence, shared by all layers and heads
 //   row       the K or V vector of one (layer, KV head, cell): what is kept, moved or dropped
-//   score     the attention a row has collected: sum over queries, mean over the query heads of
-//             its KV group
+//   policy    the rule that gives every row a score
+//   score     what a row is worth; for the policies of the H2O family the attention it has collected:
+//             sum over queries, mean over the query heads of its KV group
 //   recent    rows of the last `recent` positions, never evicted
 //   heavy     rows kept for their score
-//   pinned    rows of the first `pinned` positions, never evicted
+//   pinned    rows of the first `pinned` positions, or of pinned spans, never evicted
 //   budget    pinned + heavy + recent: rows per (layer, KV head) right after a compaction
 //   slack     cells beyond the budget that fill up between two compactions
 //   capacity  budget + slack: most cells that are ever in use
@@ -83,6 +84,9 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
     LLAMA_H2O_ERR_ENLARGED      = -24, // the cache is enlarged already
     LLAMA_H2O_ERR_NOT_ENLARGED  = -25, // the cache is not enlarged
+    LLAMA_H2O_ERR_POLICY        = -26, // a parameter of the policy that is out of range
+    LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
+    LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
 };
 
 enum llama_h2o_positions {
@@ -101,6 +105,39 @@ enum llama_h2o_attention_type {
     LLAMA_H2O_ATTENTION_AVX512   = 5,
 };
 
+// What gives a row its score. Every policy has a file of its own in native/src/policies, and a docstring with its source
+// and its deviations in pyh2o/policies.
+enum llama_h2o_policy_type {
+    LLAMA_H2O_POLICY_H2O       = 0,  // the attention collected
+    LLAMA_H2O_POLICY_H2O_MEAN  = 1,  // the same, per query that could see the row
+    LLAMA_H2O_POLICY_H2O_DECAY = 2,  // the same, of which half is forgotten every half_life tokens
+    LLAMA_H2O_POLICY_H2O_LAYER = 3,  // one choice for all heads of a layer
+    LLAMA_H2O_POLICY_H2O_CELLS = 4,  // one choice for all layers and heads
+    LLAMA_H2O_POLICY_ROCO      = 5,  // the mean, but rows whose attention varies most are safe
+    LLAMA_H2O_POLICY_TOVA      = 6,  // the attention of the last query
+    LLAMA_H2O_POLICY_SNAP      = 7,  // the attention of the last queries, pooled over neighbours
+    LLAMA_H2O_POLICY_NACL      = 8,  // the attention of the last queries, with a random share
+    LLAMA_H2O_POLICY_KEYDIFF   = 9,  // how far the key is from the mean key
+    LLAMA_H2O_POLICY_EXPECTED  = 10, // the attention that queries to come are expected to pay
+    LLAMA_H2O_POLICY_STREAMING = 11, // the position: sinks and a window
+    LLAMA_H2O_POLICY_RANDOM    = 12, // a number drawn for the row
+};
+
+// The parameters of a policy; each has its own, and does not look at the others.
+struct llama_h2o_policy_params {
+    enum llama_h2o_policy_type type;
+    uint32_t n_queries;  // snap, nacl, expected: the last queries, at most as many as there are recent rows
+    uint32_t n_pool;     // snap: neighbours, odd
+    uint32_t n_horizon;  // expected: tokens ahead
+    uint32_t covariance; // expected: whether the spread of the queries counts, 0 or 1
+    uint32_t n_sinks;    // streaming: first positions that stay
+    double half_life;    // h2o-decay: tokens
+    double guard;        // roco: share of the heavy rows that are kept because their attention varies
+    double random;       // nacl: share of the heavy rows that are drawn
+    double epsilon;      // expected: added to each probability
+    uint64_t seed;       // nacl, random
+};
+
 struct llama_h2o_params {
     uint32_t heavy;  // rows kept for their score, per (layer, KV head)
     uint32_t recent; // newest positions that are never evicted, at least 1
@@ -109,6 +146,13 @@ struct llama_h2o_params {
     uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
     enum llama_h2o_positions positions;
     enum llama_h2o_attention_type attention;
+    struct llama_h2o_policy_params policy;
+};
+
+// Positions p0 <= p < p1.
+struct llama_h2o_span {
+    int32_t p0;
+    int32_t p1;
 };
 
 // All counters run from the attachment on; clearing the cache does not reset them.
@@ -130,7 +174,7 @@ struct llama_h2o_stats {
     uint64_t t_rebases_us;     // time spent in re-bases of the sequence
     uint64_t size_k;           // bytes allocated for K, all sequences
     uint64_t size_v;           // bytes allocated for V, all sequences
-    uint64_t size_scores;      // bytes allocated for the scores, all sequences
+    uint64_t size_scores;      // bytes allocated for the scores and what else the policy collects, all sequences
 };
 
 // The text for a return code: one line that names the cause and, where there is one, the cure.
@@ -147,6 +191,16 @@ LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_
 // They take places of heavy rows; the budget stays what it is.
 LLAMA_H2O_API int32_t llama_h2o_pin(struct llama_context * ctx, int32_t seq_id, uint32_t n_pinned);
 
+// The same for spans of positions anywhere in the text, ascending and apart, in place of those given before. They may lie
+// ahead of the text. Rows that are evicted already do not come back.
+LLAMA_H2O_API int32_t llama_h2o_pin_spans(
+        struct llama_context * ctx, int32_t seq_id, const struct llama_h2o_span * spans, uint32_t n_spans);
+
+// Share the places of heavy rows fairly, from now on until the sequence is cleared: the text is cut at these positions,
+// ascending and above 0, and every segment gets places in proportion to its length. n_starts = 0: no segments.
+LLAMA_H2O_API int32_t llama_h2o_share_fairly(
+        struct llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts);
+
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
 // to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves
 // the budget, unless all rows fit. Takes the memory of a full cache of that size; both reserve the graph again. The
@@ -158,7 +212,8 @@ LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 LLAMA_H2O_API int32_t llama_h2o_get_stats(
         const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
 
-// The rows that one layer holds for a sequence. Fills pos and score, both [n_head_kv][n_rows] with
+// The rows that one layer holds for a sequence. The score is the attention collected, if the policy looks at it, or else
+// what the policy gave the row at the last compaction. Fills pos and score, both [n_head_kv][n_rows] with
 // n_rows = llama_h2o_stats.n_used, and returns n_head_kv. The rows of a head are in cell order,
 // which is not the order of the text. With pos and score both null it only returns n_head_kv, and
 // 0 for a layer without a KV cache.
@@ -167,7 +222,7 @@ LLAMA_H2O_API int32_t llama_h2o_get_rows(
 
 // The selection on its own, for one head: keep[i] becomes 1 for the rows that stay and 0 for the
 // others. Pinned and recent rows stay; the best scores fill the rest of the budget; of equal scores
-// the newer position stays. score, pos and keep are [n_rows]; positions are distinct.
+// the newer position stays. score, pos and keep are [n_rows]; positions are distinct. The policy does not matter here.
 LLAMA_H2O_API int32_t llama_h2o_select(
         const float * score, const int32_t * pos, uint32_t n_rows, struct llama_h2o_params params, uint8_t * keep);
 

@@ -2,83 +2,110 @@
 
 #include "h2o-cache.h"
 #include "h2o-kernel.h"
+#include "h2o-queries.h"
 
 #include "llama-graph.h"
 
 #include <algorithm>
-#include <iterator>
 
-// The scores of the cells and streams that the graph works on: [n_kv, 1, n_head_kv, n_stream].
-static ggml_tensor * view_scores(
-        const llm_graph_context & graph, const llama_h2o::layer & layer, int64_t n_kv, int64_t n_stream) {
-    ggml_tensor * scores = layer.scores;
+//
+// what the policy collects
+//
 
-    return ggml_view_4d(graph.ctx0, scores, n_kv, 1, layer.n_head_kv, n_stream, scores->nb[1], scores->nb[1],
-            scores->nb[2], scores->nb[2] * llama_h2o::first_stream(graph.mctx));
+// The cells and streams that the graph works on of scores or squares: [n_kv, 1, n_head_kv, n_stream].
+static ggml_tensor * view_collected(
+        const llm_graph_context & graph, ggml_tensor * collected, int64_t n_kv, int64_t n_stream) {
+    return ggml_view_4d(graph.ctx0, collected, n_kv, 1, collected->ne[1], n_stream, collected->nb[1], collected->nb[1],
+            collected->nb[2], collected->nb[2] * llama_h2o::first_stream(graph.mctx));
 }
 
-void llama_h2o_build_scores(const llm_graph_context & graph, ggml_tensor * probs, int il) {
-    llama_h2o * h2o = llama_h2o::of(graph.mctx);
-    if (!h2o) {
-        return;
-    }
-
-    const auto * layer = h2o->find_layer(il);
-
+// Adds the sum over queries, the mean over the query heads of each KV group.
+static void build_sum(
+        const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs, ggml_tensor * collected) {
     ggml_context * ctx = graph.ctx0;
 
     const int64_t n_kv     = probs->ne[0];
     const int64_t n_stream = probs->ne[3];
-    const int64_t n_probs  = probs->ne[1] * probs->ne[2] / layer->n_head_kv; // queries of a KV group
+    const int64_t n_probs  = probs->ne[1] * probs->ne[2] / layer.n_head_kv; // queries of a KV group
 
     // the query heads of a group follow each other: [n_kv, n_probs, n_head_kv, n_stream]
-    ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, layer->n_head_kv, n_stream);
+    ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, layer.n_head_kv, n_stream);
 
     // the outer product sums over dim 1 and, unlike a row sum, reads the probabilities as they lie
     if (n_probs > 1) {
         const size_t size = sizeof(float);
 
-        ggml_tensor * weights = ggml_view_4d(ctx, layer->weights, 1, n_probs, layer->n_head_kv, n_stream, size,
-                size * n_probs, size * n_probs * layer->n_head_kv, 0);
+        ggml_tensor * weights = ggml_view_4d(ctx, layer.weights, 1, n_probs, layer.n_head_kv, n_stream, size,
+                size * n_probs, size * n_probs * layer.n_head_kv, 0);
 
         cur = ggml_out_prod(ctx, cur, weights);
     }
 
-    ggml_tensor * scores = view_scores(graph, *layer, n_kv, n_stream);
+    cur = ggml_add_inplace(ctx, view_collected(graph, collected, n_kv, n_stream), cur);
 
-    ggml_build_forward_expand(graph.gf, ggml_add_inplace(ctx, scores, cur));
+    ggml_build_forward_expand(graph.gf, cur);
 }
 
-static void build_scores_beside_flash(const llm_graph_context & graph,
+static void build_collected(const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs) {
+    if (layer.collects) {
+        build_sum(graph, layer, probs, layer.scores);
+    }
+    if (layer.squares) {
+        build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), layer.squares);
+    }
+}
+
+// Notes how the layer attends, for those who do it once more.
+static llama_h2o::layer & note_layer(
+        const llm_graph_context & graph, llama_h2o & h2o, ggml_tensor * sinks, float kq_scale, int il) {
+    auto & layer = *h2o.find_layer(il);
+
+    layer.kq_scale = kq_scale;
+    layer.kq_cap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
+    layer.sinks    = sinks;
+
+    return layer;
+}
+
+void llama_h2o_build_scores(const llm_graph_context & graph,
         ggml_tensor * q,
-        ggml_tensor * k,
-        ggml_tensor * kq_mask,
+        ggml_tensor * probs,
         ggml_tensor * sinks,
         float kq_scale,
         int il) {
-    ggml_context * ctx = graph.ctx0;
+    llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    if (!h2o) {
+        return;
+    }
 
+    const auto & layer = note_layer(graph, *h2o, sinks, kq_scale, il);
+
+    build_collected(graph, layer, probs);
+
+    llama_h2o_build_queries(graph, q, il);
+}
+
+ggml_tensor * llama_h2o::layer::build_probs(
+        ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const {
     ggml_tensor * kq = ggml_mul_mat(ctx, k, q);
     ggml_prec_set_acc(kq, GGML_PREC_F32);
 
-    if (graph.hparams.attn_soft_cap) {
-        const float cap = graph.hparams.f_attn_logit_softcapping;
-
-        kq = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, 1.0f / cap)), cap);
+    if (kq_cap > 0.0f) {
+        kq = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, 1.0f / kq_cap)), kq_cap);
     }
 
-    kq = ggml_soft_max_ext(ctx, kq, kq_mask, kq_scale, graph.hparams.f_max_alibi_bias);
+    kq = ggml_soft_max_ext(ctx, kq, kq_mask, kq_scale, 0.0f);
     ggml_soft_max_add_sinks(kq, sinks);
 
-    llama_h2o_build_scores(graph, kq, il);
+    return kq;
 }
 
 //
 // one op for the attention and the scores
 //
 
-// tensors of the op, in the order of ggml_tensor.src
-enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES };
+// tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
+enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES };
 
 static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
@@ -87,10 +114,11 @@ static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
 // The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
 static llama_h2o_attention read_attention(
         ggml_tensor * const * src, float scale, ggml_tensor * space, uint32_t n_slots) {
-    const ggml_tensor * q      = src[SRC_Q];
-    const ggml_tensor * k      = src[SRC_K];
-    const ggml_tensor * v      = src[SRC_V];
-    const ggml_tensor * scores = src[SRC_SCORES];
+    const ggml_tensor * q       = src[SRC_Q];
+    const ggml_tensor * k       = src[SRC_K];
+    const ggml_tensor * v       = src[SRC_V];
+    const ggml_tensor * scores  = src[SRC_SCORES];
+    const ggml_tensor * squares = src[SRC_SQUARES];
 
     llama_h2o_attention attn = {};
 
@@ -109,9 +137,10 @@ static llama_h2o_attention read_attention(
     attn.v    = operand_of(v);
     attn.mask = operand_of(src[SRC_MASK]);
 
-    attn.scores          = static_cast<float *>(scores->data);
-    attn.nb_score_head   = scores->nb[2];
-    attn.nb_score_stream = scores->nb[3];
+    attn.scores          = scores ? static_cast<float *>(scores->data) : nullptr;
+    attn.squares         = squares ? static_cast<float *>(squares->data) : nullptr;
+    attn.nb_score_head   = scores ? scores->nb[2] : 0;
+    attn.nb_score_stream = scores ? scores->nb[3] : 0;
 
     if (space) {
         attn.out  = static_cast<float *>(space->data);
@@ -139,25 +168,30 @@ static ggml_tensor * build_fused(const llm_graph_context & graph,
         ggml_tensor * q,
         ggml_tensor * k,
         ggml_tensor * v,
-        ggml_tensor * kq_mask,
-        float kq_scale) {
+        ggml_tensor * kq_mask) {
     ggml_context * ctx = graph.ctx0;
 
-    layer.kq_scale = kq_scale;
+    ggml_tensor * src[] = { q, k, v, kq_mask, nullptr, nullptr };
 
-    ggml_tensor * src[] = { q, k, v, kq_mask, view_scores(graph, layer, k->ne[1], k->ne[3]) };
+    int n_src = SRC_SCORES;
+    if (layer.collects) {
+        src[n_src++] = view_collected(graph, layer.scores, k->ne[1], k->ne[3]);
+    }
+    if (layer.squares) {
+        src[n_src++] = view_collected(graph, layer.squares, k->ne[1], k->ne[3]);
+    }
 
     // one column per thread, so that the op knows for how many there is room
     const uint32_t n_slots = std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
-    const llama_h2o_attention attn = read_attention(src, kq_scale, nullptr, n_slots);
+    const llama_h2o_attention attn = read_attention(src, layer.kq_scale, nullptr, n_slots);
     const int64_t n_elements       = attn.n_out() + llama_h2o_work_size(attn);
     const int64_t n_per_slot       = (n_elements + n_slots - 1) / n_slots;
 
-    ggml_tensor * cur = ggml_custom_4d(
-            ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, std::size(src), attend, GGML_N_TASKS_MAX, &layer);
+    ggml_tensor * cur =
+            ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, n_src, attend, GGML_N_TASKS_MAX, &layer);
 
-    cur = ggml_custom_inplace(ctx, cur, src, std::size(src), combine, GGML_N_TASKS_MAX, &layer);
+    cur = ggml_custom_inplace(ctx, cur, src, n_src, combine, GGML_N_TASKS_MAX, &layer);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
 
@@ -184,16 +218,21 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         return nullptr;
     }
 
-    auto & layer = *h2o->find_layer(il);
+    auto & layer = note_layer(graph, *h2o, sinks, kq_scale, il);
+
+    llama_h2o_build_queries(graph, q, il);
 
     const bool plain = !sinks && !graph.hparams.attn_soft_cap && kq_mask->type == GGML_TYPE_F16;
 
     layer.fused = layer.kernel && plain && has_rows_for_kernel(k) && has_rows_for_kernel(v);
     if (layer.fused) {
-        return build_fused(graph, layer, q, k, v, kq_mask, kq_scale);
+        return build_fused(graph, layer, q, k, v, kq_mask);
     }
 
-    build_scores_beside_flash(graph, q, k, kq_mask, sinks, kq_scale, il);
+    // flash attention keeps its probabilities to itself
+    if (layer.collects) {
+        build_collected(graph, layer, layer.build_probs(graph.ctx0, q, k, kq_mask));
+    }
 
     return nullptr;
 }

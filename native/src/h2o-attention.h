@@ -1,5 +1,5 @@
 // Attention with scores in the graph. llama.cpp builds the attention out of ggml ops that every backend
-// has, and these functions add the nodes that collect the scores; or, where the rows lie in the memory
+// has, and these functions add the nodes that collect what the policy needs; or, where the rows lie in the memory
 // of the CPU, one op of ours takes the place of all. They do nothing where no eviction is attached.
 
 #pragma once
@@ -7,8 +7,15 @@
 struct ggml_tensor;
 struct llm_graph_context;
 
-// After the softmax: probs F32 [n_kv, n_tokens, n_head, n_stream], contiguous.
-void llama_h2o_build_scores(const llm_graph_context & graph, ggml_tensor * probs, int il);
+// After the softmax.
+//   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]
+//   probs   F32 [n_kv, n_tokens, n_head, n_stream], contiguous
+void llama_h2o_build_scores(const llm_graph_context & graph,
+        ggml_tensor * q,
+        ggml_tensor * probs,
+        ggml_tensor * sinks,
+        float kq_scale,
+        int il);
 
 // In the place of flash attention: returns its result, F32 [n_embd_head_v*n_head, n_tokens*n_stream]. Or
 // returns null and leaves the attention to llama.cpp, but computes the probabilities once more for the

@@ -1,7 +1,7 @@
 #include "h2o-cache.h"
 
 #include "h2o-kernel.h"
-#include "h2o-policy.h"
+#include "h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
@@ -18,7 +18,7 @@
 //
 
 llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params) :
-    ctx(ctx), kv(kv), params(params) {
+    ctx(ctx), kv(kv), params(params), policy(llama_h2o_new_policy(params)) {
     add_layers();
     choose_kernels();
     alloc_tensors();
@@ -26,6 +26,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     streams.resize(kv.n_stream);
     for (auto & st : streams) {
         st.listed.assign(kv.get_size(), 0);
+        st.queries.resize(policy->n_queries);
         st.n_pinned = params.pinned;
         for (const auto & layer : layers) {
             st.pos.emplace_back(size_t(layer.n_head_kv) * kv.get_size(), -1);
@@ -67,6 +68,7 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     if (params.n_pos == 0) {
         params.n_pos = kv.hparams.n_ctx_train;
     }
+    params.policy = llama_h2o_own_params(params.policy);
 
     kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);
 
@@ -79,6 +81,8 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         status = LLAMA_H2O_ERR_ATTENTION;
     } else if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !kv.h2o->can_rebase()) {
         status = LLAMA_H2O_ERR_REBASE;
+    } else if (kv.h2o->policy->probe == llama_h2o_probe_type::expected && !kv.h2o->can_rebase()) {
+        status = LLAMA_H2O_ERR_POLICY_ROPE;
     } else if (kv.h2o->can_rebase() && llama_h2o_n_capacity(params) > params.n_pos) {
         status = LLAMA_H2O_ERR_N_POS;
     }
@@ -88,9 +92,12 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         kv.ctxs_bufs.resize(n_bufs);
 
         ctx.sched_need_reserve = true;
+        return status;
     }
 
-    return status;
+    kv.h2o->reserve_probe();
+
+    return LLAMA_H2O_OK;
 }
 
 void llama_h2o::add_layers() {
@@ -106,11 +113,9 @@ void llama_h2o::add_layers() {
                 il,
                 kv.hparams.n_head(il),
                 n_head_kv,
-                nullptr,
-                nullptr,
                 layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
                 layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
-                std::nullopt,
+                policy->attention,
         });
     }
 }
@@ -195,14 +200,14 @@ void llama_h2o::alloc_tensors() {
     // graphs are reserved for whole ubatches, whatever the slack, rounded up to a multiple of the sequences
     const uint32_t n_ubatch = ctx.get_cparams().n_ubatch + kv.n_seq_max;
 
-    // scores and weights of a layer lie where its K lies, so that no step copies anything between devices
+    // what the policy collects of a layer lies where its K lies, so that no step copies anything between devices
     std::map<ggml_backend_buffer_type_t, std::vector<size_t>> ikv_of_buft;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         ikv_of_buft[ggml_backend_buffer_get_type(kv.layers[ikv].k->buffer)].push_back(ikv);
     }
 
     for (const auto & [buft, ikvs] : ikv_of_buft) {
-        ggml_context_ptr ctx_scores  = new_tensor_context(ikvs.size());
+        ggml_context_ptr ctx_scores  = new_tensor_context(3 * ikvs.size());
         ggml_context_ptr ctx_weights = new_tensor_context(ikvs.size());
 
         std::map<std::pair<uint32_t, uint32_t>, ggml_tensor *> weights; // by n_head and n_head_kv
@@ -213,6 +218,15 @@ void llama_h2o::alloc_tensors() {
             layer.scores =
                     ggml_new_tensor_3d(ctx_scores.get(), GGML_TYPE_F32, kv.get_size(), layer.n_head_kv, kv.n_stream);
             ggml_format_name(layer.scores, "cache_scores_l%d", layer.il);
+            if (policy->squares) {
+                layer.squares = ggml_dup_tensor(ctx_scores.get(), layer.scores);
+                ggml_format_name(layer.squares, "cache_squares_l%d", layer.il);
+            }
+            if (policy->n_queries > 0) {
+                layer.queries = ggml_new_tensor_4d(ctx_scores.get(), GGML_TYPE_F32, layer.k.n_embd_head,
+                        policy->n_queries, layer.n_head, kv.n_stream);
+                ggml_format_name(layer.queries, "cache_queries_l%d", layer.il);
+            }
 
             auto & shared = weights[{ layer.n_head, layer.n_head_kv }];
             if (!shared) {
@@ -229,7 +243,7 @@ void llama_h2o::alloc_tensors() {
             ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
         }
 
-        // the scores belong to the cache: cleared with it, counted with it, freed with it
+        // what is collected belongs to the cache: cleared with it, counted with it, freed with it
         ggml_backend_buffer_clear(buf_scores.get(), 0);
         kv.ctxs_bufs.emplace_back(std::move(ctx_scores), std::move(buf_scores));
         weights_bufs.emplace_back(std::move(ctx_weights), std::move(buf_weights));
@@ -328,6 +342,8 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     if (uint32_t(p_last - st.shift) >= params.n_pos && can_rebase()) {
         rebase(s, p_first);
     }
+
+    note_queries(st, p_first, p_last);
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -350,6 +366,7 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         if (p0 <= 0 && p1 > newest(s)) {
             reset_stream(s);
         }
+        forget_queries(streams[s], p0);
         streams[s].stale = true;
     }
 
@@ -362,8 +379,12 @@ void llama_h2o::reset_stream(uint32_t s) {
 
     st.stale         = true;
     st.pos_removable = 0;
+    st.pos_compacted = -1;
     st.shift         = 0;
     st.n_pinned      = params.pinned;
+    st.spans.clear();
+    st.starts.clear();
+    forget_queries(st, 0);
 }
 
 void llama_h2o::clear() {
@@ -382,7 +403,7 @@ void llama_h2o::refuse(const char * operation) {
 }
 
 //
-// compaction
+// rows and cells
 //
 
 uint32_t llama_h2o::n_heads() const {
@@ -434,15 +455,21 @@ void llama_h2o::reset_free_cells(uint32_t s) {
 
     ctx.synchronize();
 
-    for (const auto & layer : layers) {
-        llama_h2o_stream scores(layer.scores, s);
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            float * row = scores.f32() + size_t(head) * cells.size();
+    const auto reset = [&](ggml_tensor * collected) {
+        llama_h2o_stream sums(collected, s);
+        for (int64_t head = 0; head < collected->ne[1]; ++head) {
+            float * row = sums.f32() + head * cells.size();
             for (uint32_t i = 0; i < cells.size(); ++i) {
                 row[i] = cells.is_empty(i) ? 0.0f : row[i];
             }
         }
-        scores.commit();
+        sums.commit();
+    };
+    for (const auto & layer : layers) {
+        reset(layer.scores);
+        if (layer.squares) {
+            reset(layer.squares);
+        }
     }
 
     for (uint32_t i = 0; i < cells.size(); ++i) {
@@ -471,116 +498,6 @@ void llama_h2o::list_rows(uint32_t s, const std::vector<uint32_t> & used) {
             }
         }
         st.listed[cell] = 1;
-    }
-}
-
-void llama_h2o::compact(uint32_t s) {
-    ctx.synchronize();
-
-    const int64_t t_start_us = ggml_time_us();
-
-    auto & st = streams[s];
-
-    const std::vector<uint32_t> used = used_cells(s);
-
-    list_rows(s, used);
-
-    std::vector<llama_h2o_stream> scores;
-    scores.reserve(layers.size());
-    for (const auto & layer : layers) {
-        scores.emplace_back(layer.scores, s);
-    }
-
-    const llama_h2o_plan plan = llama_h2o_make_plan(select(st, scores, used));
-
-    move_rows(s, plan, scores);
-    free_cells(s, plan.freed);
-
-    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
-    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
-    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
-
-    st.count.n_compactions    += 1;
-    st.count.n_cells_freed    += plan.freed.size();
-    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
-    st.count.n_rows_moved     += plan.n_moves;
-    st.count.t_compactions_us += ggml_time_us() - t_start_us;
-}
-
-llama_h2o_keep llama_h2o::select(
-        const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const {
-    const size_t n_used = used.size();
-
-    llama_h2o_keep keep;
-    keep.cells   = std::move(used);
-    keep.n_heads = n_heads();
-    keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
-    keep.flags.resize(n_used * keep.n_heads);
-
-    // pinned rows take places of heavy ones
-    llama_h2o_params rule = params;
-    rule.pinned           = st.n_pinned;
-    rule.heavy            = params.pinned + params.heavy - st.n_pinned;
-
-    std::vector<float> row_score(n_used);
-    std::vector<llama_pos> row_pos(n_used);
-    std::vector<uint32_t> order;
-
-    uint32_t h = 0;
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
-            const size_t first = size_t(head) * kv.get_size();
-            for (size_t i = 0; i < n_used; ++i) {
-                row_score[i] = scores[ikv].f32()[first + keep.cells[i]];
-                row_pos[i]   = st.pos[ikv][first + keep.cells[i]];
-            }
-            llama_h2o_select_rows(row_score.data(), row_pos.data(), n_used, rule, keep.head(h), order);
-        }
-    }
-
-    return keep;
-}
-
-void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores) {
-    auto & st = streams[s];
-
-    uint32_t h = 0;
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
-
-        llama_h2o_stream k(kv.layers[ikv].k, s);
-        llama_h2o_stream v(kv.layers[ikv].v, s);
-
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head, ++h) {
-            const auto & moves = plan.moves[h];
-
-            llama_h2o_move_rows(k.data(), layer.k, head, moves);
-            llama_h2o_move_rows(v.data(), layer.v, head, moves);
-
-            float * score        = scores[ikv].f32() + size_t(head) * kv.get_size();
-            llama_pos * pos      = st.pos[ikv].data() + size_t(head) * kv.get_size();
-            llama_pos * rope_pos = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
-            for (const auto & move : moves) {
-                score[move.dst]    = score[move.src];
-                pos[move.dst]      = pos[move.src];
-                rope_pos[move.dst] = rope_pos[move.src];
-            }
-            for (const uint32_t cell : plan.freed) {
-                score[cell] = 0.0f;
-            }
-        }
-
-        k.commit();
-        v.commit();
-        scores[ikv].commit();
-    }
-}
-
-void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
-    for (const uint32_t cell : freed) {
-        kv.v_cells[s].rm(cell);
-        streams[s].listed[cell] = 0;
-        kv.v_heads[s]           = std::min(kv.v_heads[s], cell);
     }
 }
 
@@ -640,6 +557,8 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
         k.commit();
     }
 
+    turn_queries(s, back);
+
     st.shift += back;
 
     st.count.n_rebases    += 1;
@@ -678,7 +597,9 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
         stats.t_compactions_us = st.count.t_compactions_us;
         stats.t_rebases_us     = st.count.t_rebases_us;
         for (const auto & layer : kv.h2o->layers) {
-            stats.size_scores += ggml_nbytes(layer.scores);
+            for (const ggml_tensor * tensor : { layer.scores, layer.squares, layer.queries }) {
+                stats.size_scores += tensor ? ggml_nbytes(tensor) : 0;
+            }
         }
     }
 
@@ -718,12 +639,61 @@ int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, in
     return n_head_kv;
 }
 
+// Positions that are pinned by the first n_pinned and by spans together.
+static uint64_t count_pinned(uint32_t n_pinned, const std::vector<llama_h2o_span> & spans) {
+    uint64_t res = n_pinned;
+    for (const auto & span : spans) {
+        res += std::max<int64_t>(0, int64_t(span.p1) - std::max<int64_t>(span.p0, n_pinned));
+    }
+
+    return res;
+}
+
 int32_t llama_h2o::pin(llama_seq_id seq_id, uint32_t n_pinned) {
-    if (n_pinned > uint64_t(params.pinned) + params.heavy) {
+    auto & st = streams[kv.seq_to_stream[seq_id]];
+
+    if (count_pinned(n_pinned, st.spans) > uint64_t(params.pinned) + params.heavy) {
         return LLAMA_H2O_ERR_PIN;
     }
 
-    streams[kv.seq_to_stream[seq_id]].n_pinned = n_pinned;
+    st.n_pinned = n_pinned;
+
+    return LLAMA_H2O_OK;
+}
+
+int32_t llama_h2o::pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> spans) {
+    auto & st = streams[kv.seq_to_stream[seq_id]];
+
+    llama_pos end = 0;
+    for (const auto & span : spans) {
+        if (span.p0 < end || span.p1 <= span.p0) {
+            return LLAMA_H2O_ERR_SPANS;
+        }
+        end = span.p1;
+    }
+    if (count_pinned(st.n_pinned, spans) > uint64_t(params.pinned) + params.heavy) {
+        return LLAMA_H2O_ERR_PIN;
+    }
+
+    st.spans = std::move(spans);
+
+    return LLAMA_H2O_OK;
+}
+
+int32_t llama_h2o::share_fairly(llama_seq_id seq_id, std::vector<llama_pos> starts) {
+    if (starts.size() > LLAMA_H2O_MAX_STARTS) {
+        return LLAMA_H2O_ERR_SPANS;
+    }
+
+    llama_pos last = 0;
+    for (const llama_pos start : starts) {
+        if (start <= last) {
+            return LLAMA_H2O_ERR_SPANS;
+        }
+        last = start;
+    }
+
+    streams[kv.seq_to_stream[seq_id]].starts = std::move(starts);
 
     return LLAMA_H2O_OK;
 }

@@ -6,6 +6,8 @@
 #include "llama-h2o.h"
 #include "llama-kv-cache.h"
 
+#include "h2o-policy.h"
+#include "h2o-queries.h"
 #include "h2o-rope.h"
 #include "h2o-rows.h"
 
@@ -15,6 +17,7 @@
 #include <vector>
 
 struct llama_h2o_kernel;
+struct llama_h2o_probe_graph;
 
 class llama_io_read_i;
 class llama_io_write_i;
@@ -64,20 +67,36 @@ struct llama_h2o {
         uint32_t n_head;    // query heads
         uint32_t n_head_kv; // KV heads
 
-        ggml_tensor * scores;  // F32 [n_cells, n_head_kv, n_stream]
-        ggml_tensor * weights; // F32 [n_ubatch*n_head], all n_head_kv/n_head: turns sums into means over a KV group
-
         llama_h2o_row_layout k;
         llama_h2o_row_layout v;
 
-        std::optional<llama_h2o_rope> rope; // of the keys; none until the first graph is built
+        bool collects = false; // whether the graph adds to the scores
+
+        ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
+        ggml_tensor * squares = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
+        ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
+        ggml_tensor * weights =
+                nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
+
+        std::optional<llama_h2o_rope> rope = std::nullopt; // of the keys; none until the first graph is built
 
         const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op; null for ggml's ops
         bool fused                      = false;   // whether the last graph uses it
-        float kq_scale                  = 0.0f;    // of the logits, for the kernel
+
+        // how the last graph attends
+        float kq_scale      = 0.0f;
+        float kq_cap        = 0.0f; // 0: none
+        ggml_tensor * sinks = nullptr;
+
+        // probabilities of queries, as the layer attends: F32 [n_kv, n_tokens, n_head, n_stream]
+        ggml_tensor * build_probs(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const;
     };
 
     layer * find_layer(int32_t il);
+
+    bool is_first(const layer & layer) const { return &layer == &layers.front(); }
+
+    ggml_tensor * query_slots = nullptr; // of the graph that is being built
 
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);
@@ -100,6 +119,8 @@ struct llama_h2o {
     //
 
     int32_t pin(llama_seq_id seq_id, uint32_t n_pinned);
+    int32_t pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> spans);
+    int32_t share_fairly(llama_seq_id seq_id, std::vector<llama_pos> starts);
 
     // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
     // shrink() this object is gone
@@ -123,14 +144,18 @@ private:
         uint64_t t_rebases_us     = 0;
     };
 
-    // the numbers of a stream in a saved state
+    // the numbers of a stream in a saved state, without gaps
     struct stream_head {
         uint32_t n_used; // cells in use
         uint32_t n_span; // cells up to the last one in use
         uint32_t v_head; // where the search for free cells begins
         uint32_t n_pinned;
+        uint32_t n_spans;
+        uint32_t n_starts;
+        uint32_t n_queries; // of the ring
         llama_pos shift;
         llama_pos pos_removable;
+        llama_pos pos_compacted;
         counters count;
     };
 
@@ -148,12 +173,19 @@ private:
         llama_pos shift = 0;
 
         uint32_t n_pinned = 0;
+        std::vector<llama_h2o_span> spans; // pinned, ascending and apart
+        std::vector<llama_pos> starts;     // of segments that share the places fairly, ascending; or empty
+
+        std::vector<llama_h2o_query_slot> queries; // of the ring
 
         // cells were freed since their scores were last zeroed
         bool stale = false;
 
         // from here on every head has all its rows, each in its own cell
         llama_pos pos_removable = 0;
+
+        // the newest position at the last compaction, or -1
+        llama_pos pos_compacted = -1;
 
         counters count;
     };
@@ -163,6 +195,8 @@ private:
 
     const llama_h2o_params params;
 
+    const std::unique_ptr<llama_h2o_policy> policy;
+
     std::vector<layer> layers;
     std::vector<stream> streams;
 
@@ -170,6 +204,8 @@ private:
 
     // while this is the eviction of a larger cache: the cache that the context goes back to
     std::unique_ptr<llama_memory_i> smaller;
+
+    ggml_backend_sched_ptr probe_sched; // null unless the policy has a probe
 
     // the constant weights live apart from the cache, which may be cleared
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
@@ -203,10 +239,30 @@ private:
     void reset_free_cells(uint32_t s);
     void list_rows(uint32_t s, const std::vector<uint32_t> & used);
 
+    // What a policy has collected of the rows of a stream, to be read and written by the host.
+    struct collected {
+        std::vector<llama_h2o_stream> scores;  // of the layers
+        std::vector<llama_h2o_stream> squares; // likewise; or empty
+    };
+
     void compact(uint32_t s);
-    llama_h2o_keep select(const stream & st, std::vector<llama_h2o_stream> & scores, std::vector<uint32_t> used) const;
-    void move_rows(uint32_t s, const llama_h2o_plan & plan, std::vector<llama_h2o_stream> & scores);
+    llama_h2o_rule rule(uint32_t s) const;
+    llama_h2o_keep select(uint32_t s, collected & rows, std::vector<uint32_t> used);
+    std::vector<double> score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used);
+    void share_scores(std::vector<double> & scores, size_t n_used) const;
+    void forget(uint32_t s, collected & rows) const;
+    void move_rows(uint32_t s, const llama_h2o_plan & plan, collected & rows);
     void free_cells(uint32_t s, const std::vector<uint32_t> & freed);
+
+    // see h2o-probe.cpp; [n_layer] of [n_probed, n_head_kv, n_cells]
+    llama_h2o_probe_graph build_probe(uint32_t s) const;
+    void reserve_probe();
+    std::vector<std::vector<float>> run_probe(uint32_t s);
+
+    // see h2o-queries.cpp
+    void note_queries(stream & st, llama_pos p_first, llama_pos p_last);
+    void forget_queries(stream & st, llama_pos p0);
+    void turn_queries(uint32_t s, llama_pos back);
 
     void rebase(uint32_t s, llama_pos p_next);
     void reset_stream(uint32_t s);

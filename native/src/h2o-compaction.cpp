@@ -1,77 +1,266 @@
-#include "h2o-compaction.h"
+// Compactions: the policy scores the rows of every head, the best are chosen, moved into the cells that stay, and the
+// other cells are freed.
+
+#include "h2o-cache.h"
+
+#include "h2o-selection.h"
+
+#include "llama-context.h"
 
 #include <algorithm>
-#include <numeric>
 
-// Kept rows in every cell in use, over all heads.
-static std::vector<uint32_t> count_kept(const llama_h2o_keep & keep) {
-    std::vector<uint32_t> counts(keep.cells.size(), 0);
-
-    for (uint32_t h = 0; h < keep.n_heads; ++h) {
-        const uint8_t * kept = keep.head(h);
-        for (size_t i = 0; i < counts.size(); ++i) {
-            counts[i] += kept[i];
-        }
-    }
-
-    return counts;
+// Where the entries of a KV head begin in a stream of scores or squares.
+static float * of_head(llama_h2o_stream & sums, const llama_h2o::layer & layer, uint32_t head) {
+    return sums.f32() + size_t(head) * layer.k.n_cells;
 }
 
-// Marks the n_freed cells in use with the fewest kept rows.
-static std::vector<uint8_t> choose_freed(const std::vector<uint32_t> & counts, size_t n_freed) {
-    std::vector<uint32_t> order(counts.size());
-    std::iota(order.begin(), order.end(), 0);
+void llama_h2o::compact(uint32_t s) {
+    ctx.synchronize();
 
-    // of equally used cells the last one goes, which keeps the used cells at the front of the cache
-    const auto less_used = [&](uint32_t a, uint32_t b) {
-        return counts[a] != counts[b] ? counts[a] < counts[b] : a > b;
-    };
-    std::nth_element(order.begin(), order.begin() + n_freed, order.end(), less_used);
+    const int64_t t_start_us = ggml_time_us();
 
-    std::vector<uint8_t> freed(counts.size(), 0);
-    for (size_t i = 0; i < n_freed; ++i) {
-        freed[order[i]] = 1;
+    auto & st = streams[s];
+
+    const std::vector<uint32_t> used = used_cells(s);
+
+    list_rows(s, used);
+
+    collected rows;
+    for (const auto & layer : layers) {
+        rows.scores.emplace_back(layer.scores, s);
+        if (layer.squares) {
+            rows.squares.emplace_back(layer.squares, s);
+        }
     }
 
-    return freed;
+    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used));
+
+    forget(s, rows);
+    move_rows(s, plan, rows);
+    free_cells(s, plan.freed);
+
+    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
+    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
+    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
+    st.pos_compacted = newest(s);
+
+    st.count.n_compactions    += 1;
+    st.count.n_cells_freed    += plan.freed.size();
+    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
+    st.count.n_rows_moved     += plan.n_moves;
+    st.count.t_compactions_us += ggml_time_us() - t_start_us;
 }
 
-static std::vector<llama_h2o_move> pair_moves(
-        const std::vector<uint32_t> & cells, const uint8_t * kept, const std::vector<uint8_t> & freed) {
-    std::vector<llama_h2o_move> moves;
+//
+// the choice
+//
 
-    // a head keeps as many rows as cells stay, so there is a place for every row of a freed cell
-    size_t dst = 0;
-    for (size_t src = 0; src < cells.size(); ++src) {
-        if (!freed[src] || !kept[src]) {
-            continue;
-        }
-        while (freed[dst] || kept[dst]) {
-            ++dst;
-        }
-        moves.push_back({ cells[src], cells[dst] });
-        ++dst;
-    }
+llama_h2o_rule llama_h2o::rule(uint32_t s) const {
+    llama_h2o_rule res;
+    res.n_budget = llama_h2o_n_budget(params);
+    res.n_recent = params.recent;
+    res.n_pinned = streams[s].n_pinned;
+    res.spans    = streams[s].spans;
+    res.starts   = streams[s].starts;
+    res.newest   = newest(s);
 
-    return moves;
+    return res;
 }
 
-llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep) {
-    const std::vector<uint8_t> freed = choose_freed(count_kept(keep), keep.cells.size() - keep.n_keep);
+llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint32_t> used) {
+    const size_t n_used = used.size();
 
-    llama_h2o_plan plan;
+    const std::vector<double> scores = score_rows(s, rows, used);
 
-    for (size_t i = 0; i < freed.size(); ++i) {
-        if (freed[i]) {
-            plan.freed.push_back(keep.cells[i]);
+    llama_h2o_keep keep;
+    keep.cells   = std::move(used);
+    keep.n_heads = n_heads();
+    keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
+    keep.flags.resize(n_used * keep.n_heads);
+
+    const llama_h2o_rule rule = this->rule(s);
+    llama_h2o_selection selection(rule);
+
+    std::vector<llama_pos> pos(n_used);
+
+    uint32_t h = 0;
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
+            const size_t first = size_t(head) * kv.get_size();
+            for (size_t i = 0; i < n_used; ++i) {
+                pos[i] = streams[s].pos[ikv][first + keep.cells[i]];
+            }
+            selection.set_rows(pos.data(), n_used);
+            selection.choose(scores.data() + h * n_used, keep.head(h));
         }
     }
 
-    plan.moves.reserve(keep.n_heads);
-    for (uint32_t h = 0; h < keep.n_heads; ++h) {
-        plan.moves.push_back(pair_moves(keep.cells, keep.head(h), freed));
-        plan.n_moves += plan.moves.back().size();
+    return keep;
+}
+
+// The scores of all heads, [n_heads][used.size()]. If the policy does not collect attention they are also put where the
+// attention would be, for those who look at the rows.
+std::vector<double> llama_h2o::score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used) {
+    const auto & st     = streams[s];
+    const size_t n_used = used.size();
+
+    const std::vector<std::vector<float>> probes = run_probe(s);
+
+    const llama_h2o_rule rule = this->rule(s);
+    llama_h2o_selection selection(rule);
+
+    std::vector<double> scores(n_used * n_heads());
+    std::vector<llama_pos> pos(n_used);
+    std::vector<float> attention(n_used);
+    std::vector<float> squares(n_used);
+    std::vector<float> probe;
+
+    double * score = scores.data();
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        const size_t n_probed = probes.empty() ? 0 : probes[ikv].size() / (size_t(layer.n_head_kv) * kv.get_size());
+        probe.resize(n_probed * n_used);
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head, score += n_used) {
+            float * sums      = of_head(rows.scores[ikv], layer, head);
+            const float * sqs = layer.squares ? of_head(rows.squares[ikv], layer, head) : nullptr;
+
+            for (size_t i = 0; i < n_used; ++i) {
+                pos[i]       = st.pos[ikv][size_t(head) * kv.get_size() + used[i]];
+                attention[i] = sums[used[i]];
+                squares[i]   = sqs ? sqs[used[i]] : 0.0f;
+                for (size_t j = 0; j < n_probed; ++j) {
+                    probe[j * n_used + i] = probes[ikv][(head * n_probed + j) * kv.get_size() + used[i]];
+                }
+            }
+            selection.set_rows(pos.data(), n_used);
+
+            llama_h2o_head_rows head_rows;
+            head_rows.il        = layer.il;
+            head_rows.head      = head;
+            head_rows.n_group   = layer.n_head / layer.n_head_kv;
+            head_rows.n_rows    = n_used;
+            head_rows.n_places  = selection.n_places();
+            head_rows.newest    = rule.newest;
+            head_rows.pos       = pos.data();
+            head_rows.standing  = selection.standings().data();
+            head_rows.attention = attention.data();
+            head_rows.squares   = squares.data();
+            head_rows.probe     = probe.data();
+
+            policy->score(head_rows, score);
+
+            for (size_t i = 0; i < n_used && !layer.collects; ++i) {
+                const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
+                sums[used[i]]       = competes ? float(score[i]) : 0.0f;
+            }
+        }
     }
 
-    return plan;
+    share_scores(scores, n_used);
+
+    return scores;
+}
+
+// Gives all heads of the policy's scope the mean of their scores. They chose alike before, so the rows of a cell are of
+// one position.
+void llama_h2o::share_scores(std::vector<double> & scores, size_t n_used) const {
+    using scope = llama_h2o_policy::llama_h2o_scope;
+
+    if (policy->scope == scope::head) {
+        return;
+    }
+
+    size_t h = 0;
+    for (size_t ikv = 0; ikv < layers.size();) {
+        const size_t first = h;
+
+        // the heads of one layer, or of all
+        do {
+            h += layers[ikv++].n_head_kv;
+        } while (policy->scope == scope::cache && ikv < layers.size());
+
+        for (size_t i = 0; i < n_used; ++i) {
+            double sum = 0.0;
+            for (size_t j = first; j < h; ++j) {
+                sum += scores[j * n_used + i];
+            }
+            for (size_t j = first; j < h; ++j) {
+                scores[j * n_used + i] = sum / double(h - first);
+            }
+        }
+    }
+}
+
+// What the policy leaves of the attention that was collected.
+void llama_h2o::forget(uint32_t s, collected & rows) const {
+    const double remaining = policy->remaining(std::max<int64_t>(0, newest(s) - streams[s].pos_compacted));
+    if (remaining == 1.0) {
+        return;
+    }
+
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const size_t n = size_t(layers[ikv].n_head_kv) * kv.get_size();
+        for (size_t i = 0; i < n; ++i) {
+            rows.scores[ikv].f32()[i] *= float(remaining);
+        }
+    }
+}
+
+//
+// the rows
+//
+
+void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, collected & rows) {
+    auto & st = streams[s];
+
+    uint32_t h = 0;
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+
+        llama_h2o_stream k(kv.layers[ikv].k, s);
+        llama_h2o_stream v(kv.layers[ikv].v, s);
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head, ++h) {
+            const auto & moves = plan.moves[h];
+
+            llama_h2o_move_rows(k.data(), layer.k, head, moves);
+            llama_h2o_move_rows(v.data(), layer.v, head, moves);
+
+            float * score        = of_head(rows.scores[ikv], layer, head);
+            float * square       = layer.squares ? of_head(rows.squares[ikv], layer, head) : nullptr;
+            llama_pos * pos      = st.pos[ikv].data() + size_t(head) * kv.get_size();
+            llama_pos * rope_pos = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
+            for (const auto & move : moves) {
+                score[move.dst]    = score[move.src];
+                pos[move.dst]      = pos[move.src];
+                rope_pos[move.dst] = rope_pos[move.src];
+                if (square) {
+                    square[move.dst] = square[move.src];
+                }
+            }
+            for (const uint32_t cell : plan.freed) {
+                score[cell] = 0.0f;
+                if (square) {
+                    square[cell] = 0.0f;
+                }
+            }
+        }
+
+        k.commit();
+        v.commit();
+        rows.scores[ikv].commit();
+        if (layer.squares) {
+            rows.squares[ikv].commit();
+        }
+    }
+}
+
+void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
+    for (const uint32_t cell : freed) {
+        kv.v_cells[s].rm(cell);
+        streams[s].listed[cell] = 0;
+        kv.v_heads[s]           = std::min(kv.v_heads[s], cell);
+    }
 }

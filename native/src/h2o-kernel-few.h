@@ -313,24 +313,33 @@ struct few_total {
     }
 };
 
+// Adds the probabilities of a KV head's queries, or their squares, as means over the KV group.
+template <bool SQUARED>
+void few_collect(
+        const llama_h2o_attention & a, const few_work & w, uint32_t pair, range cells, uint32_t ith, uint32_t nth) {
+    float * sums = of_head(a, SQUARED ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
+
+    for (uint32_t row = 0; row < w.n_rows; ++row) {
+        const size_t i     = pair * w.n_rows + row;
+        const float factor = few_total(w, i, nth).factor(w, i, ith);
+        const vec f        = v_set((SQUARED ? factor * factor : factor) / a.n_group());
+        const float * x    = w.exps_of(pair, row);
+        for (uint32_t j = cells.begin; j < cells.end; j += W) {
+            const vec y = v_load(x + j);
+            v_store(sums + j, v_fma(SQUARED ? v_mul(y, y) : y, f, v_load(sums + j)));
+        }
+    }
+}
+
 void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
 
-    for (uint32_t s = 0; s < a.n_stream; ++s) {
-        const range cells = own_cells(a, s, ith, nth);
+    for (uint32_t pair = 0; a.scores && pair < a.n_pairs(); ++pair) {
+        const range cells = own_cells(a, pair / a.n_head_kv, ith, nth);
 
-        for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-            float * scores      = scores_of(a, s, h);
-            const uint32_t pair = s * a.n_head_kv + h;
-
-            for (uint32_t row = 0; row < w.n_rows; ++row) {
-                const size_t i  = pair * w.n_rows + row;
-                const vec f     = v_set(few_total(w, i, nth).factor(w, i, ith) / a.n_group());
-                const float * x = w.exps_of(pair, row);
-                for (uint32_t j = cells.begin; j < cells.end; j += W) {
-                    v_store(scores + j, v_fma(v_load(x + j), f, v_load(scores + j)));
-                }
-            }
+        few_collect<false>(a, w, pair, cells, ith, nth);
+        if (a.squares) {
+            few_collect<true>(a, w, pair, cells, ith, nth);
         }
     }
 

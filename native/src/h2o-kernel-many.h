@@ -10,29 +10,32 @@
 namespace {
 
 struct many_work {
-    float * exps;   // [n_kv][BLOCK]                   exp(logit - top)
-    float * q;      // [n_embd_k][BLOCK]               queries, scaled
-    float * out;    // [n_embd_v][BLOCK]               sum of exps * V
-    float * rows;   // [TILE][max(n_embd_k, n_embd_v)] K or V
-    float * mask;   // [TILE][BLOCK]
-    float * scores; // [n_pairs + n_slots][n_kv]       of all slots
+    float * exps; // [n_kv][BLOCK]                   exp(logit - top)
+    float * q;    // [n_embd_k][BLOCK]               queries, scaled
+    float * out;  // [n_embd_v][BLOCK]               sum of exps * V
+    float * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask; // [TILE][BLOCK]
+    float * sums; // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
 
     size_t n_kv;
+    size_t n_parts; // n_pairs + n_slots
 
-    many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv) {
+    many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(a.n_pairs() + a.n_slots) {
         const size_t n_embd = max_u32(a.n_embd_head_k, a.n_embd_head_v);
         const size_t n_slot = n_kv * BLOCK + (a.n_embd_head_k + a.n_embd_head_v) * BLOCK + n_embd * TILE + TILE * BLOCK;
 
-        scores = a.work;
-        exps   = scores + (a.n_pairs() + a.n_slots) * n_kv + slot * n_slot;
-        q      = exps + n_kv * BLOCK;
-        out    = q + a.n_embd_head_k * BLOCK;
-        rows   = out + a.n_embd_head_v * BLOCK;
-        mask   = rows + n_embd * TILE;
+        sums = a.work;
+        exps = sums + a.n_sums() * n_parts * n_kv + slot * n_slot;
+        q    = exps + n_kv * BLOCK;
+        out  = q + a.n_embd_head_k * BLOCK;
+        rows = out + a.n_embd_head_v * BLOCK;
+        mask = rows + n_embd * TILE;
     }
 
     // no two threads have the same place, because a thread goes on with the pair where the last one ended
-    float * scores_of(uint32_t pair, uint32_t slot) const { return scores + (pair + slot) * n_kv; }
+    float * sums_of(uint32_t i, uint32_t pair, uint32_t slot) const {
+        return sums + (i * n_parts + pair + slot) * n_kv;
+    }
 };
 
 // c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
@@ -238,15 +241,18 @@ void many_mix(
     }
 }
 
-// Adds the probabilities of the block to res [n_kv], as means over the KV group.
-void many_scores(
+// Adds the probabilities of the block, or their squares, to res [n_kv], as means over the KV group.
+template <bool SQUARED>
+void many_collect(
         const llama_h2o_attention & a, const many_work & w, const block & b, const float * factors, float * res) {
     const float mean = 1.0f / a.n_group();
 
     for (uint32_t j = 0; j < a.n_kv; ++j) {
         vec sum = v_set(0.0f);
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            sum = v_fma(v_load(w.exps + j * BLOCK + r), v_load(factors + r), sum);
+            const vec y = v_load(w.exps + j * BLOCK + r);
+            const vec f = v_load(factors + r);
+            sum         = SQUARED ? v_fma(v_mul(y, f), v_mul(y, f), sum) : v_fma(y, f, sum);
         }
         res[j] += v_sum(sum) * mean;
     }
@@ -280,10 +286,10 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const uint32_t row = first * W;
         const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * W, a.n_rows()) - row };
 
-        float * scores = w.scores_of(pair, ith);
-        if (g == mine.begin || first == 0) {
+        for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
+            float * sums = w.sums_of(i, pair, ith);
             for (uint32_t j = 0; j < a.n_kv; ++j) {
-                scores[j] = 0.0f;
+                sums[j] = 0.0f;
             }
         }
 
@@ -291,7 +297,12 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         float factors[BLOCK];
         many_logits(a, w, b, tops);
         many_mix(a, w, b, tops, factors);
-        many_scores(a, w, b, factors, scores);
+        if (a.scores) {
+            many_collect<false>(a, w, b, factors, w.sums_of(0, pair, ith));
+        }
+        if (a.squares) {
+            many_collect<true>(a, w, b, factors, w.sums_of(1, pair, ith));
+        }
         many_output(a, w, b, factors);
 
         g += last - first;
@@ -304,17 +315,20 @@ void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
     const uint32_t n_groups = many_groups(a);
 
-    for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
-        float * scores = scores_of(a, pair / a.n_head_kv, pair % a.n_head_kv);
+    for (uint32_t i = 0; i < a.n_sums() * a.n_pairs(); ++i) {
+        const uint32_t pair = i % a.n_pairs();
+        const bool squared  = i >= a.n_pairs();
+
+        float * sums = of_head(a, squared ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
 
         for (uint32_t t = 0; t < nth; ++t) {
             const range theirs = share(a.n_pairs() * n_groups, t, nth);
             if (theirs.begin >= (pair + 1) * n_groups || theirs.end <= pair * n_groups) {
                 continue;
             }
-            const float * part = w.scores_of(pair, t);
+            const float * part = w.sums_of(squared, pair, t);
             for (uint32_t j = cells.begin; j < cells.end; j += W) {
-                v_store(scores + j, v_add(v_load(scores + j), v_load(part + j)));
+                v_store(sums + j, v_add(v_load(sums + j), v_load(part + j)));
             }
         }
     }

@@ -106,9 +106,10 @@ inline const char * mask_of(const llama_h2o_attention & a, uint32_t s, uint32_t 
     return a.mask.data + s * a.mask.nb_stream + row / a.n_group() * a.mask.nb_row;
 }
 
-inline float * scores_of(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv) {
+// of scores or squares
+inline float * of_head(const llama_h2o_attention & a, float * collected, uint32_t s, uint32_t head_kv) {
     return reinterpret_cast<float *>(
-            reinterpret_cast<char *>(a.scores) + s * a.nb_score_stream + head_kv * a.nb_score_head);
+            reinterpret_cast<char *>(collected) + s * a.nb_score_stream + head_kv * a.nb_score_head);
 }
 
 struct range {

@@ -62,7 +62,7 @@ size_t llama_h2o_work_size(const llama_h2o_attention & a) {
 
     const size_t n_tile = std::max(a.n_embd_head_k, a.n_embd_head_v) * size_t(LLAMA_H2O_TILE);
     const size_t slot   = (n_kv + n_embd + LLAMA_H2O_TILE) * LLAMA_H2O_BLOCK + n_tile;
-    const size_t many   = (a.n_pairs() + a.n_slots) * n_kv + a.n_slots * slot;
+    const size_t many   = a.n_sums() * (a.n_pairs() + a.n_slots) * n_kv + a.n_slots * slot;
 
     return a.is_few() ? few : std::max(few, many);
 }

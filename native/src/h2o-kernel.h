@@ -37,7 +37,8 @@ struct llama_h2o_attention {
     operand v;    // likewise, in rows
     operand mask; // F16, added to the logits
 
-    float * scores; // added to
+    float * scores;  // probabilities are added to it; may be null
+    float * squares; // squared probabilities are added to it; null without scores
     size_t nb_score_head;
     size_t nb_score_stream;
 
@@ -49,6 +50,7 @@ struct llama_h2o_attention {
     uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
     uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
+    uint32_t n_sums() const { return squares ? 2 : scores ? 1 : 0; }
     // floats of the result, in whole cache lines
     size_t n_out() const { return (size_t(n_embd_head_v) * n_head * n_tokens * n_stream + 15) / 16 * 16; }
 

@@ -2,7 +2,7 @@
 // compaction leaves what fits, and the rows go to the cache that the context had before.
 
 #include "h2o-cache.h"
-#include "h2o-policy.h"
+#include "h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -52,6 +52,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     try {
         ctx.sched_need_reserve = true;
         ctx.sched_reserve();
+        larger.h2o->reserve_probe();
     } catch (const std::exception &) {
         larger.h2o->give_back();
         throw;
@@ -100,6 +101,20 @@ void llama_h2o::give_back() {
     ctx.sched_reserve();
 }
 
+// Scores or squares of cells, to the first cells of another tensor.
+static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
+    llama_h2o_stream to(dst, s);
+    llama_h2o_stream from(src, s);
+
+    for (int64_t head = 0; head < dst->ne[1]; ++head) {
+        for (size_t i = 0; i < cells.size(); ++i) {
+            to.f32()[head * dst->ne[0] + i] = from.f32()[head * src->ne[0] + cells[i]];
+        }
+    }
+
+    to.commit();
+}
+
 // All that another cache of the same kind holds, its cells in the same order but without gaps.
 void llama_h2o::take_rows(llama_h2o & from) {
     ctx.synchronize();
@@ -121,15 +136,15 @@ void llama_h2o::take_rows(llama_h2o & from) {
             llama_h2o_copy_cells(kv.layers[ikv].k, layer.k, from.kv.layers[ikv].k, from.layers[ikv].k, s, used);
             llama_h2o_copy_cells(kv.layers[ikv].v, layer.v, from.kv.layers[ikv].v, from.layers[ikv].v, s, used);
 
-            llama_h2o_stream scores(layer.scores, s);
-            llama_h2o_stream scores_from(from.layers[ikv].scores, s);
-            for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-                for (size_t i = 0; i < used.size(); ++i) {
-                    scores.f32()[size_t(head) * kv.get_size() + i] =
-                            scores_from.f32()[size_t(head) * from.kv.get_size() + used[i]];
-                }
+            take_sums(layer.scores, from.layers[ikv].scores, s, used);
+            if (layer.squares) {
+                take_sums(layer.squares, from.layers[ikv].squares, s, used);
             }
-            scores.commit();
+            if (layer.queries) {
+                std::vector<uint8_t> queries(layer.queries->nb[3]);
+                ggml_backend_tensor_get(from.layers[ikv].queries, queries.data(), queries.size() * s, queries.size());
+                ggml_backend_tensor_set(layer.queries, queries.data(), queries.size() * s, queries.size());
+            }
         }
     }
 }
@@ -166,7 +181,11 @@ void llama_h2o::take_lists(const llama_h2o & from, uint32_t s, const std::vector
 
     st.shift         = theirs.shift;
     st.n_pinned      = theirs.n_pinned;
+    st.spans         = theirs.spans;
+    st.starts        = theirs.starts;
+    st.queries       = theirs.queries;
     st.pos_removable = theirs.pos_removable;
+    st.pos_compacted = theirs.pos_compacted;
     st.count         = theirs.count;
     st.stale         = true;
 }

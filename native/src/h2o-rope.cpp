@@ -136,8 +136,45 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
 // rotating rows on
 //
 
+static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
+    const size_t n = rope.angles.size();
+
+    for (size_t i = 0; i < n; ++i) {
+        float & a = row[rope.neox ? i : 2 * i];
+        float & b = row[rope.neox ? i + n : 2 * i + 1];
+
+        const float a0 = a;
+        const float b0 = b;
+
+        a = a0 * factors[2 * i] - b0 * factors[2 * i + 1];
+        b = a0 * factors[2 * i + 1] + b0 * factors[2 * i];
+    }
+}
+
+static void mix(const llama_h2o_rope & rope, std::vector<float> & row) {
+    const size_t n = rope.n_hadamard;
+
+    std::vector<float> block(n);
+    for (size_t first = 0; n > 0 && first < row.size(); first += n) {
+        for (size_t i = 0; i < n; ++i) {
+            float sum = 0.0f;
+            for (size_t j = 0; j < n; ++j) {
+                sum += rope.hadamard[i * n + j] * row[first + j];
+            }
+            block[i] = sum;
+        }
+        std::copy(block.begin(), block.end(), row.begin() + first);
+    }
+}
+
+void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
+    mix(rope, row);
+    turn_pairs(rope, factors, row);
+    mix(rope, row);
+}
+
 llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :
-    rope(rope), layout(layout), row(layout.n_embd_head), block(rope.n_hadamard), cos_sin(2 * rope.angles.size()) {
+    rope(rope), layout(layout), row(layout.n_embd_head), cos_sin(2 * rope.angles.size()) {
     set_turn(0);
 }
 
@@ -149,36 +186,6 @@ void llama_h2o_rotation::set_turn(int32_t positions) {
 
         cos_sin[2 * i]     = float(std::cos(angle));
         cos_sin[2 * i + 1] = float(std::sin(angle));
-    }
-}
-
-void llama_h2o_rotation::turn_row() {
-    const size_t n = rope.angles.size();
-
-    for (size_t i = 0; i < n; ++i) {
-        float & a = row[rope.neox ? i : 2 * i];
-        float & b = row[rope.neox ? i + n : 2 * i + 1];
-
-        const float a0 = a;
-        const float b0 = b;
-
-        a = a0 * cos_sin[2 * i] - b0 * cos_sin[2 * i + 1];
-        b = a0 * cos_sin[2 * i + 1] + b0 * cos_sin[2 * i];
-    }
-}
-
-void llama_h2o_rotation::mix_row() {
-    const size_t n = rope.n_hadamard;
-
-    for (size_t first = 0; n > 0 && first < row.size(); first += n) {
-        for (size_t i = 0; i < n; ++i) {
-            float sum = 0.0f;
-            for (size_t j = 0; j < n; ++j) {
-                sum += rope.hadamard[i * n + j] * row[first + j];
-            }
-            block[i] = sum;
-        }
-        std::copy(block.begin(), block.end(), row.begin() + first);
     }
 }
 
@@ -202,9 +209,7 @@ void llama_h2o_rotation::apply(uint8_t * data, uint32_t head, const std::vector<
             traits->to_float(stored, row.data(), row.size());
         }
 
-        mix_row();
-        turn_row();
-        mix_row();
+        llama_h2o_turn_row(rope, cos_sin, row);
 
         if (layout.type == GGML_TYPE_F32) {
             std::memcpy(stored, row.data(), size_row);

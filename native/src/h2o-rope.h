@@ -25,6 +25,10 @@ struct llama_h2o_rope {
 // What happened to them between rotation and storage must be undone, or the rope is not known.
 llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
 
+// Turns each pair of a row by a factor of its own, as if the row were not mixed.
+//   factors  [n_dims/2][2] real and imaginary part
+void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row);
+
 // A row on its way to another position of its rotary embedding.
 struct llama_h2o_turn {
     uint32_t cell;
@@ -43,11 +47,8 @@ private:
     const llama_h2o_row_layout & layout;
 
     std::vector<float> row;     // [n_embd_head]
-    std::vector<float> block;   // [n_hadamard]
     std::vector<float> cos_sin; // [n_dims/2][2] of the turn before
     int32_t by = 0;             // that turn
 
     void set_turn(int32_t positions);
-    void turn_row();
-    void mix_row();
 };

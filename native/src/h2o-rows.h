@@ -4,7 +4,7 @@
 
 #include "ggml.h"
 
-#include "h2o-compaction.h"
+#include "h2o-plan.h"
 
 #include <cstdint>
 #include <vector>

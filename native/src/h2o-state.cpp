@@ -3,7 +3,7 @@
 
 #include "h2o-cache.h"
 
-#include "h2o-policy.h"
+#include "h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
@@ -12,16 +12,22 @@
 #include <algorithm>
 #include <stdexcept>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326804; // changes with the layout of what follows
+static constexpr uint32_t STATE_MAGIC   = 0x6f326805; // changes with the layout of what follows
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
 
-// What must be equal where a state is restored.
+// What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
 struct state_shape {
     uint32_t magic;
-    llama_h2o_params params;
     uint32_t n_cells;
     uint32_t n_layer;
     uint32_t v_trans;
+    uint32_t heavy;
+    uint32_t recent;
+    uint32_t pinned;
+    uint32_t slack;
+    uint32_t n_pos;
+    uint32_t positions;
+    llama_h2o_policy_params policy;
 };
 
 struct layer_shape {
@@ -66,12 +72,17 @@ static void for_each_row_piece(
     }
 }
 
-// The same for all that a layer keeps of a stream: scores, K and V, in the order of the state.
+// The same for all that a layer keeps of a stream, in the order of the state.
 template <typename F>
 static void for_each_tensor_piece(
         const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * v, uint32_t s, uint32_t n_span, F fn) {
-    for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-        fn(layer.scores, layer.scores->nb[2] * s + layer.scores->nb[1] * head, n_span * sizeof(float));
+    for (ggml_tensor * sums : { layer.scores, layer.squares }) {
+        for (uint32_t head = 0; sums && head < layer.n_head_kv; ++head) {
+            fn(sums, sums->nb[2] * s + sums->nb[1] * head, n_span * sizeof(float));
+        }
+    }
+    if (layer.queries) {
+        fn(layer.queries, layer.queries->nb[3] * s, layer.queries->nb[3]);
     }
 
     for_each_row_piece(k, layer.k, s, n_span, fn);
@@ -79,7 +90,19 @@ static void for_each_tensor_piece(
 }
 
 static state_shape get_shape(const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, bool v_trans) {
-    return { STATE_MAGIC, params, kv.get_size(), uint32_t(n_layer), v_trans ? 1u : 0u };
+    return {
+        STATE_MAGIC,
+        kv.get_size(),
+        uint32_t(n_layer),
+        v_trans ? 1u : 0u,
+        params.heavy,
+        params.recent,
+        params.pinned,
+        params.slack,
+        params.n_pos,
+        uint32_t(params.positions),
+        params.policy,
+    };
 }
 
 static layer_shape get_shape(const llama_h2o::layer & layer) {
@@ -98,9 +121,15 @@ static bool operator==(const layer_shape & a, const layer_shape & b) {
            a.n_embd_k == b.n_embd_k && a.n_embd_v == b.n_embd_v;
 }
 
-static bool operator==(const llama_h2o_params & a, const llama_h2o_params & b) {
+static bool operator==(const llama_h2o_policy_params & a, const llama_h2o_policy_params & b) {
+    return a.type == b.type && a.half_life == b.half_life && a.guard == b.guard && a.n_queries == b.n_queries &&
+           a.n_pool == b.n_pool && a.random == b.random && a.seed == b.seed && a.n_horizon == b.n_horizon &&
+           a.epsilon == b.epsilon && a.covariance == b.covariance && a.n_sinks == b.n_sinks;
+}
+
+static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
-           a.n_pos == b.n_pos && a.positions == b.positions;
+           a.n_pos == b.n_pos && a.positions == b.positions && a.policy == b.policy;
 }
 
 //
@@ -140,10 +169,18 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
     head.n_span        = cells.used_max_p1();
     head.v_head        = kv.v_heads[s];
     head.n_pinned      = st.n_pinned;
+    head.n_spans       = st.spans.size();
+    head.n_starts      = st.starts.size();
+    head.n_queries     = st.queries.size();
     head.shift         = st.shift;
     head.pos_removable = st.pos_removable;
+    head.pos_compacted = st.pos_compacted;
     head.count         = st.count;
     io.write(&head, sizeof(head));
+
+    write_all(io, st.spans);
+    write_all(io, st.starts);
+    write_all(io, st.queries);
 
     std::vector<llama_pos> cell_pos;
     std::vector<uint8_t> listed;
@@ -178,7 +215,7 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     state_shape shape;
     io.read(&shape, sizeof(shape));
     expect(shape.magic == mine.magic, "another format");
-    expect(shape.params == mine.params, "another budget, slack or position scheme");
+    expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
     expect(shape.n_cells == mine.n_cells, "another number of cells");
     expect(shape.n_layer == mine.n_layer, "another number of layers");
     expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
@@ -235,8 +272,16 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
     stream_head head;
     io.read(&head, sizeof(head));
     expect(head.n_used <= llama_h2o_n_capacity(params) && head.n_used <= head.n_span && head.n_span <= cells.size() &&
-                    head.v_head <= cells.size() && head.n_pinned <= params.pinned + params.heavy,
+                    head.v_head <= cells.size() && head.n_pinned <= params.pinned + params.heavy &&
+                    head.n_spans <= params.pinned + params.heavy && head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
             "counts that are out of range");
+
+    std::vector<llama_h2o_span> spans(head.n_spans);
+    std::vector<llama_pos> starts(head.n_starts);
+    std::vector<llama_h2o_query_slot> queries(st.queries.size());
+    read_all(io, spans);
+    read_all(io, starts);
+    read_all(io, queries);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
@@ -260,8 +305,14 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
     expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     const int64_t n_tokens = int64_t(newest(s)) + 1;
-    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens,
+    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
+                    head.pos_compacted >= -1,
             "positions that are out of range");
+    for (const auto & query : queries) {
+        expect(query.pos >= -1 && query.pos < n_tokens, "queries that are out of range");
+    }
+    expect(pin_spans(llama_seq_id(s), spans) == LLAMA_H2O_OK && share_fairly(llama_seq_id(s), starts) == LLAMA_H2O_OK,
+            "spans that make no sense");
 
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
@@ -279,5 +330,7 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
     st.n_pinned      = head.n_pinned;
     st.shift         = head.shift;
     st.pos_removable = head.pos_removable;
+    st.pos_compacted = head.pos_compacted;
+    st.queries       = std::move(queries);
     st.count         = head.count;
 }

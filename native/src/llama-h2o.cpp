@@ -1,16 +1,18 @@
 #include "llama-h2o.h"
 
 #include "h2o-cache.h"
-#include "h2o-policy.h"
+#include "h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama.h"
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <new>
+#include <vector>
 
 const char * llama_h2o_strerror(int32_t status) {
     switch (status) {
@@ -66,6 +68,13 @@ const char * llama_h2o_strerror(int32_t status) {
             return "the cache is enlarged already: shrink it first";
         case LLAMA_H2O_ERR_NOT_ENLARGED:
             return "the cache is not enlarged";
+        case LLAMA_H2O_ERR_POLICY:
+            return "a parameter of the policy is out of range";
+        case LLAMA_H2O_ERR_POLICY_ROPE:
+            return "the policy has to know how the keys are rotated, and those of this model are not known: use "
+                   "another";
+        case LLAMA_H2O_ERR_SPANS:
+            return "spans and segments must be ascending, not empty and apart, and no more than a million";
     }
 
     return "unknown status";
@@ -153,6 +162,9 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
             llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
         return LLAMA_H2O_ERR_PARAMS;
     }
+    if (llama_h2o_check_policy(params.policy) != LLAMA_H2O_OK) {
+        return LLAMA_H2O_ERR_POLICY;
+    }
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
         return LLAMA_H2O_ERR_SHARED_CELLS;
     }
@@ -226,6 +238,26 @@ int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
     });
 }
 
+int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o_span * spans, uint32_t n_spans) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || (n_spans > 0 && !spans)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+
+        return h2o.pin_spans(seq_id, std::vector<llama_h2o_span>(spans, spans + n_spans));
+    });
+}
+
+int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || (n_starts > 0 && !starts)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+
+        return h2o.share_fairly(seq_id, std::vector<llama_pos>(starts, starts + n_starts));
+    });
+}
+
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
     return with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
 }
@@ -271,8 +303,17 @@ int32_t llama_h2o_select(
     }
 
     try {
-        std::vector<uint32_t> order;
-        llama_h2o_select_rows(score, pos, n_rows, params, keep, order);
+        llama_h2o_rule rule;
+        rule.n_budget = llama_h2o_n_budget(params);
+        rule.n_recent = params.recent;
+        rule.n_pinned = params.pinned;
+        for (uint32_t i = 0; i < n_rows; ++i) {
+            rule.newest = std::max<int64_t>(rule.newest, pos[i]);
+        }
+
+        llama_h2o_selection selection(rule);
+        selection.set_rows(pos, n_rows);
+        selection.choose(std::vector<double>(score, score + n_rows).data(), keep);
     } catch (const std::exception &) {
         return LLAMA_H2O_ERR_MEMORY;
     }

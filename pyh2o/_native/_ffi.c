@@ -584,59 +584,75 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 42), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 54), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 47), // float const *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // float const *
 /*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
 /*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 52), // uint8_t *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // uint8_t *
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 48), // struct llama_context *
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_context *
 /* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 16 */ _CFFI_OP(_CFFI_OP_NOOP, 5),
 /* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 47), // float *
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
-/* 31 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 32 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 48), // struct llama_context const *
-/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 49), // struct llama_h2o_stats *
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 50), // struct llama_model const *
+/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 22 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 24 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // float *
+/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_h2o_span const *
+/* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // char const *
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 44 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 45 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 46 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
-/* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 48 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 49 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_stats
-/* 50 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_model
-/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 43 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 45 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_context const *
+/* 48 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 65), // struct llama_h2o_stats *
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_model const *
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // char const *
+/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 57 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 58 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_policy_type
+/* 59 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 60 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
+/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 62 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 63 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_policy_params
+/* 64 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
+/* 65 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
+/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
+/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -678,6 +694,97 @@ static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ATTENTION_AVX512) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX512) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX512 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_H2O(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O) | 0);  /* check that LLAMA_H2O_POLICY_H2O is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_H2O_MEAN(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O_MEAN) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_MEAN) | 0);  /* check that LLAMA_H2O_POLICY_H2O_MEAN is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_H2O_DECAY(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O_DECAY) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_DECAY) | 0);  /* check that LLAMA_H2O_POLICY_H2O_DECAY is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_H2O_LAYER(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O_LAYER) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_LAYER) | 0);  /* check that LLAMA_H2O_POLICY_H2O_LAYER is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_H2O_CELLS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O_CELLS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_CELLS) | 0);  /* check that LLAMA_H2O_POLICY_H2O_CELLS is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_ROCO(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_ROCO) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_ROCO) | 0);  /* check that LLAMA_H2O_POLICY_ROCO is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_TOVA(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_TOVA) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_TOVA) | 0);  /* check that LLAMA_H2O_POLICY_TOVA is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_SNAP(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_SNAP) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_SNAP) | 0);  /* check that LLAMA_H2O_POLICY_SNAP is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_NACL(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_NACL) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_NACL) | 0);  /* check that LLAMA_H2O_POLICY_NACL is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_KEYDIFF(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_KEYDIFF) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_KEYDIFF) | 0);  /* check that LLAMA_H2O_POLICY_KEYDIFF is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_EXPECTED(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_EXPECTED) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_EXPECTED) | 0);  /* check that LLAMA_H2O_POLICY_EXPECTED is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_STREAMING(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_STREAMING) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_STREAMING) | 0);  /* check that LLAMA_H2O_POLICY_STREAMING is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_POLICY_RANDOM(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_RANDOM) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_RANDOM) | 0);  /* check that LLAMA_H2O_POLICY_RANDOM is an integer */
   return n;
 }
 
@@ -877,6 +984,27 @@ static int _cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_POLICY(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_POLICY) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_POLICY) | 0);  /* check that LLAMA_H2O_ERR_POLICY is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_POLICY_ROPE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_POLICY_ROPE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_POLICY_ROPE) | 0);  /* check that LLAMA_H2O_ERR_POLICY_ROPE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_SPANS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_SPANS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_SPANS) | 0);  /* check that LLAMA_H2O_ERR_SPANS is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_attach(struct llama_context * x0, struct llama_h2o_params x1)
 {
   return llama_h2o_attach(x0, x1);
@@ -1027,19 +1155,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(18), arg4, (char **)&x4);
+      _cffi_type(24), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(18), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(24), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(19), arg5, (char **)&x5);
+      _cffi_type(25), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(19), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(25), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1082,10 +1210,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(35), arg0, (char **)&x0);
+      _cffi_type(47), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(35), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(47), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1095,10 +1223,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(37), arg2, (char **)&x2);
+      _cffi_type(49), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(37), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(49), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1170,6 +1298,71 @@ _cffi_f_llama_h2o_pin(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_pin _cffi_d_llama_h2o_pin
+#endif
+
+static int32_t _cffi_d_llama_h2o_pin_spans(struct llama_context * x0, int32_t x1, struct llama_h2o_span const * x2, uint32_t x3)
+{
+  return llama_h2o_pin_spans(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  struct llama_h2o_span const * x2;
+  uint32_t x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_pin_spans", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(30), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(30), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_pin_spans(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_pin_spans _cffi_d_llama_h2o_pin_spans
 #endif
 
 static int32_t _cffi_d_llama_h2o_select(float const * x0, int32_t const * x1, uint32_t x2, struct llama_h2o_params x3, uint8_t * x4)
@@ -1252,6 +1445,71 @@ static int32_t _cffi_f_llama_h2o_select(float const * x0, int32_t const * x1, ui
 }
 #endif
 
+static int32_t _cffi_d_llama_h2o_share_fairly(struct llama_context * x0, int32_t x1, int32_t const * x2, uint32_t x3)
+{
+  return llama_h2o_share_fairly(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  int32_t const * x2;
+  uint32_t x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_share_fairly", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(5), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(5), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_share_fairly(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_share_fairly _cffi_d_llama_h2o_share_fairly
+#endif
+
 static int32_t _cffi_d_llama_h2o_shrink(struct llama_context * x0)
 {
   return llama_h2o_shrink(x0);
@@ -1313,7 +1571,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(42));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(54));
   return pyresult;
 }
 #else
@@ -1335,10 +1593,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(40), arg0, (char **)&x0);
+      _cffi_type(52), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1370,8 +1628,38 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
   { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
   { enum llama_h2o_attention_type *tmp = &p->attention; (void)tmp; }
+  { struct llama_h2o_policy_params *tmp = &p->policy; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_policy_params(struct llama_h2o_policy_params *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  { enum llama_h2o_policy_type *tmp = &p->type; (void)tmp; }
+  (void)((p->n_queries) | 0);  /* check that 'struct llama_h2o_policy_params.n_queries' is an integer */
+  (void)((p->n_pool) | 0);  /* check that 'struct llama_h2o_policy_params.n_pool' is an integer */
+  (void)((p->n_horizon) | 0);  /* check that 'struct llama_h2o_policy_params.n_horizon' is an integer */
+  (void)((p->covariance) | 0);  /* check that 'struct llama_h2o_policy_params.covariance' is an integer */
+  (void)((p->n_sinks) | 0);  /* check that 'struct llama_h2o_policy_params.n_sinks' is an integer */
+  { double *tmp = &p->half_life; (void)tmp; }
+  { double *tmp = &p->guard; (void)tmp; }
+  { double *tmp = &p->random; (void)tmp; }
+  { double *tmp = &p->epsilon; (void)tmp; }
+  (void)((p->seed) | 0);  /* check that 'struct llama_h2o_policy_params.seed' is an integer */
+}
+struct _cffi_align_struct_llama_h2o_policy_params { char x; struct llama_h2o_policy_params y; };
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_span(struct llama_h2o_span *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->p0) | 0);  /* check that 'struct llama_h2o_span.p0' is an integer */
+  (void)((p->p1) | 0);  /* check that 'struct llama_h2o_span.p1' is an integer */
+}
+struct _cffi_align_struct_llama_h2o_span { char x; struct llama_h2o_span y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
@@ -1423,6 +1711,8 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_POLICY", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_POLICY_ROPE", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY_ROPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POSITIONS", (void *)_cffi_const_LLAMA_H2O_ERR_POSITIONS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1431,18 +1721,34 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SHARED_CELLS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SHARED_LAYERS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_LAYERS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SLIDING", (void *)_cffi_const_LLAMA_H2O_ERR_SLIDING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_SPANS", (void *)_cffi_const_LLAMA_H2O_ERR_SPANS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_EXPECTED", (void *)_cffi_const_LLAMA_H2O_POLICY_EXPECTED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O_CELLS", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O_DECAY", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_DECAY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O_LAYER", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_LAYER, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O_MEAN", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_MEAN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_KEYDIFF", (void *)_cffi_const_LLAMA_H2O_POLICY_KEYDIFF, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_NACL", (void *)_cffi_const_LLAMA_H2O_POLICY_NACL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_RANDOM", (void *)_cffi_const_LLAMA_H2O_POLICY_RANDOM, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_ROCO", (void *)_cffi_const_LLAMA_H2O_POLICY_ROCO, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_SNAP", (void *)_cffi_const_LLAMA_H2O_POLICY_SNAP, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_STREAMING", (void *)_cffi_const_LLAMA_H2O_POLICY_STREAMING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_TOVA", (void *)_cffi_const_LLAMA_H2O_POLICY_TOVA, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 30), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 34), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 42), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 46), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 33), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 27), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_select", (void *)_cffi_f_llama_h2o_select, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_select },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_shrink },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 39), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 51), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -1463,10 +1769,52 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 45) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 59) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 44) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 57) },
+  { "policy", offsetof(struct llama_h2o_params, policy),
+              sizeof(((struct llama_h2o_params *)0)->policy),
+              _CFFI_OP(_CFFI_OP_NOOP, 63) },
+  { "type", offsetof(struct llama_h2o_policy_params, type),
+            sizeof(((struct llama_h2o_policy_params *)0)->type),
+            _CFFI_OP(_CFFI_OP_NOOP, 58) },
+  { "n_queries", offsetof(struct llama_h2o_policy_params, n_queries),
+                 sizeof(((struct llama_h2o_policy_params *)0)->n_queries),
+                 _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_pool", offsetof(struct llama_h2o_policy_params, n_pool),
+              sizeof(((struct llama_h2o_policy_params *)0)->n_pool),
+              _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_horizon", offsetof(struct llama_h2o_policy_params, n_horizon),
+                 sizeof(((struct llama_h2o_policy_params *)0)->n_horizon),
+                 _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "covariance", offsetof(struct llama_h2o_policy_params, covariance),
+                  sizeof(((struct llama_h2o_policy_params *)0)->covariance),
+                  _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_sinks", offsetof(struct llama_h2o_policy_params, n_sinks),
+               sizeof(((struct llama_h2o_policy_params *)0)->n_sinks),
+               _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "half_life", offsetof(struct llama_h2o_policy_params, half_life),
+                 sizeof(((struct llama_h2o_policy_params *)0)->half_life),
+                 _CFFI_OP(_CFFI_OP_NOOP, 56) },
+  { "guard", offsetof(struct llama_h2o_policy_params, guard),
+             sizeof(((struct llama_h2o_policy_params *)0)->guard),
+             _CFFI_OP(_CFFI_OP_NOOP, 56) },
+  { "random", offsetof(struct llama_h2o_policy_params, random),
+              sizeof(((struct llama_h2o_policy_params *)0)->random),
+              _CFFI_OP(_CFFI_OP_NOOP, 56) },
+  { "epsilon", offsetof(struct llama_h2o_policy_params, epsilon),
+               sizeof(((struct llama_h2o_policy_params *)0)->epsilon),
+               _CFFI_OP(_CFFI_OP_NOOP, 56) },
+  { "seed", offsetof(struct llama_h2o_policy_params, seed),
+            sizeof(((struct llama_h2o_policy_params *)0)->seed),
+            _CFFI_OP(_CFFI_OP_NOOP, 67) },
+  { "p0", offsetof(struct llama_h2o_span, p0),
+          sizeof(((struct llama_h2o_span *)0)->p0),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "p1", offsetof(struct llama_h2o_span, p1),
+          sizeof(((struct llama_h2o_span *)0)->p1),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
                _CFFI_OP(_CFFI_OP_NOOP, 6) },
@@ -1493,60 +1841,68 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 51) },
+              _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 51) },
+              _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 51) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 67) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 48, _CFFI_F_OPAQUE,
+  { "llama_context", 62, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 7 },
-  { "llama_h2o_stats", 49, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 7, 18 },
-  { "llama_model", 50, _CFFI_F_OPAQUE,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
+  { "llama_h2o_policy_params", 63, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_policy_params), offsetof(struct _cffi_align_struct_llama_h2o_policy_params, y), 8, 11 },
+  { "llama_h2o_span", 64, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 19, 2 },
+  { "llama_h2o_stats", 65, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 21, 18 },
+  { "llama_model", 66, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 44, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 57, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 45, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_policy_type", 58, _cffi_prim_int(sizeof(enum llama_h2o_policy_type), ((enum llama_h2o_policy_type)-1) <= 0),
+    "LLAMA_H2O_POLICY_H2O,LLAMA_H2O_POLICY_H2O_MEAN,LLAMA_H2O_POLICY_H2O_DECAY,LLAMA_H2O_POLICY_H2O_LAYER,"
+    "LLAMA_H2O_POLICY_H2O_CELLS,LLAMA_H2O_POLICY_ROCO,LLAMA_H2O_POLICY_TOVA,LLAMA_H2O_POLICY_SNAP,LLAMA_H2O_POLICY_NACL,"
+    "LLAMA_H2O_POLICY_KEYDIFF,LLAMA_H2O_POLICY_EXPECTED,LLAMA_H2O_POLICY_STREAMING,LLAMA_H2O_POLICY_RANDOM" },
+  { "llama_h2o_positions", 59, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 46, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 60, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
-    "LLAMA_H2O_ERR_NOT_ENLARGED" },
+    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -1556,12 +1912,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  43,  /* num_globals */
-  4,  /* num_struct_unions */
-  3,  /* num_enums */
+  61,  /* num_globals */
+  6,  /* num_struct_unions */
+  4,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  53,  /* num_types */
+  69,  /* num_types */
   0,  /* flags */
 };
 

@@ -1,4 +1,4 @@
-"""NumPy reference of H2O: what the native code must compute, written to be read.
+"""NumPy reference: what the native code must compute, written to be read.
 
 A decoder-only language model stores, for every token it has seen, one key and one value vector in
 every layer and KV head: the KV cache. It grows with the text. H2O ("Heavy-Hitter Oracle", Zhang
@@ -9,23 +9,28 @@ tokens, the heavy hitters, collects most of the attention. So each (layer, KV he
 * the *heavy* rows, those that have collected most attention since they were written;
 * here also the *pinned* rows, the start of the text (attention sinks, system prompt),
 
-and drop the rest. What is dropped is gone: no later query sees it.
+and drop the rest. What is dropped is gone: no later query sees it. Which rows are heavy is the
+matter of a policy; H2O is one of those in :mod:`pyh2o.policies`.
 
 Read in this order:
 
 * :mod:`~pyh2o.reference.eviction`: the parameters and the choice of the rows to keep;
 * :mod:`~pyh2o.reference.attention`: attention over the kept rows, and the score it adds;
-* :mod:`~pyh2o.reference.cache`: the rows of one layer: append, compact, remove the tail;
+* :mod:`~pyh2o.reference.cache`: the rows of one layer: append, keep some, remove the tail;
+* :mod:`~pyh2o.reference.compaction`: the scores of all layers and heads, and the choice by them;
+* :mod:`~pyh2o.reference.shapes`: budgets that differ between layers or heads, to be measured;
 * :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
 * :mod:`~pyh2o.reference.llama`: the forward pass, and when compactions happen.
 
 Only reading a model file needs more than NumPy (the `gguf` package).
 """
 
-from .attention import attend, collected_attention
+from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
-from .eviction import EvictionParameters, margin, select
+from .compaction import RotaryPlace, compact
+from .eviction import EvictionParameters, margin, quotas, select
 from .llama import ReferenceLlama
+from .shapes import pyramid_places
 from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
 
 __all__ = [
@@ -35,9 +40,14 @@ __all__ = [
     "LayerWeights",
     "LlamaWeights",
     "ReferenceLlama",
+    "RotaryPlace",
     "attend",
     "collected_attention",
+    "collected_squares",
+    "compact",
     "margin",
+    "pyramid_places",
+    "quotas",
     "read_gguf",
     "select",
 ]

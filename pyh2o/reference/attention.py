@@ -1,10 +1,11 @@
-"""Attention over the kept rows, and the score that it adds to them.
+"""Attention over the kept rows, and what it adds to their scores.
 
 H2O's score of a row is the attention it has collected: the softmax probabilities that all queries
 since it was written, its own included, gave to it. With grouped-query attention (GQA) several
 query heads share one row, and the row's score is the mean of their probabilities (the paper knows
 one query head per KV head; there the mean is that head). So one query adds one unit of score to
-each KV head, shared out among the rows.
+each KV head, shared out among the rows. Other policies also want the squares of the probabilities,
+or those of a few queries again at a later time.
 """
 
 from __future__ import annotations
@@ -35,20 +36,31 @@ def attend(
     Returns:
         outputs [n_head, n_queries, head_size] and probabilities [n_head, n_queries, n_rows].
     """
-    n_head, n_queries, head_size = queries.shape
-    n_head_kv, n_rows, _ = keys.shape
-    group = n_head // n_head_kv
-    grouped = queries.reshape(n_head_kv, group, n_queries, head_size)
+    probabilities = attention_probabilities(queries, keys, visible)
+    outputs = _grouped(probabilities, len(keys)) @ values[:, None]
+    return outputs.reshape(queries.shape), probabilities
 
-    logits = grouped @ keys[:, None].swapaxes(-1, -2) / keys.dtype.type(np.sqrt(head_size))
+
+def attention_probabilities(
+    queries: FloatArray, keys: FloatArray, visible: BoolArray
+) -> FloatArray:
+    """What each query pays to each row: [n_head, n_queries, n_rows], arguments as :func:`attend`'s.
+
+    The probabilities of a query sum to 1; rows that it may not attend have none.
+    """
+    n_head, n_queries, head_size = queries.shape
+    scale = keys.dtype.type(np.sqrt(head_size))
+    logits = _grouped(queries, len(keys)) @ keys[:, None].swapaxes(-1, -2) / scale
     logits = np.where(visible[:, None], logits, -np.inf)
-    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: FloatArray = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    outputs = probabilities @ values[:, None]
-    return (
-        outputs.reshape(n_head, n_queries, head_size),
-        probabilities.reshape(n_head, n_queries, n_rows),
-    )
+    return probabilities.reshape(n_head, n_queries, -1)
+
+
+def mean_of_groups(per_head: FloatArray, n_head_kv: int) -> FloatArray:
+    """[n_head, n_queries, n_rows] to [n_head_kv, n_queries, n_rows]."""
+    mean: FloatArray = _grouped(per_head, n_head_kv).mean(axis=1)
+    return mean
 
 
 def collected_attention(probabilities: FloatArray, n_head_kv: int) -> FloatArray:
@@ -61,7 +73,15 @@ def collected_attention(probabilities: FloatArray, n_head_kv: int) -> FloatArray
     Returns:
         [n_head_kv, n_rows] sum over the queries, mean over the query heads of each KV group.
     """
-    n_head, n_queries, n_rows = probabilities.shape
-    grouped = probabilities.reshape(n_head_kv, n_head // n_head_kv, n_queries, n_rows)
-    collected: FloatArray = grouped.mean(axis=1).sum(axis=1)
+    collected: FloatArray = mean_of_groups(probabilities, n_head_kv).sum(axis=1)
     return collected
+
+
+def collected_squares(probabilities: FloatArray, n_head_kv: int) -> FloatArray:
+    """[n_head_kv, n_rows] the same of the squares of the probabilities."""
+    return collected_attention(probabilities**2, n_head_kv)
+
+
+def _grouped(per_head: FloatArray, n_head_kv: int) -> FloatArray:
+    """[n_head, ...] to [n_head_kv, group, ...]."""
+    return per_head.reshape(n_head_kv, -1, *per_head.shape[1:])

@@ -1,14 +1,14 @@
-"""The rows of one layer: every KV head keeps its own set, and all sets have the same size."""
+"""The rows of one layer: every KV head keeps its own set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .eviction import EvictionParameters, margin, select
+from .attention import attention_probabilities, mean_of_groups
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -16,7 +16,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class LayerCache:
-    """K and V rows of one layer, with the token position and the score of each.
+    """K and V rows of one layer, with the token position and the score of each, and last queries.
 
     Rows lie in ascending order of position. They hold rotated keys, so nothing has to be recomputed
     when rows between them go; :meth:`rebase` rotates them to other positions.
@@ -25,12 +25,21 @@ class LayerCache:
     no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
     give the same outputs.
 
+    All heads store as many rows. Where one keeps fewer than others (see
+    :mod:`~pyh2o.reference.shapes`), evicted rows fill up its places, hidden like those of
+    `keep_all`.
+
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
         row_positions: [n_head_kv, n_stored] token positions.
         rotary_positions: [n_head_kv, n_stored] positions the keys are rotated to.
-        row_scores: [n_head_kv, n_stored] attention collected.
-        evicted: [n_head_kv, n_stored] rows that no query may see; all false unless `keep_all`.
+        row_scores: [n_head_kv, n_stored] attention collected, or for a policy that does not look at
+            that, what it gave the row at the last compaction.
+        row_squares: [n_head_kv, n_stored] squared attention collected, for policies that want it.
+        evicted: [n_head_kv, n_stored] rows that no query may see.
+        queries: [n_head, n_queries, head_size] the last ones, rotated, for policies that want them.
+        query_positions, query_rotary_positions: [n_queries] of the text, and those they are rotated
+            to.
     """
 
     def __init__(
@@ -48,12 +57,21 @@ class LayerCache:
         self.row_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
         self.rotary_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
         self.row_scores: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
+        self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
+        self.queries: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=score_dtype)
+        self.query_positions: IntArray = np.empty(0, dtype=np.int64)
+        self.query_rotary_positions: IntArray = np.empty(0, dtype=np.int64)
+
+    @property
+    def n_head_kv(self) -> int:
+        """KV heads."""
+        return len(self.row_positions)
 
     @property
     def n_rows(self) -> int:
-        """Rows in use, the same number for every KV head."""
-        return int(np.count_nonzero(~self.evicted[0]))
+        """Rows in use of the KV head that has most of them."""
+        return int(np.count_nonzero(~self.evicted, axis=1).max())
 
     def positions(self, head: int) -> IntArray:
         """[n_rows] token positions of the rows in use of one KV head, ascending."""
@@ -91,9 +109,9 @@ class LayerCache:
         self.rotary_positions = np.concatenate(
             [self.rotary_positions, np.broadcast_to(rotary_positions, shape)], axis=1
         )
-        self.row_scores = np.concatenate(
-            [self.row_scores, np.zeros(shape, dtype=self.row_scores.dtype)], axis=1
-        )
+        zeros = np.zeros(shape, dtype=self.row_scores.dtype)
+        self.row_scores = np.concatenate([self.row_scores, zeros], axis=1)
+        self.row_squares = np.concatenate([self.row_squares, zeros], axis=1)
         self.evicted = np.concatenate([self.evicted, np.zeros(shape, dtype=np.bool_)], axis=1)
 
     def visible(self, query_positions: IntArray) -> BoolArray:
@@ -101,73 +119,119 @@ class LayerCache:
         causal = self.row_positions[:, None, :] <= query_positions[None, :, None]
         return causal & ~self.evicted[:, None, :]
 
+    def remember_queries(
+        self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray, *, n_most: int
+    ) -> None:
+        """Keep the last `n_most` queries, of those there are and a chunk of new ones.
+
+        Args:
+            queries: [n_head, n_tokens, head_size], rotated.
+            positions, rotary_positions: [n_tokens].
+            n_most: >= 1.
+        """
+        if self.query_positions.size:
+            queries = np.concatenate([self.queries, queries], axis=1)
+        self.queries = queries[:, -n_most:]
+        self.query_positions = np.concatenate([self.query_positions, positions])[-n_most:]
+        self.query_rotary_positions = np.concatenate(
+            [self.query_rotary_positions, rotary_positions]
+        )[-n_most:]
+
+    def queries_of(self, head: int) -> FloatArray:
+        """[n_queries, group, head_size] the queries that meet the keys of one KV head."""
+        group = len(self.queries) // self.n_head_kv
+        of_head: FloatArray = self.queries[head * group : (head + 1) * group].swapaxes(0, 1)
+        return of_head
+
+    def query_attention(self) -> FloatArray:
+        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use."""
+        n_queries = self.query_positions.size
+        if n_queries == 0:
+            return np.zeros((self.n_head_kv, 0, self.row_positions.shape[1]))
+        probabilities = attention_probabilities(
+            self.queries,
+            self.keys.astype(self.queries.dtype),
+            self.visible(self.query_positions),
+        )
+        return mean_of_groups(probabilities, self.n_head_kv)
+
     def add_scores(self, collected: FloatArray) -> None:
         """Add [n_head_kv, n_stored] attention to the scores. A row keeps its sum while it lives."""
         self.row_scores += collected
 
-    def compact(self, parameters: EvictionParameters) -> float:
-        """Keep the pinned, recent and heavy rows of every KV head and evict all others.
+    def add_squares(self, collected: FloatArray) -> None:
+        """Add [n_head_kv, n_stored] squared attention."""
+        self.row_squares += collected
 
-        Returns:
-            The smallest :func:`~pyh2o.reference.eviction.margin` among the heads.
+    def set_scores(self, scores: Sequence[FloatArray]) -> None:
+        """Replace the scores of the rows in use, [n_rows] for each KV head."""
+        for head, of_head in enumerate(scores):
+            self.row_scores[head, ~self.evicted[head]] = of_head
+
+    def forget(self, factor: float) -> None:
+        """Multiply all that was collected."""
+        self.row_scores *= self.row_scores.dtype.type(factor)
+        self.row_squares *= self.row_squares.dtype.type(factor)
+
+    def keep(self, kept: Sequence[IntArray]) -> None:
+        """Evict all rows but these.
+
+        Args:
+            kept: for each KV head [n_kept] indices into its rows in use, ascending.
         """
-        kept_rows = []
-        smallest = float("inf")
-        for head in range(self.row_positions.shape[0]):
-            in_use = np.flatnonzero(~self.evicted[head])
-            scores, positions = self.row_scores[head, in_use], self.row_positions[head, in_use]
-            kept = select(
-                scores,
-                positions,
-                pinned=parameters.pinned,
-                heavy=parameters.heavy,
-                recent=parameters.recent,
-            )
-            smallest = min(
-                smallest,
-                margin(scores, positions, kept, pinned=parameters.pinned, recent=parameters.recent),
-            )
-            kept_rows.append(in_use[kept])
-
-        # Every head fills the same budget, so every head keeps as many.
-        rows = np.stack(kept_rows)
+        rows = [np.flatnonzero(~self.evicted[head])[of_head] for head, of_head in enumerate(kept)]
+        self.evicted[:] = True
+        for head, of_head in enumerate(rows):
+            self.evicted[head, of_head] = False
         if self.keep_all:
-            self.evicted[:] = True
-            np.put_along_axis(self.evicted, rows, False, axis=1)
-        else:
-            self._keep(rows)
-        return smallest
+            return
+        n_most = max(of_head.size for of_head in rows)
+        filled = []
+        for head, of_head in enumerate(rows):
+            hidden = np.flatnonzero(self.evicted[head])[: n_most - of_head.size]
+            filled.append(np.sort(np.concatenate([of_head, hidden])))
+        self._gather(np.stack(filled))
 
     def rebase(self, back: int, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
-        """Rotate the keys in use `back` positions back.
+        """Rotate the keys in use, and the queries, `back` positions back.
 
-        Those that would get a position below 0 are packed at the start, in the order of the text.
+        Keys that would get a position below 0 are packed at the start, in the order of the text.
+        Queries are never packed: theirs may become negative.
 
         Args:
             back: positions.
-            rotate: turns keys [n_rows, head_size] by [n_rows] positions.
+            rotate: turns [n_heads, n, head_size] by [n] positions.
         """
-        for head in range(self.row_positions.shape[0]):
+        for head in range(self.n_head_kv):
             in_use = np.flatnonzero(~self.evicted[head])
             before = self.rotary_positions[head, in_use]
             after = np.maximum(np.arange(in_use.size), before - back)
             keys = self.keys[head, in_use].astype(np.float64)
-            self.keys[head, in_use] = rotate(keys, after - before).astype(self.keys.dtype)
+            turned = rotate(keys[None], after - before)[0]
+            self.keys[head, in_use] = turned.astype(self.keys.dtype)
             self.rotary_positions[head, in_use] = after
+        turns = np.full(self.query_positions.size, -back)
+        queries = rotate(self.queries.astype(np.float64), turns)
+        self.queries = queries.astype(self.queries.dtype)
+        self.query_rotary_positions = self.query_rotary_positions - back
 
     def remove(self, first_position: int) -> None:
-        """Drop all rows of positions >= `first_position`; the scores of the others stay."""
+        """Drop all rows and queries of positions >= `first_position`; the scores of others stay."""
         n_kept = np.count_nonzero(self.row_positions < first_position, axis=1)
         if n_kept.min() != n_kept.max():
             raise ValueError(f"the KV heads do not keep the same rows from {first_position} on")
-        n_head_kv = self.row_positions.shape[0]
-        self._keep(np.broadcast_to(np.arange(n_kept[0]), (n_head_kv, n_kept[0])))
+        self._gather(np.broadcast_to(np.arange(n_kept[0]), (self.n_head_kv, n_kept[0])))
+        stay = self.query_positions < first_position
+        self.queries = self.queries[:, stay]
+        self.query_positions = self.query_positions[stay]
+        self.query_rotary_positions = self.query_rotary_positions[stay]
 
-    def _keep(self, rows: IntArray) -> None:
+    def _gather(self, rows: IntArray) -> None:
         """Gather [n_head_kv, n_kept] rows, per KV head; drop the others."""
         self.keys = np.take_along_axis(self.keys, rows[:, :, None], axis=1)
         self.values = np.take_along_axis(self.values, rows[:, :, None], axis=1)
         self.row_positions = np.take_along_axis(self.row_positions, rows, axis=1)
         self.rotary_positions = np.take_along_axis(self.rotary_positions, rows, axis=1)
         self.row_scores = np.take_along_axis(self.row_scores, rows, axis=1)
+        self.row_squares = np.take_along_axis(self.row_squares, rows, axis=1)
         self.evicted = np.take_along_axis(self.evicted, rows, axis=1)

@@ -1,13 +1,19 @@
-"""H2O eviction: which rows of one (layer, KV head) survive a compaction.
+"""Eviction: which rows of one (layer, KV head) survive a compaction, once each has a score.
 
-The rule is that of the authors' real dropping cache (FMInference/H2O,
+The rule is that of H2O's authors' real dropping cache (FMInference/H2O,
 `h2o_hf/utils_real_drop/modify_llama.py`, class `H2OKVCache_LayerWise`): keep the last `recent`
-rows and the `heavy` best scores of the others. Three additions: `pinned` rows at the start of the
-text, `slack` rows so that one compaction serves many tokens, and a rule for equal scores.
+rows and the `heavy` best scores of the others. Additions: `pinned` rows at the start of the text
+and pinned spans anywhere, fair shares of the places for the parts of a text, `slack` rows so that
+one compaction serves many tokens, and a rule for equal scores.
+
+Pinned spans and fair shares are those of "The pitfalls of KV cache compression"
+(https://arxiv.org/abs/2510.00231; Itisalex2/pitfalls-of-kv-cache-compression): its whitelist, and
+its fair eviction, there for two parts and not together, here for any number, and together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +22,22 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.floating[Any]]
+BoolArray = npt.NDArray[np.bool_]
+
+Span = tuple[int, int]  # positions start <= p < end
 
 
 @dataclass(frozen=True)
 class EvictionParameters:
-    """How many rows each (layer, KV head) keeps. All are token counts.
+    """How many rows each (layer, KV head) keeps. All counts are of tokens.
 
     Right after a compaction there are `budget` rows. New tokens fill up the slack; the tokens that
     would not fit below `capacity` cause the next compaction. With `slack=1` and tokens that come
     one at a time this is the algorithm of the paper: attend `budget + 1` rows, then evict one.
 
     Raises:
-        ValueError: a count is not an integer or too small, or the rows outnumber the positions.
+        ValueError: a count is not an integer or too small, the rows outnumber the positions, spans
+            or starts are not in order, or the spans outnumber the heavy rows.
     """
 
     heavy: int  # rows kept for their score
@@ -36,6 +46,8 @@ class EvictionParameters:
     slack: int = 1  # rows beyond the budget between two compactions, at least 1
     n_pos: int | None = None  # positions rotary embeddings may use; None: as many as there are
     dense: bool = False  # dense positions at every compaction, not half of n_pos when used up
+    spans: tuple[Span, ...] = ()  # also pinned, in places of heavy rows; ascending and apart
+    starts: tuple[int, ...] = ()  # the text is cut here into segments with fair shares
 
     def __post_init__(self) -> None:
         for name in ("heavy", "recent", "pinned", "slack"):
@@ -45,6 +57,14 @@ class EvictionParameters:
                 raise ValueError(f"{name} must be an integer >= {least}, not {count!r}")
         if self.n_pos is not None and self.n_pos < self.capacity:
             raise ValueError(f"n_pos must be >= the capacity of {self.capacity}, not {self.n_pos}")
+        _check_spans(self.spans)
+        _check_starts(self.starts)
+        n_spans = sum(max(0, end - max(start, self.pinned)) for start, end in self.spans)
+        if n_spans > self.heavy:
+            raise ValueError(
+                f"{n_spans} positions of pinned spans do not fit the {self.heavy} heavy rows: give "
+                "more heavy rows, or pin fewer"
+            )
 
     @property
     def budget(self) -> int:
@@ -58,74 +78,231 @@ class EvictionParameters:
 
 
 def select(
-    scores: FloatArray, positions: IntArray, *, pinned: int, heavy: int, recent: int
+    scores: FloatArray,
+    positions: IntArray,
+    *,
+    pinned: int,
+    heavy: int,
+    recent: int,
+    spans: Sequence[Span] = (),
+    starts: Sequence[int] = (),
 ) -> IntArray:
     """Choose the rows of one (layer, KV head) that a compaction keeps.
 
-    Kept are the rows of positions below `pinned`, those of the last `recent` positions
-    (position > newest - recent, where newest is the highest position given), and of the rest those
-    with the highest scores, until the budget of pinned + heavy + recent rows is full: `heavy` rows,
-    or more where some pinned or recent positions have no row any more because the tail of the text
-    was removed. So every head keeps as many. Of equal scores the higher position wins.
+    Kept are the rows of positions below `pinned` and in `spans`, those of the last `recent`
+    positions (position > newest - recent, where newest is the highest position given), and of the
+    rest those with the highest scores, until the budget of pinned + heavy + recent rows is full:
+    `heavy` rows, fewer where spans take some of the places, or more where some pinned or recent
+    positions have no row any more because the tail of the text was removed. So every head keeps as
+    many. Of equal scores the higher position wins.
+
+    With `starts` each segment of the text, [0, s1), [s1, s2) ... [sk, end), has its own share of
+    those places (see :func:`quotas`), in proportion to the number of its positions that are neither
+    pinned nor recent, whether they still have a row or not. A segment with fewer rows than places
+    keeps all of them, and what it leaves goes to the best scores of the others.
 
     Args:
-        scores: [n_rows] attention each row has collected.
+        scores: [n_rows] of each row.
         positions: [n_rows] token position of each row, all different, in any order.
         pinned, heavy, recent: token counts, >= 0.
+        spans: pinned positions, each (start, end), end not included; ascending and apart.
+        starts: first positions of segments but the first; ascending and above 0.
 
     Returns:
         [n_kept] indices into `scores`, ascending, so that a gather keeps the rows in order.
 
     Raises:
-        ValueError: the shapes differ, a position occurs twice, a score is not a number, or a
-            count is negative.
+        ValueError: the shapes differ, a position occurs twice, a score is not a number, a count is
+            negative, or spans or starts are not in order.
     """
-    candidates = _candidates(scores, positions, pinned=pinned, recent=recent)
+    _check_scores(scores, positions)
     if heavy < 0:
         raise ValueError(f"heavy must be >= 0, not {heavy}")
-    # lexsort sorts by its last key first: score, then position; both ascending.
-    ascending = candidates[np.lexsort((positions[candidates], scores[candidates]))]
-    evicted = ascending[: max(0, positions.size - (pinned + heavy + recent))]
-    return np.setdiff1d(np.arange(positions.size), evicted, assume_unique=True)
+    competing = competing_rows(positions, pinned=pinned, recent=recent, spans=spans)
+    _check_starts(starts)
+    candidates = np.flatnonzero(competing)
+    n_places = max(0, pinned + heavy + recent - (positions.size - candidates.size))
+    lengths = _segment_lengths(positions, pinned=pinned, recent=recent, spans=spans, starts=starts)
+    kept = ~competing
+    kept[candidates] = choose(
+        scores[candidates],
+        positions[candidates],
+        groups=_segments(positions[candidates], starts),
+        sure=quotas(lengths, n_places),
+        n_places=n_places,
+    )
+    return np.flatnonzero(kept)
 
 
 def margin(
-    scores: FloatArray, positions: IntArray, kept: IntArray, *, pinned: int, recent: int
+    scores: FloatArray,
+    positions: IntArray,
+    kept: IntArray,
+    *,
+    pinned: int,
+    recent: int,
+    spans: Sequence[Span] = (),
+    starts: Sequence[int] = (),
 ) -> float:
     """How clear a choice of :func:`select` was: lowest kept minus highest evicted score.
 
     Two implementations that differ by rounding may choose differently where this is as small as
-    their rounding. Pinned and recent rows do not compete, so they are left out.
+    their rounding. Pinned and recent rows do not compete, so they are left out. With `starts` it is
+    the least of the segments, and of the choice over all of them where a segment left places.
 
     Args:
         scores, positions: [n_rows] as given to :func:`select`.
         kept: [n_kept] what it returned.
-        pinned, recent: token counts, as given to :func:`select`.
+        pinned, recent, spans, starts: as given to :func:`select`.
 
     Returns:
         The difference, >= 0; infinity where nothing competed.
     """
-    candidates = _candidates(scores, positions, pinned=pinned, recent=recent)
+    _check_scores(scores, positions)
+    competing = competing_rows(positions, pinned=pinned, recent=recent, spans=spans)
+    candidates = np.flatnonzero(competing)
     is_kept = np.isin(candidates, kept)
-    winners, losers = scores[candidates[is_kept]], scores[candidates[~is_kept]]
+    lengths = _segment_lengths(positions, pinned=pinned, recent=recent, spans=spans, starts=starts)
+    return gap(
+        scores[candidates],
+        is_kept,
+        groups=_segments(positions[candidates], starts),
+        sure=quotas(lengths, int(is_kept.sum())),
+    )
+
+
+def quotas(lengths: Sequence[int] | IntArray, n_places: int) -> IntArray:
+    """Share places in proportion to lengths, by largest remainders; of equal ones the later wins.
+
+    Args:
+        lengths: [n] integers >= 0.
+        n_places: places, >= 0.
+
+    Returns:
+        [n] places, which sum to `n_places`; all 0 where all lengths are.
+    """
+    total = sum(int(length) for length in lengths)
+    if total == 0:
+        return np.zeros(len(lengths), dtype=np.int64)
+    shares = [divmod(n_places * int(length), total) for length in lengths]
+    whole = np.array([share for share, _ in shares], dtype=np.int64)
+    by_remainder = sorted(range(len(shares)), key=lambda i: (shares[i][1], i), reverse=True)
+    whole[by_remainder[: n_places - int(whole.sum())]] += 1
+    return whole
+
+
+def choose(
+    scores: FloatArray, positions: IntArray, *, groups: IntArray, sure: IntArray, n_places: int
+) -> BoolArray:
+    """The choice among rows that compete: the best of each group, then the best of all others.
+
+    Args:
+        scores, positions: [n]; of equal scores the higher position wins, then the later row.
+        groups: [n] group of each row: an index into `sure`.
+        sure: [n_groups] rows that each group keeps, if it has so many.
+        n_places: rows that are kept in all, if there are so many; not fewer than `sure` sums to.
+
+    Returns:
+        [n] True for the rows that stay.
+    """
+    # lexsort sorts by its last key first; all ascending, so the best come last.
+    order = np.lexsort((positions, scores))
+    is_sure = np.zeros(scores.size, dtype=np.bool_)
+    for group, n_sure in enumerate(sure):
+        members = order[groups[order] == group]
+        is_sure[members[max(0, members.size - n_sure) :]] = True
+    order = order[np.argsort(is_sure[order], kind="stable")]
+    kept = np.zeros(scores.size, dtype=np.bool_)
+    kept[order[max(0, scores.size - n_places) :]] = True
+    return kept
+
+
+def gap(scores: FloatArray, kept: BoolArray, *, groups: IntArray, sure: IntArray) -> float:
+    """The least difference that decided in :func:`choose`; infinity where nothing was decided."""
+    least = float("inf")
+    for group, n_sure in enumerate(sure):
+        members = groups == group
+        winners, losers = np.sort(scores[members & kept]), scores[members & ~kept]
+        least = min(least, _difference(winners, losers))
+        # Rows beyond the sure ones won against those of all groups.
+        least = min(least, _difference(winners[: max(0, winners.size - n_sure)], scores[~kept]))
+    return least
+
+
+def pinned_rows(positions: IntArray, *, pinned: int, spans: Sequence[Span]) -> BoolArray:
+    """[n] True for positions below `pinned` or in a span."""
+    is_pinned: BoolArray = positions < pinned
+    for start, end in spans:
+        is_pinned |= (start <= positions) & (positions < end)
+    return is_pinned
+
+
+def competing_rows(
+    positions: IntArray, *, pinned: int, recent: int, spans: Sequence[Span]
+) -> BoolArray:
+    """[n_rows] True for the rows that are neither pinned nor recent and must earn their place.
+
+    Raises:
+        ValueError: a count is negative, or the spans are not in order.
+    """
+    if pinned < 0 or recent < 0:
+        raise ValueError(f"pinned and recent must be >= 0, not {pinned} and {recent}")
+    _check_spans(spans)
+    newest = positions.max(initial=-1)
+    is_recent = positions > newest - recent
+    competing: BoolArray = ~pinned_rows(positions, pinned=pinned, spans=spans) & ~is_recent
+    return competing
+
+
+def _segments(positions: IntArray, starts: Sequence[int]) -> IntArray:
+    """[n] number of the segment that each position is in."""
+    segments: IntArray = np.searchsorted(np.asarray(starts), positions, side="right")
+    return segments
+
+
+def _segment_lengths(
+    positions: IntArray,
+    *,
+    pinned: int,
+    recent: int,
+    spans: Sequence[Span],
+    starts: Sequence[int],
+) -> IntArray:
+    """[n_segments] positions of the text whose rows compete, or did while they were there."""
+    text = np.arange(positions.max(initial=-1) + 1)
+    competing = competing_rows(text, pinned=pinned, recent=recent, spans=spans)
+    return np.bincount(_segments(text[competing], starts), minlength=len(starts) + 1)
+
+
+def _difference(winners: FloatArray, losers: FloatArray) -> float:
     if winners.size == 0 or losers.size == 0:
         return float("inf")
-    return float(winners.min()) - float(losers.max())
+    lowest, highest = float(winners.min()), float(losers.max())
+    return 0.0 if lowest == highest else lowest - highest  # two infinities have no difference
 
 
-def _candidates(scores: FloatArray, positions: IntArray, *, pinned: int, recent: int) -> IntArray:
-    """Indices of the rows that are neither pinned nor recent: those that must earn their place."""
+def _check_scores(scores: FloatArray, positions: IntArray) -> None:
     if scores.ndim != 1 or scores.shape != positions.shape:
         raise ValueError(
             f"scores and positions must be [n_rows], not {scores.shape} and {positions.shape}"
         )
-    if pinned < 0 or recent < 0:
-        raise ValueError(f"pinned and recent must be >= 0, not {pinned} and {recent}")
     if np.isnan(scores).any():
         raise ValueError("a score is not a number (nan)")
     if np.unique(positions).size != positions.size:
         raise ValueError("positions must all be different")
-    if positions.size == 0:
-        return np.empty(0, dtype=np.int64)
-    newest = positions.max()
-    return np.flatnonzero((positions >= pinned) & (positions <= newest - recent))
+
+
+def _check_spans(spans: Sequence[Span]) -> None:
+    before = 0
+    for start, end in spans:
+        if not before <= start < end:
+            raise ValueError(
+                f"the span of positions {start} .. {end} is empty, out of order or overlaps: give "
+                "spans (start, end) with start < end, ascending and apart"
+            )
+        before = end
+
+
+def _check_starts(starts: Sequence[int]) -> None:
+    if any(later <= earlier for earlier, later in zip((0, *starts), starts, strict=False)):
+        raise ValueError(f"starts must be ascending and above 0, not {list(starts)}")

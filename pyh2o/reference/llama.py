@@ -1,4 +1,4 @@
-"""A Llama model in NumPy whose KV cache is kept small by H2O."""
+"""A Llama model in NumPy whose KV cache is kept small by a policy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .attention import attend, collected_attention
+from ..policies import Policy, parse_policy
+from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
-from .eviction import EvictionParameters
+from .compaction import RotaryPlace, compact, layer_parameters
+from .eviction import EvictionParameters, Span
+from .shapes import Shape
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -24,6 +27,14 @@ def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     normed: FloatArray = x / np.sqrt(mean_square + x.dtype.type(epsilon)) * weight
     return normed
+
+
+def rope_frequencies(
+    head_size: int, *, base: float, scale: float, factors: FloatArray
+) -> npt.NDArray[np.float64]:
+    """[head_size / 2] radians by which :func:`rotate` turns each pair for one position."""
+    frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
+    return frequencies.astype(np.float64)
 
 
 def rotate(
@@ -41,10 +52,9 @@ def rotate(
         base, scale: of the frequencies and of the positions.
         factors: [head_size / 2].
     """
-    head_size = x.shape[-1]
-    frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
+    frequencies = rope_frequencies(x.shape[-1], base=base, scale=scale, factors=factors)
     # Angles in float64: at high positions float32 would lose their fraction.
-    angles = positions[:, None] * frequencies.astype(np.float64)
+    angles = positions[:, None] * frequencies
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]
     rotated = np.empty_like(x)
@@ -70,11 +80,15 @@ def split_heads(x: FloatArray, n_heads: int) -> FloatArray:
 
 
 class ReferenceLlama:
-    """A Llama model with one endless sequence and an H2O cache.
+    """A Llama model with one endless sequence and a cache that evicts.
 
     Args:
         weights: the model; computed in the type of its arrays.
         eviction: what each (layer, KV head) keeps; None keeps every row.
+        policy: what makes a row worth keeping: a policy, or its text (see
+            :func:`~pyh2o.policies.parse_policy`).
+        shape: how the budgets of layers and heads differ (see :mod:`~pyh2o.reference.shapes`).
+            Counts of rows are then those of a uniform budget.
         cache_dtype: type that K and V rows are rounded to when they are stored.
         keep_all: hide evicted rows instead of dropping them (see
             :class:`~pyh2o.reference.cache.LayerCache`).
@@ -84,7 +98,12 @@ class ReferenceLlama:
         n_compactions: compactions so far.
         n_rebases: times the kept rows were given new positions so far.
         smallest_margin: the least clear choice of all compactions so far (see
-            :func:`~pyh2o.reference.eviction.margin`); infinity before the first.
+            :func:`~pyh2o.reference.eviction.margin`); infinity before the first. It is of the
+            final scores: RoCo and NACL also decide which rows to put ahead of all others.
+
+    Raises:
+        SettingsError: no such policy.
+        ValueError: a shape that does not go with re-bases or with the policy.
     """
 
     def __init__(
@@ -92,11 +111,16 @@ class ReferenceLlama:
         weights: LlamaWeights,
         eviction: EvictionParameters | None = None,
         *,
+        policy: Policy | str = "h2o",
+        shape: Shape = "uniform",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
     ) -> None:
         self.weights = weights
-        self.eviction = eviction
+        self._first_eviction = eviction
+        self.policy = parse_policy(policy) if isinstance(policy, str) else policy
+        self.shape = shape
+        _check_shape(shape, self.policy, eviction)
         self._cache_dtype = cache_dtype
         self._keep_all = keep_all
         self.reset()
@@ -112,6 +136,8 @@ class ReferenceLlama:
         slack: int = 1,
         n_pos: int | None = None,
         dense: bool = False,
+        policy: Policy | str = "h2o",
+        shape: Shape = "uniform",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
         dtype: npt.DTypeLike = np.float32,
@@ -124,7 +150,7 @@ class ReferenceLlama:
                 ever evicted.
             n_pos, dense: when rows are re-based (see
                 :class:`~pyh2o.reference.eviction.EvictionParameters`).
-            cache_dtype, keep_all: as for the class.
+            policy, shape, cache_dtype, keep_all: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -140,15 +166,25 @@ class ReferenceLlama:
                 heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos, dense=dense
             )
         weights = read_gguf(path, dtype=dtype)
-        return cls(weights, eviction, cache_dtype=cache_dtype, keep_all=keep_all)
+        return cls(
+            weights,
+            eviction,
+            policy=policy,
+            shape=shape,
+            cache_dtype=cache_dtype,
+            keep_all=keep_all,
+        )
 
     def reset(self) -> None:
-        """Forget the text."""
+        """Forget the text, and what was pinned or shared of it."""
         hyper = self.weights.hyperparameters
+        self.eviction = self._first_eviction
         self.n_tokens = 0
         self.n_compactions = 0
         self.n_rebases = 0
+        self._n_rows = 0
         self._shift = 0
+        self._newest_compacted = -1
         self.smallest_margin = float("inf")
         self._first_removable = 0
         self._caches = [
@@ -164,15 +200,20 @@ class ReferenceLlama:
 
     @property
     def n_rows(self) -> int:
-        """Rows in use, the same number for every (layer, KV head)."""
-        return self._caches[0].n_rows
+        """Rows in use, the same number for every (layer, KV head) of a uniform budget."""
+        return self._n_rows
 
     def positions(self, layer: int, head: int) -> IntArray:
         """[n_rows] token positions that this (layer, KV head) keeps, ascending."""
         return self._caches[layer].positions(head)
 
     def scores(self, layer: int, head: int) -> FloatArray:
-        """[n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position."""
+        """[n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position.
+
+        They are the attention collected, if the policy looks at it. Otherwise they are what the
+        policy gave the rows at the last compaction, and 0 for those that did not compete then or
+        are newer.
+        """
         return self._caches[layer].scores(head)
 
     def eval(self, tokens: Sequence[int] | IntArray, *, ubatch: int = 512) -> FloatArray:
@@ -224,12 +265,15 @@ class ReferenceLlama:
             )
         for cache in self._caches:
             cache.remove(first_position)
-        self.n_tokens = min(self.n_tokens, first_position)
+        n_left = min(self.n_tokens, first_position)
+        self._n_rows -= self.n_tokens - n_left
+        self.n_tokens = n_left
         if self.n_tokens == 0:
             self._shift = 0
+            self._newest_compacted = -1
 
     def pin(self, n_tokens: int) -> None:
-        """Keep the first positions from now on. They take the places of heavy rows.
+        """Keep the first positions until the text is forgotten, in places of heavy rows.
 
         Raises:
             ValueError: nothing is evicted, or there are not so many pinned and heavy rows.
@@ -237,7 +281,45 @@ class ReferenceLlama:
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
         heavy = self.eviction.pinned + self.eviction.heavy - n_tokens
-        self.eviction = replace(self.eviction, pinned=n_tokens, heavy=heavy)
+        self._set_eviction(replace(self.eviction, pinned=n_tokens, heavy=heavy))
+
+    def pin_spans(self, spans: Sequence[Span]) -> None:
+        """Keep these positions until the text is forgotten, in place of spans given before.
+
+        They take the places of heavy rows. They may lie ahead of the text; rows that are evicted
+        already do not come back.
+
+        Args:
+            spans: (start, end) each, end not included; ascending and apart.
+
+        Raises:
+            ValueError: nothing is evicted, the spans are not in order, or there are not so many
+                heavy rows.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to pin in a full cache")
+        self._set_eviction(replace(self.eviction, spans=tuple(spans)))
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy places until the text is forgotten.
+
+        Args:
+            starts: first positions of the parts but the first, ascending; none for no shares (see
+                :func:`~pyh2o.reference.eviction.select`).
+
+        Raises:
+            ValueError: nothing is evicted, the starts are not in order, or the heads of a layer
+                share one pot of places (shape "adaptive").
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to share in a full cache")
+        if self.shape == "adaptive":
+            raise ValueError("fair shares do not go with the shape 'adaptive': take 'uniform'")
+        self._set_eviction(replace(self.eviction, starts=tuple(starts)))
+
+    def _set_eviction(self, eviction: EvictionParameters) -> None:
+        layer_parameters(eviction, self.shape, len(self._caches))  # refuses what does not fit
+        self.eviction = eviction
 
     def _make_room(self, n_new: int) -> None:
         """Compact every layer if `n_new` rows do not fit, re-base if their positions do not."""
@@ -267,7 +349,7 @@ class ReferenceLlama:
             next_position = max(next_position, eviction.n_pos // 2)
         back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
-            cache.rebase(back, lambda keys, turns: self._rotated(keys[None], turns)[0])
+            cache.rebase(back, self._rotated)
         self._shift += back
         self.n_rebases += 1
 
@@ -282,12 +364,24 @@ class ReferenceLlama:
         self._compact(self.eviction)
 
     def _compact(self, eviction: EvictionParameters) -> None:
-        for cache in self._caches:
-            self.smallest_margin = min(self.smallest_margin, cache.compact(eviction))
+        place = RotaryPlace(self.n_tokens - self._shift, self._rope_frequencies())
+        smallest = compact(self._caches, eviction, self.policy, place, shape=self.shape)
+        self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
+        self._n_rows = min(self._n_rows, eviction.budget)
+        self._forget()
         # Of the recent rows one has to stay. Rows that were evicted before do not come back when
         # the tail is removed, so this never goes down.
         self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
+
+    def _forget(self) -> None:
+        """After a compaction: reduce the sums by the policy's half-life, if it has one."""
+        newest = self.n_tokens - 1
+        n_new = max(0, newest - self._newest_compacted)
+        self._newest_compacted = newest
+        if self.policy.half_life is not None:
+            for cache in self._caches:
+                cache.forget(0.5 ** (n_new / self.policy.half_life))
 
     def _forward(self, tokens: IntArray) -> FloatArray:
         """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
@@ -300,6 +394,7 @@ class ReferenceLlama:
             normed = rms_norm(x, layer.ffn_norm, hyper.rms_epsilon)
             x = x + swiglu(normed, layer)
         self.n_tokens += tokens.size
+        self._n_rows += tokens.size
         normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
         logits: FloatArray = normed @ weights.output.T
         return logits
@@ -321,10 +416,40 @@ class ReferenceLlama:
             cache.values.astype(x.dtype),
             cache.visible(positions),
         )
-        cache.add_scores(collected_attention(probabilities, hyper.n_head_kv))
+        self._observe(cache, queries, probabilities, positions)
         joined = outputs.swapaxes(0, 1).reshape(positions.size, -1)
         mixed: FloatArray = joined @ layer.attention_output.T
         return mixed
+
+    def _observe(
+        self,
+        cache: LayerCache,
+        queries: FloatArray,
+        probabilities: FloatArray,
+        positions: IntArray,
+    ) -> None:
+        """Collect what the policy will want to see at the next compaction."""
+        policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
+        if policy.needs_attention:
+            cache.add_scores(collected_attention(probabilities, n_head_kv))
+        if policy.needs_squares:
+            cache.add_squares(collected_squares(probabilities, n_head_kv))
+        if policy.n_queries and self.eviction is not None:
+            cache.remember_queries(
+                queries,
+                positions,
+                positions - self._shift,
+                n_most=min(policy.n_queries, self.eviction.recent),
+            )
+
+    def _rope_frequencies(self) -> npt.NDArray[np.float64]:
+        hyper = self.weights.hyperparameters
+        return rope_frequencies(
+            hyper.head_size,
+            base=hyper.rope_base,
+            scale=hyper.rope_scale,
+            factors=self.weights.rope_factors,
+        )
 
     def _rotated(self, x: FloatArray, positions: IntArray) -> FloatArray:
         hyper = self.weights.hyperparameters
@@ -335,3 +460,12 @@ class ReferenceLlama:
             scale=hyper.rope_scale,
             factors=self.weights.rope_factors,
         )
+
+
+def _check_shape(shape: Shape, policy: Policy, eviction: EvictionParameters | None) -> None:
+    if shape == "uniform":
+        return
+    if eviction is not None and (eviction.n_pos is not None or eviction.dense):
+        raise ValueError(f"the shape {shape!r} does not go with re-bases: give no n_pos or dense")
+    if policy.scope == "cache" or (shape == "adaptive" and policy.scope == "layer"):
+        raise ValueError(f"{policy} keeps the same rows everywhere, which the shape {shape!r} ends")

@@ -1,0 +1,24 @@
+#include "h2o-policy.h"
+
+#include <limits>
+
+namespace {
+
+// StreamingLLM: sinks and a window.
+struct streaming : llama_h2o_policy {
+    explicit streaming(uint32_t n_sinks) : n_sinks(n_sinks) {}
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        for (uint32_t i = 0; i < rows.n_rows; ++i) {
+            score[i] = uint32_t(rows.pos[i]) < n_sinks ? std::numeric_limits<double>::infinity() : double(rows.pos[i]);
+        }
+    }
+
+    const uint32_t n_sinks;
+};
+
+} // namespace
+
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_streaming(uint32_t n_sinks) {
+    return std::make_unique<streaming>(n_sinks);
+}

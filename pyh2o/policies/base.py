@@ -1,0 +1,200 @@
+"""What a policy is, and what it sees of the rows that it has to judge."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SettingsError
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+# Whose scores are averaged before the choice, so that they all keep the same positions.
+Scope = Literal["head", "layer", "cache"]
+
+# llama.cpp counts positions in 32 bits.
+LARGEST_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The rows of one (layer, KV head) at a compaction, in the order of the text.
+
+    Attributes:
+        positions: [n] token positions, ascending.
+        newest: highest position of the text, which is the last one here.
+        attention: [n] attention collected: sum over the queries since the row was written, mean
+            over the query heads of the group, less what the policy's half-life took away; zeros
+            unless the policy needs it.
+        squares: [n] the same sum of squared probabilities; zeros unless the policy needs it.
+        keys: [n, head_size] as cached, so rotated.
+        values: [n, head_size].
+        query_attention: [n_queries, n] attention that each of the last queries pays to these rows:
+            softmax over all rows of the cache that are not in its future, mean over the query heads
+            of the group, computed now from the rows as they are cached. Fewer queries than the
+            policy asks for, or none, where the recent window is smaller or the tail of the text was
+            removed.
+        queries: [n_queries, group, head_size] those queries as they met the keys, so rotated.
+        query_rotary_positions: [n_queries] positions they are rotated to; negative ones occur after
+            a re-base.
+        next_rotary_position: that of the next token.
+        rope_frequencies: [head_size / 2] radians by which one position turns each pair of
+            neighbouring elements.
+        pinned: [n] rows that are never evicted, for their position.
+        competing: [n] rows that are neither pinned nor recent, and have to earn their place.
+        n_places: how many of them stay.
+        layer, head: the number of the layer in the model, and of the KV head in the layer.
+    """
+
+    positions: IntArray
+    newest: int
+    attention: FloatArray
+    squares: FloatArray
+    keys: FloatArray
+    values: FloatArray
+    query_attention: FloatArray
+    queries: FloatArray
+    query_rotary_positions: IntArray
+    next_rotary_position: int
+    rope_frequencies: FloatArray
+    pinned: BoolArray
+    competing: BoolArray
+    n_places: int
+    layer: int
+    head: int
+
+    @property
+    def ages(self) -> IntArray:
+        """[n] queries that could see each row, its own included, had none been removed."""
+        ages: IntArray = self.newest - self.positions + 1
+        return ages
+
+    def best(self, scores: FloatArray, n_best: int) -> IntArray:
+        """[n_best] indices of the competing rows with the highest scores; the newer of equals."""
+        competing = np.flatnonzero(self.competing)
+        # lexsort sorts by its last key first: score, then position; both ascending.
+        ascending = competing[np.lexsort((self.positions[competing], scores[competing]))]
+        best: IntArray = ascending[max(0, ascending.size - n_best) :]
+        return best
+
+
+def parameter(
+    default: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: bool = False,
+    odd: bool = False,
+) -> Any:
+    """A field of a policy with the limits of its value.
+
+    Args:
+        default: also says by its type what the values are: int, float or bool.
+        least, most: limits.
+        above: `least` itself is too little.
+        odd: only odd numbers.
+    """
+    limits = {"least": least, "most": most, "above": above, "odd": odd}
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A rule that scores rows. Its fields are its parameters.
+
+    Attributes:
+        name: as users give it.
+        needs_attention: `HeadRows.attention` has to be collected. What a model shows as the scores
+            of its rows are then these sums, and otherwise what the policy gave them at the last
+            compaction.
+        needs_squares: so has `HeadRows.squares`.
+        scope: "head" for a choice of each (layer, KV head) on its own. With "layer" the scores are
+            averaged over the KV heads of a layer before the choice, with "cache" over those of all
+            layers, and all of them keep the same positions.
+
+    Raises:
+        SettingsError: a parameter is of the wrong type or out of its limits.
+    """
+
+    name: ClassVar[str]
+    needs_attention: ClassVar[bool] = False
+    needs_squares: ClassVar[bool] = False
+    scope: ClassVar[Scope] = "head"
+
+    @property
+    def n_queries(self) -> int:
+        """Last queries that the policy looks at; the recent window may have fewer."""
+        return 0
+
+    @property
+    def half_life(self) -> float | None:
+        """Tokens in which half of the collected attention is forgotten; None keeps all."""
+        return None
+
+    @abstractmethod
+    def score(self, rows: HeadRows) -> FloatArray:
+        """[n] scores; higher ones are kept. Those of rows that do not compete do not matter.
+
+        Infinity keeps a row ahead of all others.
+        """
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            kind: type = type(item.default)
+            if kind is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, item.name, value)
+            if type(value) is not kind:
+                raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {_KINDS[kind]}")
+            if not _within(value, **item.metadata):
+                wanted = _wanted(**item.metadata)
+                raise SettingsError(f"{self.name}: {item.name} is {value!r}: give {wanted}")
+
+    def __str__(self) -> str:
+        """As users give it: the name, and the parameters that are not the default."""
+        changed = [
+            f"{item.name}={_text(getattr(self, item.name))}"
+            for item in fields(self)
+            if getattr(self, item.name) != item.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _within(
+    value: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: bool = False,
+    odd: bool = False,
+) -> bool:
+    # Neither infinity nor nan is a value, whatever the limits.
+    return bool(
+        -math.inf < value < math.inf
+        and least <= value <= most
+        and not (above and value == least)
+        and not (odd and value % 2 == 0)
+    )
+
+
+def _wanted(*, least: float, most: float, above: bool, odd: bool) -> str:
+    kind = "an odd number" if odd else "a number"
+    if most < math.inf:
+        return f"{kind} from {least} to {most}"
+    return f"{kind} above {least}" if above else f"{kind} of {least} or more"
+
+
+def _text(value: float | bool) -> str:
+    """A value as `parse_policy` reads it, exactly."""
+    return repr(value).lower().removesuffix(".0")

@@ -1,0 +1,109 @@
+"""Expected Attention: the attention that the queries to come are likely to pay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import LARGEST_COUNT, FloatArray, HeadRows, Policy, parameter
+
+ComplexArray = npt.NDArray[np.complexfloating[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Expected(Policy):
+    """Keeps the rows that the next queries are expected to pay most attention to, by their values.
+
+    Future queries are taken to be like the last ones, turned on to the positions ahead: each of the
+    last queries is turned to the mean of its rotations at the next `horizon` positions. The mean of
+    the results, and with `covariance` their spread, give the logits that are expected; the softmax
+    of those, plus `epsilon`, times the length of a row's value is its score.
+
+    Source: Devoto et al., "Expected attention: KV cache compression by estimating attention from
+    future queries distribution", 2025 (https://arxiv.org/abs/2510.00636); NVIDIA/kvpress,
+    `kvpress/presses/expected_attention_press.py`.
+
+    Needs the last queries of each head. A compaction costs a dot product per row and query head,
+    and with `covariance` one per row and query.
+
+    Deviations: positions are the true ones (kvpress, while generating, counts them from the length
+    of its buffer). It skips the first 4 queries of its buffer, here none are. The mean and the
+    spread are of the queries after their rotation, which comes to the same as to rotate those of
+    the queries before it. Sinks are only safe if they are pinned; pinned rows are left out of the
+    softmax, recent ones are not. Without queries (the tail of the text was removed) all rows score
+    0.
+
+    Attributes:
+        queries: last queries that count; the recent window may have fewer.
+        horizon: positions ahead.
+        epsilon: attention that every row gets beside what is expected.
+        covariance: whether the spread of the queries counts.
+    """
+
+    name: ClassVar[str] = "expected"
+
+    queries: int = parameter(128, least=1, most=LARGEST_COUNT)
+    horizon: int = parameter(512, least=1, most=LARGEST_COUNT)
+    epsilon: float = parameter(0.02, least=0)
+    covariance: bool = parameter(False)
+
+    @property
+    def n_queries(self) -> int:
+        return self.queries
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        if rows.queries.shape[0] == 0:
+            return np.zeros(rows.positions.size)
+        queries = self._turned_on(rows)
+        keys = rows.keys.astype(np.float64)
+        head_size = keys.shape[1]
+        # [n_queries, group, n]; the products are linear, so their mean is the mean query's.
+        products = queries @ keys.T
+        logits = products.mean(axis=0) / np.sqrt(head_size)
+        if self.covariance:
+            # k^T Sigma k is the variance of the products, without the d x d matrix.
+            logits += products.var(axis=0) / (2 * head_size)
+        logits[:, rows.pinned] = -np.inf
+        attention = _softmax(logits).mean(axis=0)
+        lengths = np.linalg.norm(rows.values.astype(np.float64), axis=1)
+        scores: FloatArray = (attention + self.epsilon) * lengths
+        return scores
+
+    def _turned_on(self, rows: HeadRows) -> FloatArray:
+        """[n_queries, group, head_size] the mean of each query over the positions ahead."""
+        # In float64: at high positions float32 would lose the fraction of an angle.
+        frequencies = rows.rope_frequencies.astype(np.float64)
+        ahead = rows.next_rotary_position - rows.query_rotary_positions
+        turns = np.exp(1j * ahead[:, None] * frequencies) * _mean_turn(frequencies, self.horizon)
+        turned = _as_complex(rows.queries) * turns[:, None]
+        pairs = np.stack([turned.real, turned.imag], axis=-1)
+        return pairs.reshape(rows.queries.shape)
+
+
+def _mean_turn(frequencies: FloatArray, horizon: int) -> ComplexArray:
+    """[head_size / 2] mean of exp(i * frequency * t) over t = 0 .. horizon - 1.
+
+    High frequencies come near 0, low ones stay near 1.
+    """
+    halves = np.where(frequencies == 0, 1, frequencies / 2)
+    shrinking = np.sin(horizon * halves) / (horizon * np.sin(halves))
+    shrinking = np.where(frequencies == 0, 1, shrinking)
+    turn: ComplexArray = shrinking * np.exp(1j * (horizon - 1) / 2 * frequencies)
+    return turn
+
+
+def _as_complex(x: FloatArray) -> ComplexArray:
+    """[..., head_size] to [..., head_size / 2]: neighbouring elements are one pair."""
+    x = x.astype(np.float64)
+    pairs: ComplexArray = x[..., 0::2] + 1j * x[..., 1::2]
+    return pairs
+
+
+def _softmax(logits: FloatArray) -> FloatArray:
+    """Over the last axis."""
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: FloatArray = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities

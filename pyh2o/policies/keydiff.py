@@ -1,0 +1,41 @@
+"""KeyDiff: the keys that differ most from the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .base import FloatArray, HeadRows, Policy
+
+
+@dataclass(frozen=True)
+class KeyDiff(Policy):
+    """Keeps the rows whose keys point away from the mean direction of all keys.
+
+    Source: Park et al., "KeyDiff: key similarity-based KV cache eviction for long-context LLM
+    inference in resource-constrained environments", 2025 (https://arxiv.org/abs/2504.15364);
+    NVIDIA/kvpress, `kvpress/presses/keydiff_press.py`.
+
+    Needs no attention at all; a compaction reads all keys once.
+
+    Deviations: recent rows are safe. The mean is over all rows there are, those that do not compete
+    included, as in kvpress. A key of zeros has no direction: it adds nothing to the mean, and its
+    score is 0.
+    """
+
+    name: ClassVar[str] = "keydiff"
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        keys = rows.keys.astype(np.float64)
+        directions = _unit(keys)
+        cosines: FloatArray = directions @ _unit(directions.mean(axis=0))
+        return -cosines
+
+
+def _unit(vectors: FloatArray) -> FloatArray:
+    """Vectors [..., d] of length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit: FloatArray = vectors / np.where(lengths > 0, lengths, 1)
+    return unit

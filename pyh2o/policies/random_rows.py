@@ -1,0 +1,34 @@
+"""A random choice, to see what a policy is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import FloatArray, HeadRows, Policy, parameter
+from .hashing import LARGEST_SEED, uniform_numbers
+
+
+@dataclass(frozen=True)
+class RandomRows(Policy):
+    """Keeps a random sample of the text, another one in every (layer, KV head).
+
+    Source: none needed; other collections of policies have it as the check that scores matter
+    (NVIDIA/kvpress, `kvpress/presses/random_press.py`).
+
+    Needs nothing but positions.
+
+    Deviations: kvpress draws anew each time. Here a row's number is a hash of where it is, the same
+    at every compaction, so that what stays is a uniform sample of all that came before the recent
+    rows, and a run can be repeated.
+
+    Attributes:
+        seed: of the draw.
+    """
+
+    name: ClassVar[str] = "random"
+
+    seed: int = parameter(0, least=0, most=LARGEST_SEED)
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        return uniform_numbers(self.seed, rows.layer, rows.head, rows.positions)

@@ -1,0 +1,513 @@
+"""Policies: their names and parameters, and their scores, computed by hand or a second time.
+
+Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o.errors import SettingsError
+from pyh2o.policies import (
+    H2O,
+    NACL,
+    POLICIES,
+    TOVA,
+    Expected,
+    H2OCells,
+    H2ODecay,
+    H2OLayer,
+    H2OMean,
+    HeadRows,
+    KeyDiff,
+    Policy,
+    RandomRows,
+    RoCo,
+    Snap,
+    Streaming,
+    parse_policy,
+    uniform_numbers,
+)
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+# Some of each policy, with all parameters changed where there are any.
+CHANGED = [
+    H2ODecay(half_life=210.5),
+    RoCo(guard=0.1),
+    Snap(queries=7, pool=3),
+    NACL(queries=5, random=0.25, seed=3),
+    Expected(queries=9, horizon=64, epsilon=1e-05, covariance=True),
+    Streaming(sinks=0),
+    RandomRows(seed=2**64 - 1),
+]
+
+
+def head_rows(positions: list[int], **changes: Any) -> HeadRows:
+    """Rows of which nothing is known but their positions, and what is given; all compete."""
+    n = len(positions)
+    nothing = HeadRows(
+        positions=np.array(positions),
+        newest=max(positions),
+        attention=np.zeros(n),
+        squares=np.zeros(n),
+        keys=np.zeros((n, 2)),
+        values=np.zeros((n, 2)),
+        query_attention=np.zeros((0, n)),
+        queries=np.zeros((0, 1, 2)),
+        query_rotary_positions=np.zeros(0, dtype=np.int64),
+        next_rotary_position=max(positions) + 1,
+        rope_frequencies=np.ones(1),
+        pinned=np.zeros(n, dtype=np.bool_),
+        competing=np.ones(n, dtype=np.bool_),
+        n_places=1,
+        layer=0,
+        head=0,
+    )
+    return replace(nothing, **changes)
+
+
+def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
+    """40 rows of a text of 100, the first 2 pinned and the last 8 recent; 6 queries of 2 heads."""
+    n, head_size, n_queries, group = 40, 8, 6, 2
+    positions = np.concatenate(
+        [[0, 1], np.sort(rng.choice(np.arange(2, 92), n - 10, replace=False)), np.arange(92, 100)]
+    )
+    query_attention = rng.random((n_queries, n))
+    attention = 10 * rng.random(n)
+    rows = HeadRows(
+        positions=positions,
+        newest=99,
+        attention=attention,
+        # Of c numbers that sum to a, the squares sum to a^2 / c at least and a at most.
+        squares=attention**2 / (100 - positions) + rng.random(n),
+        keys=rng.standard_normal((n, head_size)),
+        values=rng.standard_normal((n, head_size)),
+        query_attention=query_attention / query_attention.sum(axis=1, keepdims=True),
+        queries=rng.standard_normal((n_queries, group, head_size)),
+        query_rotary_positions=np.arange(94, 100),
+        next_rotary_position=100,
+        rope_frequencies=100.0 ** -np.linspace(0, 0.75, head_size // 2),
+        pinned=positions < 2,
+        competing=(positions >= 2) & (positions < 92),
+        n_places=10,
+        layer=3,
+        head=1,
+    )
+    return replace(rows, **changes)
+
+
+# ---- names and parameters ----
+
+
+def test_names() -> None:
+    assert list(POLICIES) == [
+        *("h2o", "h2o-mean", "h2o-decay", "h2o-layer", "h2o-cells", "roco", "tova", "snap"),
+        *("nacl", "keydiff", "expected", "streaming", "random"),
+    ]
+
+
+@pytest.mark.parametrize("policy", [*(cls() for cls in POLICIES.values()), *CHANGED], ids=str)
+def test_text_says_all_and_is_read_back(policy: Policy) -> None:
+    assert parse_policy(str(policy)) == policy
+    assert (":" in str(policy)) == (policy in CHANGED)
+
+
+def test_text_names_only_what_is_not_the_default() -> None:
+    assert str(H2O()) == "h2o"
+    assert str(Snap()) == str(Snap(queries=32, pool=5)) == "snap"
+    assert str(Snap(pool=7)) == "snap:pool=7"
+    assert str(H2ODecay(half_life=128)) == "h2o-decay:half_life=128"
+    assert str(H2ODecay(half_life=210.5)) == "h2o-decay:half_life=210.5"
+    assert str(Expected(covariance=True, epsilon=0)) == "expected:epsilon=0,covariance=true"
+
+
+def test_text_may_have_spaces_and_name_defaults() -> None:
+    assert parse_policy(" snap : pool = 5 , queries = 64 ") == Snap(queries=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no policy '': give one of h2o, h2o-mean, .*, random$"),
+        ("H2O", "no policy 'H2O'"),
+        ("snap:", "snap: '' does not say"),
+        ("snap:pool", "'pool' does not say which parameter is what: write it as snap:PARAMETER"),
+        ("snap:pool=5,", "snap: '' does not say"),
+        ("snap:size=5", "snap has no parameter 'size': its parameters are queries, pool$"),
+        ("tova:queries=2", "tova has no parameter 'queries': it has none"),
+        ("snap:pool=3,pool=3", "snap: pool is given twice"),
+        ("snap:pool=4", "snap: pool is 4: give an odd number from 1"),
+        ("snap:pool=-1", "snap: pool is -1"),
+        ("snap:pool=5.0", "snap: pool is '5.0': give a whole number"),
+        ("snap:queries=0", "snap: queries is 0: give a number from 1"),
+        ("snap:queries=many", "queries is 'many': give a whole number"),
+        ("nacl:random=1.1", "nacl: random is 1.1: give a number from 0 to 1"),
+        ("nacl:random=half", "nacl: random is 'half': give a number$"),
+        ("nacl:seed=-1", "nacl: seed is -1"),
+        (f"random:seed={2**64}", "random: seed is 18446744073709551616"),
+        ("roco:guard=nan", "roco: guard is nan"),
+        ("h2o-decay:half_life=0", "half_life is 0.0: give a number above 0"),
+        ("h2o-decay:half_life=inf", "half_life is inf: give a number above 0"),
+        ("expected:covariance=yes", "covariance is 'yes': give true or false"),
+        ("expected:horizon=0", "horizon is 0"),
+        ("expected:epsilon=-1", "epsilon is -1.0: give a number of 0 or more"),
+        ("streaming:sinks=-1", "sinks is -1"),
+        (3, "policy is 3: give a text"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(text: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as error:
+        parse_policy(text)
+    assert "\n" not in str(error.value)
+
+
+def test_values_of_other_types_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"snap: pool is 5\.0: give a whole number"):
+        Snap(pool=5.0)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="snap: pool is True: give a whole number"):
+        Snap(pool=True)
+    with pytest.raises(SettingsError, match="expected: covariance is 1: give true or false"):
+        Expected(covariance=1)  # type: ignore[arg-type]
+
+
+def test_what_each_policy_needs() -> None:
+    """The native code decides by the same table what it collects."""
+    sums = {name for name, cls in POLICIES.items() if cls.needs_attention}
+    assert sums == {"h2o", "h2o-mean", "h2o-decay", "h2o-layer", "h2o-cells", "roco"}
+    assert [name for name, cls in POLICIES.items() if cls.needs_squares] == ["roco"]
+    queries = {name: cls().n_queries for name, cls in POLICIES.items() if cls().n_queries}
+    assert queries == {"tova": 1, "snap": 32, "nacl": 32, "expected": 128}
+    assert {name: cls.scope for name, cls in POLICIES.items() if cls.scope != "head"} == {
+        "h2o-layer": "layer",
+        "h2o-cells": "cache",
+    }
+    half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
+    assert half_lives == {"h2o-decay": 256.0}
+
+
+def test_a_policy_is_one_small_class() -> None:
+    """What the package says: a name, parameters and a score, and parameters need no limits."""
+
+    @dataclass(frozen=True)
+    class Oldest(Policy):
+        name: ClassVar[str] = "oldest"
+
+        weight: float = 1.0
+
+        def score(self, rows: HeadRows) -> FloatArray:
+            return -self.weight * rows.positions
+
+    assert str(Oldest(weight=2)) == "oldest:weight=2"
+    assert Oldest().score(head_rows([3, 4])).tolist() == [-3, -4]
+
+
+# ---- numbers that look random ----
+
+
+def mixed(z: int) -> int:
+    """splitmix64 on Python's integers."""
+    mask = 2**64 - 1
+    z = (z + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    """The first numbers of its generator from the seed 1234567, as others publish them."""
+    golden = 0x9E3779B97F4A7C15
+    first = [mixed((1234567 + i * golden) % 2**64) for i in range(3)]
+    assert first == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ((0, 0, 0, 0), 0.13870941014555432),
+        ((0, 0, 0, 1), 0.2582654469187294),
+        ((7, 3, 1, 1000), 0.6620748756001482),
+        ((2**64 - 1, 29, 2, 2**31 - 1), 0.9703577962244319),
+    ],
+)
+def test_numbers_of_places(place: tuple[int, int, int, int], number: float) -> None:
+    seed, layer, head, position = place
+    x = seed
+    for part in (layer, head, position):
+        x = mixed((x + part) % 2**64)
+    assert ((x >> 11) + 0.5) * 2.0**-53 == number
+    assert uniform_numbers(seed, layer, head, np.array([position])).tolist() == [number]
+
+
+def test_numbers_are_uniform_and_differ_everywhere() -> None:
+    places = [(seed, layer, head) for seed in (0, 1000) for layer in range(3) for head in range(2)]
+    numbers = np.array([uniform_numbers(*place, np.arange(20_000)) for place in places])
+    assert 0 < numbers.min() < numbers.max() < 1
+    assert np.unique(numbers).size == numbers.size
+    shares = np.histogram(numbers, bins=10, range=(0, 1))[0] / numbers.size
+    np.testing.assert_allclose(shares, 0.1, atol=0.002)
+    assert np.abs(np.corrcoef(numbers) - np.eye(len(places))).max() < 0.04
+
+
+# ---- the H2O family ----
+
+
+def test_h2o_is_the_sum() -> None:
+    rows = head_rows([3, 5, 6], attention=np.array([2.0, 0.5, 1.0]))
+    for policy in (H2O(), H2OLayer(), H2OCells(), H2ODecay()):
+        assert policy.score(rows).tolist() == [2.0, 0.5, 1.0]
+
+
+def test_h2o_mean_divides_by_the_queries_that_saw_the_row() -> None:
+    """At newest 9 position 0 was seen by 10 queries, 5 by 5 and 9 by itself."""
+    rows = head_rows([0, 5, 9], attention=np.array([2.0, 1.5, 0.25]))
+    assert H2OMean().score(rows).tolist() == [0.2, 0.3, 0.25]
+
+
+def test_uniform_attention_is_fair_to_the_mean_only() -> None:
+    """Row j collects sum(1 / (i + 1)) over the queries i >= j: sums favour old rows, means not."""
+    shares = 1 / np.arange(1, 13)
+    rows = head_rows(list(range(12)), attention=np.cumsum(shares[::-1])[::-1])
+    assert (np.diff(H2O().score(rows)) < 0).all()
+    # The attention of each query is the less, the later it is; so are the means.
+    means = H2OMean().score(rows)
+    np.testing.assert_allclose(means, [shares[j:].mean() for j in range(12)])
+    assert means.max() / means.min() < H2O().score(rows).max() / H2O().score(rows).min()
+
+
+# ---- RoCo ----
+
+
+def test_roco_puts_the_highest_deviations_first() -> None:
+    """Means .5, .5, .4, .2 and mean squares .25, .34, .16, .2: deviations 0, .3, 0, .4."""
+    ages = np.array([10, 9, 8, 7])
+    rows = head_rows(
+        [0, 1, 2, 3],
+        newest=9,
+        attention=np.array([0.5, 0.5, 0.4, 0.2]) * ages,
+        squares=np.array([0.25, 0.34, 0.16, 0.2]) * ages,
+        n_places=3,
+    )
+    inf = np.inf
+    np.testing.assert_allclose(RoCo(guard=0.34).score(rows), [0.5, 0.5, 0.4, inf])
+    np.testing.assert_allclose(RoCo(guard=0.67).score(rows), [0.5, inf, 0.4, inf])
+    np.testing.assert_allclose(RoCo(guard=0.33).score(rows), [0.5, 0.5, 0.4, 0.2])
+
+
+def test_roco_guards_the_newer_of_equal_deviations() -> None:
+    """Rounding makes the variance of constant attention negative, which counts as 0."""
+    rows = head_rows(
+        [4, 5, 6, 7],
+        newest=9,
+        attention=np.array([6, 5, 4, 3]) * 0.1,
+        squares=np.array([6, 5, 4, 3]) * 0.1**2 * (1 - 1e-9),
+        n_places=2,
+    )
+    scores = RoCo(guard=0.5).score(rows)
+    np.testing.assert_allclose(scores, [0.1, 0.1, 0.1, np.inf])
+
+
+def test_roco_guards_none_that_does_not_compete(rng: np.random.Generator) -> None:
+    rows = random_rows(rng)
+    scores = RoCo(guard=1).score(rows)
+    assert np.isinf(scores).sum() == rows.n_places
+    assert not np.isinf(scores[~rows.competing]).any()
+    np.testing.assert_array_equal(RoCo(guard=0).score(rows), H2OMean().score(rows))
+
+
+def test_roco_is_easykvs_rule(rng: np.random.Generator) -> None:
+    """Its own words: of the rows with the smallest deviations evict the smallest mean, one by one.
+
+    With one evicted row its k rows of smallest deviation are all but the guarded ones.
+    """
+    rows = random_rows(rng, n_places=29)
+    guard = 0.3
+    scores = RoCo(guard=guard).score(rows)
+    competing = np.flatnonzero(rows.competing)
+    ours = competing[np.argmin(scores[competing])]
+
+    count = (100 - rows.positions)[competing]
+    mean = rows.attention[competing] / count
+    std = np.sqrt(rows.squares[competing] / count - mean**2)
+    feasible = np.argsort(std)[: competing.size - int(guard * 29)]
+    theirs = competing[feasible[np.argmin(mean[feasible])]]
+    assert ours == theirs
+
+
+# ---- the attention of the last queries ----
+
+
+def test_tova_is_the_last_query() -> None:
+    rows = head_rows([0, 1, 2], query_attention=np.array([[0.2, 0.5, 0.3]]))
+    assert TOVA().score(rows).tolist() == [0.2, 0.5, 0.3]
+
+
+def test_snap_pools_over_competing_neighbours() -> None:
+    """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are nobody's neighbours."""
+    rows = head_rows(
+        [0, 1, 2, 3, 4, 5],
+        query_attention=np.array([[0.5, 1.5, 3, 4, 2, 9], [0.5, 0.5, 3, 0, 6, 7]]),
+        competing=np.array([True, True, False, True, True, False]),
+    )
+    competing = rows.competing
+    assert Snap(pool=1).score(rows)[competing].tolist() == [1, 2, 4, 8]
+    np.testing.assert_allclose(Snap(pool=3).score(rows)[competing], [3 / 2, 7 / 3, 14 / 3, 12 / 2])
+    np.testing.assert_allclose(Snap(pool=5).score(rows)[competing], [7 / 3, 15 / 4, 15 / 4, 14 / 3])
+    np.testing.assert_allclose(Snap(pool=99_999).score(rows)[competing], [15 / 4] * 4)
+
+
+@pytest.mark.parametrize("policy", [TOVA(), Snap(), Expected(), Expected(covariance=True)], ids=str)
+def test_without_queries_nothing_is_better(policy: Policy) -> None:
+    """Of equal scores the newer rows stay."""
+    assert policy.score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
+
+
+def test_nacl_without_a_draw_keeps_the_best(rng: np.random.Generator) -> None:
+    rows = random_rows(rng)
+    scores = NACL(random=0).score(rows)
+    best = rows.best(Snap(pool=1).score(rows), rows.n_places)
+    assert sorted(np.flatnonzero(np.isinf(scores))) == sorted(best)
+
+
+def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
+    rows = random_rows(rng)
+    attention = rows.query_attention.sum(axis=0)
+    scores = NACL(random=0.37, seed=5).score(rows)
+    is_best = np.isinf(scores)
+    assert is_best.sum() == rows.n_places - int(0.37 * rows.n_places) == 7
+    assert not is_best[~rows.competing].any()
+    numbers = uniform_numbers(5, rows.layer, rows.head, rows.positions)
+    gumbel = -np.log(-np.log(numbers))
+    np.testing.assert_allclose(scores[~is_best], (attention + gumbel)[~is_best])
+
+
+def test_nacl_draws_in_proportion_to_the_softmax() -> None:
+    """Of four rows one is drawn: the shares of 20,000 seeds are those of exp(s)."""
+    logits = np.array([0.0, 0.5, 1.0, 2.0])
+    rows = head_rows([10, 11, 12, 13], query_attention=logits[None])
+    drawn = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
+    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(shares, np.exp(logits) / np.exp(logits).sum(), atol=0.015)
+
+
+# ---- keys, values and positions ----
+
+
+def test_keydiff_prefers_the_key_that_points_elsewhere(rng: np.random.Generator) -> None:
+    keys = np.array([[1.0, 0], [3, 0], [0, 0.5], [0, 0]])
+    # The unit keys are x, x, y and none; their mean points to (2, 1).
+    expected = [-2 / np.sqrt(5), -2 / np.sqrt(5), -1 / np.sqrt(5), 0]
+    np.testing.assert_allclose(KeyDiff().score(head_rows([0, 1, 2, 3], keys=keys)), expected)
+
+    rows = random_rows(rng)
+    mean = np.mean([key / np.linalg.norm(key) for key in rows.keys], axis=0)
+    cosines = [key @ mean / np.linalg.norm(key) / np.linalg.norm(mean) for key in rows.keys]
+    np.testing.assert_allclose(KeyDiff().score(rows), -np.array(cosines))
+
+
+def rotation(angles: FloatArray) -> FloatArray:
+    """The matrix [d, d] that turns each pair of neighbours by its angle [d / 2]."""
+    matrix = np.zeros((2 * angles.size, 2 * angles.size))
+    for i, angle in enumerate(angles):
+        cos, sin = np.cos(angle), np.sin(angle)
+        matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[cos, -sin], [sin, cos]]
+    return matrix
+
+
+@pytest.mark.parametrize("covariance", [False, True])
+@pytest.mark.parametrize("horizon", [1, 50])
+@pytest.mark.parametrize("shift", [0, 300])
+def test_expected_attention_with_whole_matrices(
+    rng: np.random.Generator, covariance: bool, horizon: int, shift: int
+) -> None:
+    """As the paper writes it: mean and covariance of the queries before their rotation.
+
+    After a re-base everything is `shift` positions back, where queries may be below 0.
+    """
+    rows = random_rows(rng)
+    rows = replace(
+        rows,
+        query_rotary_positions=rows.query_rotary_positions - shift,
+        next_rotary_position=rows.next_rotary_position - shift,
+    )
+    omega, d = rows.rope_frequencies, rows.keys.shape[1]
+    ahead = rows.next_rotary_position + np.arange(horizon)
+    mean_rotation = np.mean([rotation(omega * t) for t in ahead], axis=0)
+    attention = np.zeros((2, 40))
+    free = ~rows.pinned
+    for member in range(2):
+        raw = np.array(
+            [
+                rotation(-omega * r) @ query
+                for r, query in zip(
+                    rows.query_rotary_positions, rows.queries[:, member], strict=True
+                )
+            ]
+        )
+        mu = mean_rotation @ raw.mean(axis=0)
+        sigma = mean_rotation @ np.cov(raw.T, bias=True) @ mean_rotation.T
+        logits = rows.keys @ mu / np.sqrt(d)
+        if covariance:
+            logits += np.einsum("nd,de,ne->n", rows.keys, sigma, rows.keys) / (2 * d)
+        attention[member, free] = np.exp(logits[free]) / np.exp(logits[free]).sum()
+    expected = (attention.mean(axis=0) + 0.05) * np.linalg.norm(rows.values, axis=1)
+
+    policy = Expected(horizon=horizon, epsilon=0.05, covariance=covariance)
+    np.testing.assert_allclose(policy.score(rows), expected, rtol=1e-9)
+
+
+def test_expected_attention_where_a_pair_does_not_turn() -> None:
+    """Scaled rotary embeddings can have frequencies of 0; the mean of no turn is no turn."""
+    rows = head_rows(
+        [0, 1],
+        keys=np.array([[2.0, 0], [0, 1]]),
+        values=np.array([[1.0, 0], [0, 1]]),
+        queries=np.array([[[1.0, 3]]]),
+        query_rotary_positions=np.array([1]),
+        rope_frequencies=np.zeros(1),
+    )
+    logits = np.array([2.0, 3.0]) / np.sqrt(2)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(Expected(epsilon=0).score(rows), expected)
+
+
+def test_streaming_keeps_sinks_and_a_window() -> None:
+    rows = head_rows([0, 2, 3, 4, 50, 51])
+    assert Streaming().score(rows).tolist() == [np.inf, np.inf, np.inf, 4, 50, 51]
+    assert Streaming(sinks=0).score(rows).tolist() == [0, 2, 3, 4, 50, 51]
+
+
+def test_random_rows_differ_between_heads_and_last(rng: np.random.Generator) -> None:
+    rows = random_rows(rng)
+    scores = RandomRows(seed=1).score(rows)
+    np.testing.assert_array_equal(RandomRows(seed=1).score(rows), scores)
+    np.testing.assert_array_equal(RandomRows(seed=1).score(replace(rows, newest=500)), scores)
+    for other in (
+        RandomRows(seed=2).score(rows),
+        RandomRows(seed=1).score(replace(rows, head=0)),
+        RandomRows(seed=1).score(replace(rows, layer=0)),
+    ):
+        assert not np.isin(other, scores).any()
+
+
+@pytest.mark.parametrize("policy", [*(cls() for cls in POLICIES.values()), *CHANGED], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_are_numbers_and_nothing_is_changed(
+    rng: np.random.Generator, policy: Policy, dtype: npt.DTypeLike
+) -> None:
+    rows = random_rows(rng)
+    arrays = {name: value for name, value in vars(rows).items() if isinstance(value, np.ndarray)}
+    floats = {name: x.astype(dtype) for name, x in arrays.items() if x.dtype == np.float64}
+    before = {name: x.copy() for name, x in floats.items()}
+
+    scores = policy.score(replace(rows, **floats))
+
+    assert scores.shape == (40,)
+    assert not np.isnan(scores).any()
+    for name, x in before.items():
+        np.testing.assert_array_equal(floats[name], x)
