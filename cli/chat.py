@@ -17,7 +17,7 @@ from .chat_input import open_source
 from .chat_loop import Chat, say_recompute
 from .continuing import options_of_header, sampling_given, typed_options
 from .errors import EXIT_ERROR, reported_errors
-from .options import RunOptions, takes_run_options
+from .options import CACHE, RunOptions, takes_run_options
 from .progress import Bars
 from .saved_chats import SavedChat, last_chat
 from .terminal import stdout
@@ -71,6 +71,14 @@ def chat(
             rich_help_panel=SAVING,
         ),
     ] = None,
+    fair_turns: Annotated[
+        bool,
+        typer.Option(
+            "--fair-turns",
+            help="Give each turn its share of the heavy rows, so that no turn is forgotten whole.",
+            rich_help_panel=CACHE,
+        ),
+    ] = False,
     no_save: Annotated[
         bool,
         typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
@@ -99,7 +107,7 @@ def chat(
                 autosave.settled(),  # before the model goes
             ):
                 talk = Chat(
-                    _begin(llm, options, system) if saved is None else _load(llm, saved),
+                    _begin(llm, options, system, fair_turns) if saved is None else _load(llm, saved),
                     source,
                     answers,
                     autosave,
@@ -115,11 +123,19 @@ def chat(
             raise typer.Exit(EXIT_ERROR)
 
 
-def _begin(llm: Llama, options: RunOptions, system: str | None) -> Conversation:
+def _begin(
+    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool
+) -> Conversation:
     from pyh2o.conversation import Conversation
 
     sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
-    return Conversation(llm, system=system, sampling=sampling, on_recompute=say_recompute)
+    return Conversation(
+        llm,
+        system=system,
+        sampling=sampling,
+        fair_turns=fair_turns,
+        on_recompute=say_recompute,
+    )
 
 
 def _header(saved: Path) -> dict[str, Any]:

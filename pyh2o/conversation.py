@@ -78,7 +78,9 @@ class Conversation:
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
-    evicted. If no system prompt is given it is pinned where it fits.
+    evicted. If no system prompt is given it is pinned where it fits. The places of heavy rows go to
+    the best scores of the whole text, or on request to each turn in proportion to its length (fair
+    eviction of "The Pitfalls of KV Cache Compression", arXiv 2510.00231).
 
     The generators of text compute as they are asked for the next piece. One that is closed early,
     or in which Ctrl-C is raised, keeps what was said so far as the answer. If the model says
@@ -90,6 +92,8 @@ class Conversation:
         system: system prompt; None for the template's own, if it has one.
         sampling: how answers are drawn. Each answer has its own seed, which follows from the one
             given here, the number of the turn and that of the attempt.
+        pin_system: False lets the system prompt be evicted like any other text.
+        fair_turns: True gives each turn its share of the heavy rows.
         on_recompute: called with the number of tokens that are about to be evaluated again because
             rows that are needed were evicted.
 
@@ -110,19 +114,24 @@ class Conversation:
         *,
         system: str | None = None,
         sampling: Sampling = _DEFAULT_SAMPLING,
+        pin_system: bool = True,
+        fair_turns: bool = False,
         on_recompute: Callable[[int], None] | None = None,
     ) -> None:
-        self._set_up(llm, ChatTemplate(llm, system), sampling, on_recompute)
+        places = _Places(pin_system, fair_turns)
+        self._set_up(llm, ChatTemplate(llm, system), sampling, places, on_recompute)
 
     def _set_up(
         self,
         llm: Llama,
         template: ChatTemplate,
         sampling: Sampling,
+        places: _Places,
         on_recompute: Callable[[int], None] | None,
     ) -> None:
         self.llm = llm
         self.sampling = sampling
+        self._places = places
         self.tokens_evaluated = 0
         self._on_recompute = on_recompute
         self._turns: tuple[Turn, ...] = ()
@@ -132,7 +141,7 @@ class Conversation:
         # have been evaluated before.
         self._pending: list[int] = []
         self._n_known = 0
-        self._n_pinned = _rows_to_pin(llm, template)
+        self._n_pinned = _rows_to_pin(llm, template, places)
         self._template = template
         previous = _owners.get(llm, lambda: None)()
         if previous is not None:
@@ -266,6 +275,10 @@ class Conversation:
         llm = self.llm
         n_before = llm.n_tokens
         feed = self._pending
+        if self._places.fair_turns:
+            # what comes before the first turn is a part of its own
+            starts = [*(turn.start for turn in self._turns), answer.start]
+            llm.share_fairly([start for start in starts if start > 0])
         seed = _seed(self.sampling.seed, len(self._turns), answer.attempt)
         try:
             if self._n_known and self._on_recompute is not None:
@@ -372,7 +385,7 @@ class Conversation:
         self._end_answer()
         self._check_text()
         template = ChatTemplate(self.llm, text)
-        n_pinned = _rows_to_pin(self.llm, template)
+        n_pinned = _rows_to_pin(self.llm, template, self._places)
         tokens, turns = _rewritten(template, self._text_from(0), self._turns)
         self._template, self._n_pinned, self._turns = template, n_pinned, turns
         self._begin_text(tokens)
@@ -397,6 +410,7 @@ class Conversation:
             "template": self._template.fingerprint,
             "system": self.system,
             "sampling": asdict(self.sampling),
+            "places": asdict(self._places),
             "turns": [asdict(turn) for turn in self._turns],
             "cached": self.llm.n_tokens,
             "known": self._n_known,
@@ -436,7 +450,7 @@ class Conversation:
                 "same chat_format, or start a new session"
             )
         conversation = cls.__new__(cls)
-        conversation._set_up(llm, template, saved.sampling, on_recompute)
+        conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
         try:
             llm.load_kv_state(session.kv, session.tokens[: saved.n_cached])
         except StateError as error:
@@ -550,6 +564,14 @@ class Conversation:
         return self._turns[-1]
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Who gets the places in the cache that are not those of recent rows (see Conversation)."""
+
+    pin_system: bool
+    fair_turns: bool
+
+
 @dataclass
 class _Answer:
     """An answer while it is drawn.
@@ -647,8 +669,8 @@ def _seed(seed: int, turn: int, attempt: int) -> int:
     return int(state[0]) % (LARGEST_SEED + 1)
 
 
-def _rows_to_pin(llm: Llama, template: ChatTemplate) -> int:
-    """How many tokens to pin: the template's opening.
+def _rows_to_pin(llm: Llama, template: ChatTemplate, places: _Places) -> int:
+    """How many tokens to pin: the template's opening, unless the user does not want that.
 
     Raises:
         SettingsError: there is no room for a system prompt.
@@ -656,6 +678,8 @@ def _rows_to_pin(llm: Llama, template: ChatTemplate) -> int:
     if llm._budget is None:
         return 0
     n_opening, n_pinned = len(template.opening), llm._budget.pinned
+    if not places.pin_system:
+        return n_pinned
     room = n_pinned + llm._budget.heavy
     if n_opening <= room:
         return max(n_opening, n_pinned)
@@ -704,7 +728,7 @@ class _Saved:
     """What the header of a conversation's file says.
 
     Attributes:
-        system, sampling, turns: as in the conversation.
+        system, sampling, places, turns: as in the conversation.
         n_cached: tokens that the state of the cache covers.
         n_known: tokens behind them that had been evaluated before.
         n_empty: answers in a row that had no text.
@@ -712,6 +736,7 @@ class _Saved:
 
     system: str | None
     sampling: Sampling
+    places: _Places
     turns: tuple[Turn, ...]
     n_cached: int
     n_known: int
@@ -725,7 +750,7 @@ class _Saved:
             TypeError, ValueError, KeyError: it makes no sense.
         """
         header = session.header
-        for name in ("system", "sampling", "turns", "cached", "known", "empty"):
+        for name in ("system", "sampling", "places", "turns", "cached", "known", "empty"):
             _expect(name in header, f"it has no {name}")
         system = header["system"]
         _expect(system is None or isinstance(system, str), "its system prompt is no text")
@@ -737,7 +762,8 @@ class _Saved:
         places = [place for turn in turns for place in (turn.start, turn.answer_start, turn.end)]
         _expect(places == sorted(places), "its turns overlap")
         _expect(not turns or turns[-1].end == n_text, "its turns are not its text")
-        return cls(system, Sampling(**header["sampling"]), turns, n_cached, n_known, n_empty)
+        sampling, places = Sampling(**header["sampling"]), _Places(**header["places"])
+        return cls(system, sampling, places, turns, n_cached, n_known, n_empty)
 
 
 def _turn(data: dict[str, Any]) -> Turn:
