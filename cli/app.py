@@ -10,6 +10,7 @@ import typer
 import pyh2o
 
 from . import bench, chat, generate, models, serve, sessions
+from . import eval as evaluation
 from .errors import reported_errors
 from .terminal import replace_unprintable, terminal
 
@@ -25,6 +26,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
 

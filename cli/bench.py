@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from pyh2o.bench.caches import BenchSettings, caches_to_compare, default_histories
-from pyh2o.files import replacement
 from pyh2o.models import find_model
 from pyh2o.threads import physical_cores
 
 from .errors import InputError, reported_errors
-from .options import ModelOptions, parse_rows
+from .measured import (
+    new_file,
+    parse_budget,
+    parse_list,
+    read_text,
+    shared,
+    show_table,
+    write_file,
+)
 from .progress import Bars
-from .terminal import stdout, terminal
+from .terminal import terminal
 from .wording import count
 
 if TYPE_CHECKING:
@@ -34,18 +37,11 @@ RESULTS = "Results"
 # A token that is generated takes about as long as so many that are read: for the bar only.
 READ_PER_GENERATED = 4
 
-T = TypeVar("T")
-
 
 class Other(str, Enum):
     """Other programs that can be compared."""
 
     transformers = "transformers"
-
-
-def shared(name: str) -> Any:
-    """An option that other commands have, too, with the same help."""
-    return get_type_hints(ModelOptions, include_extras=True)[name].__metadata__[0]
 
 
 def bench(
@@ -123,9 +119,11 @@ def bench(
             from pyh2o.bench.transformers_worker import check_packages
 
             check_packages()
-        histories = None if history is None else parse_list("--history", history, int)
-        budgets = parse_list("--budget", budget, parse_budget)
-        kv_types = parse_list("--kv-type", kv_type, str)
+        histories = None
+        if history is not None:
+            histories = tuple(sorted(parse_list("--history", history, int, "0,4096,8192")))
+        budgets = parse_list("--budget", budget, parse_budget, "0.2,512")
+        kv_types = parse_list("--kv-type", kv_type, str, "f16,q8_0")
         words = None if text is None else read_text(text)
         path = find_model(model)
 
@@ -210,17 +208,7 @@ def show(report: Report, result: HistoryResult) -> None:
     """Print the table of a history."""
     from pyh2o.bench import table
 
-    if not stdout.is_terminal:
-        terminal.write("\n" + table.markdown(report, result))
-        return
-    drawn = Table(title=table.title(report, result), title_justify="left", box=box.SIMPLE_HEAD)
-    for number, heading in enumerate(table.HEADINGS):
-        drawn.add_column(heading, justify="right" if number else "left")
-    for row in table.rows(report, result):
-        drawn.add_row(*row)
-    stdout.print(drawn)
-    for remark in table.remarks(report, result):
-        stdout.print(remark, style="dim")
+    show_table(table.history_table(report, result))
 
 
 class MeasuringBars(Bars):
@@ -248,61 +236,6 @@ class MeasuringBars(Bars):
         self._show("measuring", min(self._done, self._total - 1), self._total, cache.name)
 
 
-# -------------------------------------------------------------------------------------------------
-# What the user gives
-# -------------------------------------------------------------------------------------------------
-
-
-def parse_list(option: str, text: str, parse: Callable[[str], T]) -> tuple[T, ...]:
-    """The items of a list with commas; numbers in ascending order, each item once.
-
-    Raises:
-        InputError: an item that is nothing of the kind.
-    """
-    try:
-        items = list(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
-    except InputError:
-        raise
-    except (ValueError, typer.BadParameter):
-        raise InputError(f"{option} {text!r} is no list such as {EXAMPLES[option]}") from None
-    return tuple(sorted(items) if option == "--history" else items)  # type: ignore[type-var]
-
-
-EXAMPLES = {"--history": "0,4096,8192", "--budget": "0.2,512", "--kv-type": "f16,q8_0"}
-
-
-def parse_budget(text: str) -> float:
-    """A fraction of the window or a count of rows, larger than 0.
-
-    Raises:
-        InputError: 0 or less.
-        typer.BadParameter: no number.
-    """
-    budget = parse_rows(text)
-    if not budget > 0:
-        raise InputError(f"--budget {text}: give more than 0 rows")
-    return budget
-
-
-def read_text(file: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        InputError: there is none, or it is not UTF-8 or empty.
-    """
-    try:
-        text = file.expanduser().read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"there is no text file {file}: check --text") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8"
-        ) from None
-    if not text.strip():
-        raise InputError(f"{file} is empty: give --text a file with text")
-    return text
-
-
 class Results:
     """The files that the user wants; each is there as a whole or not at all."""
 
@@ -321,7 +254,7 @@ class Results:
             raise InputError("--json, --csv and --plot need a file each: give different names")
         self._format = ""
         if plot is not None:
-            from pyh2o.bench.plot import check_plot
+            from pyh2o.pictures import check_plot
 
             self._format = check_plot(plot.name)
 
@@ -343,25 +276,3 @@ class Results:
             from pyh2o.bench.plot import picture
 
             write_file(self._plot, picture(report, self._format))
-
-
-def new_file(option: str, name: Path) -> Path:
-    """Where a new file is going to be.
-
-    Raises:
-        InputError: it exists, or its folder cannot be written to.
-    """
-    path = name.expanduser().absolute()
-    if path.exists():
-        raise InputError(f"{name} exists: give another {option}, or remove it")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent} is not writable: give {option} another folder")
-    return path
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
-    with replacement(path, prefix=".pyh2o-bench-") as file:
-        file.write(data)

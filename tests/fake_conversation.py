@@ -28,6 +28,7 @@ SETTINGS = {
     "recent": 100,
     "pinned": 0,
     "slack": 100,
+    "policy": "tova",
     "type_k": "f16",
     "type_v": "f16",
 }

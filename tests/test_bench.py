@@ -17,7 +17,6 @@ import pytest
 
 from pyh2o.bench import bandwidth, comparison, results, table, transformers_worker
 from pyh2o.bench.caches import BenchSettings, Cache, caches_to_compare, default_histories
-from pyh2o.bench.machine import available_bytes, machine_facts
 from pyh2o.bench.messages import Command, Done, Generate, GoBack, KVUse, Read, Start
 from pyh2o.bench.model import english_text, read_model, text_tokens
 from pyh2o.bench.process import CacheFailedError, WorkerProcess
@@ -32,6 +31,7 @@ from pyh2o.bench.turns import (
     reading_turns,
 )
 from pyh2o.errors import MissingPackageError, ModelError, SettingsError
+from pyh2o.machine import available_bytes, machine_facts
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -427,7 +427,7 @@ def test_json_has_the_rounds_and_csv_the_same_figures() -> None:
 
 def test_markdown() -> None:
     whole = report()
-    text = table.markdown(whole, whole.histories[1])
+    text = table.history_table(whole, whole.histories[1]).markdown()
     assert text == (
         "**After 30 tokens of text**\n"
         "\n"

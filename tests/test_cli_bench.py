@@ -22,7 +22,8 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from pyh2o.bench import bandwidth, comparison, plot, process, transformers_worker
+from pyh2o import pictures
+from pyh2o.bench import bandwidth, comparison, process, transformers_worker
 from pyh2o.bench.messages import Start
 from pyh2o.bench.process import WorkerProcess
 from pyh2o.cli import bench
@@ -329,7 +330,7 @@ def test_refusals(model: str, arguments: list[str], message: str) -> None:
 
 
 def test_missing_packages(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plot, transformers_worker):
+    for module in (pictures, transformers_worker):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     for extra, value in {"plot": "b.png", "compare": "transformers"}.items():
         output = run("bench", "-m", model, f"--{extra}", value)

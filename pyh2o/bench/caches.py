@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..errors import SettingsError
 from ..settings import EvictionSettings, whole_blocks
+from ..text_table import budget_name
 
 Kind = Literal["full", "evicting", "transformers", "kvpress"]
 
@@ -131,11 +132,6 @@ def default_histories(window: int, generated: int) -> tuple[int, ...]:
     longest = min(window, LONGEST_DEFAULT)
     half = longest // 2
     return (0, half, longest) if half > generated else (0, longest)
-
-
-def budget_name(budget: float | int) -> str:
-    """A budget in words: "20 %" or "1638 rows"."""
-    return f"{budget} rows" if isinstance(budget, int) else f"{budget * 100:g} %"
 
 
 def caches_to_compare(

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import SettingsError
+from ..machine import available_bytes, machine_facts
 from . import bandwidth
 from .caches import ELEMENT_BYTES, BenchSettings, Cache
-from .machine import available_bytes, machine_facts
 from .messages import Ready, Start
 from .model import BenchModel
 from .process import CacheFailedError, WorkerProcess

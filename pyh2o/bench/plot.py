@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-import io
-from importlib import import_module
-from importlib.util import find_spec
-
-from ..errors import MissingPackageError, SettingsError
+from ..pictures import figure_bytes, new_figure
 from .results import Report
-
-SUFFIXES = (".png", ".svg")
-
-
-def check_plot(name: str) -> str:
-    """The format that the suffix of a file name asks for, before anything is measured.
-
-    Raises:
-        SettingsError: another suffix.
-        MissingPackageError: matplotlib is not installed.
-    """
-    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
-    if suffix is None:
-        raise SettingsError(f"--plot {name}: give a name that ends in {' or '.join(SUFFIXES)}")
-    if find_spec("matplotlib") is None:
-        raise MissingPackageError(
-            "--plot needs the package matplotlib: pip install 'pyh2o-llm[plot]'"
-        )
-    return suffix[1:]
 
 
 def picture(report: Report, file_format: str) -> bytes:
@@ -35,8 +12,7 @@ def picture(report: Report, file_format: str) -> bytes:
     On the left tokens per second by history, with the range of the rounds as a bar; on the right
     what each cache takes.
     """
-    # Not pyplot: it would look for a screen.
-    figure = import_module("matplotlib.figure").Figure(figsize=(13, 6), layout="constrained")
+    figure = new_figure(13, 6)
     speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
     names: list[str] = []
     kv_bytes: list[int] = []
@@ -76,6 +52,4 @@ def picture(report: Report, file_format: str) -> bytes:
     memory.invert_yaxis()
     memory.set(xlabel="KV cache, MiB")
     figure.suptitle(f"{report.machine['model']} · {report.machine['cpu']}")
-    file = io.BytesIO()
-    figure.savefig(file, format=file_format)
-    return file.getvalue()
+    return figure_bytes(figure, file_format)

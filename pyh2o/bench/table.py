@@ -1,7 +1,8 @@
-"""The figures of one history as a table of texts, and as Markdown."""
+"""The figures of one history as a table of texts."""
 
 from __future__ import annotations
 
+from ..text_table import TextTable
 from .results import Figures, HistoryResult, Range, Report
 
 HEADINGS = (
@@ -33,6 +34,16 @@ def head(report: Report) -> str:
     )
 
 
+def history_table(report: Report, result: HistoryResult) -> TextTable:
+    """The figures of a history."""
+    return TextTable(
+        title(report, result),
+        HEADINGS,
+        tuple(rows(report, result)),
+        tuple(remarks(report, result)),
+    )
+
+
 def title(report: Report, result: HistoryResult) -> str:
     """What the table is about."""
     text = f"After {result.history:,} tokens of text"
@@ -58,20 +69,6 @@ def remarks(report: Report, result: HistoryResult) -> list[str]:
     missing = {row[0] for row in rows(report, result) if not any(row[1:])}
     failed = [f"{name}: {reason}" for name, reason in report.failures if name in missing]
     return [*failed, *report.notes]
-
-
-def markdown(report: Report, result: HistoryResult) -> str:
-    """The table with its title and remarks."""
-    lines = [f"**{title(report, result)}**", "", _line(HEADINGS)]
-    lines.append("|---|" + "---:|" * (len(HEADINGS) - 1))
-    lines += [_line(row) for row in rows(report, result)]
-    for remark in remarks(report, result):
-        lines += ["", remark]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _row(name: str, figures: Figures | None) -> tuple[str, ...]:

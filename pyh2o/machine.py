@@ -9,7 +9,7 @@ from typing import Any
 
 import pyh2o
 
-from ..threads import physical_cores
+from .threads import physical_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
