@@ -107,7 +107,9 @@ def chat(
                 autosave.settled(),  # before the model goes
             ):
                 talk = Chat(
-                    _begin(llm, options, system, fair_turns) if saved is None else _load(llm, saved),
+                    _begin(llm, options, system, fair_turns)
+                    if saved is None
+                    else _load(llm, saved),
                     source,
                     answers,
                     autosave,
@@ -123,9 +125,7 @@ def chat(
             raise typer.Exit(EXIT_ERROR)
 
 
-def _begin(
-    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool
-) -> Conversation:
+def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool) -> Conversation:
     from pyh2o.conversation import Conversation
 
     sampling = Sampling(seed=options.chosen_seed(), **options.sampling())

@@ -210,6 +210,7 @@ def _policy_params(policy: Policy) -> dict[str, Any]:
         "pool": "n_pool",
         "horizon": "n_horizon",
         "sinks": "n_sinks",
+        "near": "n_near",
     }
     parameters = {native_names.get(name, name): value for name, value in asdict(policy).items()}
     name = policy.name.upper().replace("-", "_")

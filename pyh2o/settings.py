@@ -22,7 +22,7 @@ Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
 Prefill = Literal["stream", "exact"]
 
 # What makes a row worth keeping, where nobody says (see pyh2o.policies).
-DEFAULT_POLICY = "h2o"
+DEFAULT_POLICY = "h2o-far"
 
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256

@@ -104,9 +104,11 @@ class FakeConversation:
         *,
         system: str | None = None,
         sampling: Sampling | None = None,
+        fair_turns: bool = False,
         on_recompute: Callable[[int], None] | None = None,
     ) -> None:
         self.llm = llm
+        self.fair_turns = fair_turns
         self.system = system
         self.sampling = sampling or Sampling()
         self.on_recompute = on_recompute

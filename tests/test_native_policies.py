@@ -30,6 +30,7 @@ CLEAR_MARGIN = 2e-6
 ALL = [
     *POLICIES,
     "h2o-decay:half_life=12",
+    "h2o-far:near=4,half_life=12",
     "roco:guard=0.5",
     "snap:queries=3,pool=1",
     "snap:queries=6,pool=3",
@@ -137,7 +138,7 @@ def test_dense_positions(tiny: Path, rng: np.random.Generator, policy: str) -> N
     assert llm.kv.rebases > 5
 
 
-@pytest.mark.parametrize("policy", ["h2o-decay:half_life=12", "roco", "snap:queries=6"])
+@pytest.mark.parametrize("policy", ["h2o-decay:half_life=12", "h2o-far:near=4", "roco"])
 def test_slack_of_one(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """A compaction at every token: most queries are older than the last one."""
     tokens = clear_text(lambda: reference_of(tiny, policy, slack=1), rng, 90, 1)
@@ -147,7 +148,7 @@ def test_slack_of_one(tiny: Path, rng: np.random.Generator, policy: str) -> None
     assert llm.kv.compactions > 50
 
 
-@pytest.mark.parametrize("policy", ["roco", "snap:queries=6", "expected:queries=6"])
+@pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", "expected:queries=6"])
 def test_the_tail_is_taken_back(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Queries of removed tokens are asked nothing."""
 
@@ -282,6 +283,16 @@ def test_rounded_rows_stay_close_to_the_reference(
                 both = np.intersect1d(kept, reference.positions(layer, head))
                 shares.append(len(both) / len(kept))
     assert np.mean(shares) > 0.8
+
+
+def test_attention_that_fades_fast_stays_in_range(tiny: Path, rng: np.random.Generator) -> None:
+    """Weights of queries grow between compactions; 200 half-lives are too many for a float."""
+    policy = "h2o-far:near=2,half_life=0.25"
+    tokens = rng.integers(0, N_VOCAB, 60)
+    reference = reference_of(tiny, policy, slack=50)
+    llm = llama_of(tiny, policy, "auto", slack=50, n_ubatch=5)
+    read(llm, reference, tokens, 5)
+    assert all(np.isfinite(llm.kv_rows(layer)[1]).all() for layer in range(N_LAYER))
 
 
 def test_a_state_of_another_policy_is_refused(tiny: Path) -> None:

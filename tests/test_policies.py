@@ -66,6 +66,7 @@ def head_rows(positions: list[int], **changes: Any) -> HeadRows:
         pinned=np.zeros(n, dtype=np.bool_),
         competing=np.ones(n, dtype=np.bool_),
         n_places=1,
+        n_recent=1,
         layer=0,
         head=0,
     )
@@ -96,6 +97,7 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
         pinned=positions < 2,
         competing=(positions >= 2) & (positions < 92),
         n_places=10,
+        n_recent=8,
         layer=3,
         head=1,
     )
@@ -107,8 +109,8 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
 
 def test_names() -> None:
     assert list(POLICIES) == [
-        *("h2o", "h2o-mean", "h2o-decay", "h2o-layer", "h2o-cells", "roco", "tova", "snap"),
-        *("nacl", "keydiff", "expected", "streaming", "random"),
+        *("h2o", "h2o-mean", "h2o-decay", "h2o-far", "h2o-layer", "h2o-cells", "roco", "tova"),
+        *("snap", "nacl", "keydiff", "expected", "streaming", "random"),
     ]
 
 
@@ -179,7 +181,7 @@ def test_values_of_other_types_are_refused() -> None:
 def test_what_each_policy_needs() -> None:
     """The native code decides by the same table what it collects."""
     sums = {name for name, cls in POLICIES.items() if cls.needs_attention}
-    assert sums == {"h2o", "h2o-mean", "h2o-decay", "h2o-layer", "h2o-cells", "roco"}
+    assert sums == {"h2o", "h2o-mean", "h2o-decay", "h2o-far", "h2o-layer", "h2o-cells", "roco"}
     assert [name for name, cls in POLICIES.items() if cls.needs_squares] == ["roco"]
     queries = {name: cls().n_queries for name, cls in POLICIES.items() if cls().n_queries}
     assert queries == {"tova": 1, "snap": 32, "nacl": 32, "expected": 128}
@@ -188,7 +190,8 @@ def test_what_each_policy_needs() -> None:
         "h2o-cells": "cache",
     }
     half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
-    assert half_lives == {"h2o-decay": 256.0}
+    assert half_lives == {"h2o-decay": 256.0, "h2o-far": 384.0}
+    assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
 
 
 def test_a_policy_is_one_small_class() -> None:

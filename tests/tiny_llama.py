@@ -25,9 +25,9 @@ def chose_clearly(reference: ReferenceLlama) -> bool:
     return reference.smallest_margin > CLEAR_MARGIN
 
 
-def tiny_llama(path: Path, *, verbose: bool = False, **settings: Any) -> Llama:
-    """Our class."""
-    return Llama(str(path), verbose=verbose, **ONE_THREAD, **settings)
+def tiny_llama(path: Path, *, verbose: bool = False, policy: str = "h2o", **settings: Any) -> Llama:
+    """Our class, with the paper's policy, as the reference has it, unless told otherwise."""
+    return Llama(str(path), verbose=verbose, policy=policy, **ONE_THREAD, **settings)
 
 
 @functools.cache

@@ -121,6 +121,7 @@ enum llama_h2o_policy_type {
     LLAMA_H2O_POLICY_EXPECTED  = 10, // the attention that queries to come are expected to pay
     LLAMA_H2O_POLICY_STREAMING = 11, // the position: sinks and a window
     LLAMA_H2O_POLICY_RANDOM    = 12, // a number drawn for the row
+    LLAMA_H2O_POLICY_H2O_FAR   = 13, // the mean from afar, where earlier attention fades
 };
 
 // The parameters of a policy; each has its own, and does not look at the others.
@@ -131,7 +132,8 @@ struct llama_h2o_policy_params {
     uint32_t n_horizon;  // expected: tokens ahead
     uint32_t covariance; // expected: whether the spread of the queries counts, 0 or 1
     uint32_t n_sinks;    // streaming: first positions that stay
-    double half_life;    // h2o-decay: tokens
+    uint32_t n_near;     // h2o-far: attention from so few tokens away does not count; at most the recent ones
+    double half_life;    // h2o-decay, h2o-far: tokens
     double guard;        // roco: share of the heavy rows that are kept because their attention varies
     double random;       // nacl: share of the heavy rows that are drawn
     double epsilon;      // expected: added to each probability

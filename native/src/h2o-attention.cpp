@@ -1,6 +1,7 @@
 #include "h2o-attention.h"
 
 #include "h2o-cache.h"
+#include "h2o-credit.h"
 #include "h2o-kernel.h"
 #include "h2o-queries.h"
 
@@ -48,17 +49,26 @@ static void build_sum(
 
 static void build_collected(const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs) {
     if (layer.collects) {
-        build_sum(graph, layer, probs, layer.scores);
+        ggml_tensor * cur = layer.credit ? ggml_mul(graph.ctx0, probs, layer.credit) : probs;
+
+        build_sum(graph, layer, cur, layer.scores);
     }
     if (layer.squares) {
         build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), layer.squares);
     }
 }
 
-// Notes how the layer attends, for those who do it once more.
-static llama_h2o::layer & note_layer(
-        const llm_graph_context & graph, llama_h2o & h2o, ggml_tensor * sinks, float kq_scale, int il) {
+// Notes how the layer attends, for those who do it once more, and gives it the inputs that the policy needs.
+static llama_h2o::layer & begin_layer(const llm_graph_context & graph,
+        llama_h2o & h2o,
+        ggml_tensor * q,
+        int64_t n_kv,
+        ggml_tensor * sinks,
+        float kq_scale,
+        int il) {
     auto & layer = *h2o.find_layer(il);
+
+    layer.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
 
     layer.kq_scale = kq_scale;
     layer.kq_cap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
@@ -78,7 +88,7 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
         return;
     }
 
-    const auto & layer = note_layer(graph, *h2o, sinks, kq_scale, il);
+    const auto & layer = begin_layer(graph, *h2o, q, probs->ne[0], sinks, kq_scale, il);
 
     build_collected(graph, layer, probs);
 
@@ -105,7 +115,7 @@ ggml_tensor * llama_h2o::layer::build_probs(
 //
 
 // tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
-enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES };
+enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, N_SRC };
 
 static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
     return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
@@ -119,6 +129,7 @@ static llama_h2o_attention read_attention(
     const ggml_tensor * v       = src[SRC_V];
     const ggml_tensor * scores  = src[SRC_SCORES];
     const ggml_tensor * squares = src[SRC_SQUARES];
+    const ggml_tensor * credit  = src[SRC_CREDIT];
 
     llama_h2o_attention attn = {};
 
@@ -136,6 +147,8 @@ static llama_h2o_attention read_attention(
     attn.k    = operand_of(k);
     attn.v    = operand_of(v);
     attn.mask = operand_of(src[SRC_MASK]);
+
+    attn.credit = credit ? operand_of(credit) : llama_h2o_attention::operand {};
 
     attn.scores          = scores ? static_cast<float *>(scores->data) : nullptr;
     attn.squares         = squares ? static_cast<float *>(squares->data) : nullptr;
@@ -171,14 +184,13 @@ static ggml_tensor * build_fused(const llm_graph_context & graph,
         ggml_tensor * kq_mask) {
     ggml_context * ctx = graph.ctx0;
 
-    ggml_tensor * src[] = { q, k, v, kq_mask, nullptr, nullptr };
-
-    int n_src = SRC_SCORES;
+    ggml_tensor * src[N_SRC] = { q, k, v, kq_mask };
     if (layer.collects) {
-        src[n_src++] = view_collected(graph, layer.scores, k->ne[1], k->ne[3]);
+        src[SRC_SCORES] = view_collected(graph, layer.scores, k->ne[1], k->ne[3]);
+        src[SRC_CREDIT] = layer.credit;
     }
     if (layer.squares) {
-        src[n_src++] = view_collected(graph, layer.squares, k->ne[1], k->ne[3]);
+        src[SRC_SQUARES] = view_collected(graph, layer.squares, k->ne[1], k->ne[3]);
     }
 
     // one column per thread, so that the op knows for how many there is room
@@ -189,9 +201,9 @@ static ggml_tensor * build_fused(const llm_graph_context & graph,
     const int64_t n_per_slot       = (n_elements + n_slots - 1) / n_slots;
 
     ggml_tensor * cur =
-            ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, n_src, attend, GGML_N_TASKS_MAX, &layer);
+            ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer);
 
-    cur = ggml_custom_inplace(ctx, cur, src, n_src, combine, GGML_N_TASKS_MAX, &layer);
+    cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
 
@@ -218,7 +230,7 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         return nullptr;
     }
 
-    auto & layer = note_layer(graph, *h2o, sinks, kq_scale, il);
+    auto & layer = begin_layer(graph, *h2o, q, k->ne[1], sinks, kq_scale, il);
 
     llama_h2o_build_queries(graph, q, il);
 

@@ -88,6 +88,8 @@ struct llama_h2o {
         float kq_cap        = 0.0f; // 0: none
         ggml_tensor * sinks = nullptr;
 
+        ggml_tensor * credit = nullptr; // of the last graph; null unless the policy weighs queries
+
         // probabilities of queries, as the layer attends: F32 [n_kv, n_tokens, n_head, n_stream]
         ggml_tensor * build_probs(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const;
     };
@@ -96,7 +98,13 @@ struct llama_h2o {
 
     bool is_first(const layer & layer) const { return &layer == &layers.front(); }
 
-    ggml_tensor * query_slots = nullptr; // of the graph that is being built
+    // inputs of the graph that is being built, the same for all layers
+    ggml_tensor * query_slots = nullptr;
+    ggml_tensor * credit      = nullptr;
+
+    // what the attention that a query at p pays to each cell counts, see h2o-credit.h
+    bool weighs_queries() const { return policy->weighs(); }
+    void fill_credit(llama_seq_id seq_id, llama_pos p, float * data, size_t n_kv) const;
 
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);
@@ -155,7 +163,7 @@ private:
         uint32_t n_queries; // of the ring
         llama_pos shift;
         llama_pos pos_removable;
-        llama_pos pos_compacted;
+        llama_pos pos_forgotten;
         counters count;
     };
 
@@ -184,8 +192,8 @@ private:
         // from here on every head has all its rows, each in its own cell
         llama_pos pos_removable = 0;
 
-        // the newest position at the last compaction, or -1
-        llama_pos pos_compacted = -1;
+        // the newest position when the policy last took away from what was collected, or -1
+        llama_pos pos_forgotten = -1;
 
         counters count;
     };
@@ -250,7 +258,9 @@ private:
     llama_h2o_keep select(uint32_t s, collected & rows, std::vector<uint32_t> used);
     std::vector<double> score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used);
     void share_scores(std::vector<double> & scores, size_t n_used) const;
-    void forget(uint32_t s, collected & rows) const;
+    collected rows_of(uint32_t s) const;
+    void forget(uint32_t s, collected & rows, llama_pos pos);
+    void keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_last);
     void move_rows(uint32_t s, const llama_h2o_plan & plan, collected & rows);
     void free_cells(uint32_t s, const std::vector<uint32_t> & freed);
 

@@ -25,6 +25,27 @@ void llama_h2o::compact(uint32_t s) {
 
     list_rows(s, used);
 
+    collected rows = rows_of(s);
+
+    forget(s, rows, newest(s));
+
+    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used));
+
+    move_rows(s, plan, rows);
+    free_cells(s, plan.freed);
+
+    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
+    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
+    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
+
+    st.count.n_compactions    += 1;
+    st.count.n_cells_freed    += plan.freed.size();
+    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
+    st.count.n_rows_moved     += plan.n_moves;
+    st.count.t_compactions_us += ggml_time_us() - t_start_us;
+}
+
+llama_h2o::collected llama_h2o::rows_of(uint32_t s) const {
     collected rows;
     for (const auto & layer : layers) {
         rows.scores.emplace_back(layer.scores, s);
@@ -33,22 +54,7 @@ void llama_h2o::compact(uint32_t s) {
         }
     }
 
-    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used));
-
-    forget(s, rows);
-    move_rows(s, plan, rows);
-    free_cells(s, plan.freed);
-
-    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
-    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
-    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
-    st.pos_compacted = newest(s);
-
-    st.count.n_compactions    += 1;
-    st.count.n_cells_freed    += plan.freed.size();
-    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
-    st.count.n_rows_moved     += plan.n_moves;
-    st.count.t_compactions_us += ggml_time_us() - t_start_us;
+    return rows;
 }
 
 //
@@ -193,19 +199,19 @@ void llama_h2o::share_scores(std::vector<double> & scores, size_t n_used) const 
     }
 }
 
-// What the policy leaves of the attention that was collected.
-void llama_h2o::forget(uint32_t s, collected & rows) const {
-    const double remaining = policy->remaining(std::max<int64_t>(0, newest(s) - streams[s].pos_compacted));
-    if (remaining == 1.0) {
-        return;
-    }
+// What the policy leaves at a position of the attention that was collected.
+void llama_h2o::forget(uint32_t s, collected & rows, llama_pos pos) {
+    auto & st = streams[s];
 
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+    const double remaining = policy->remaining(std::max<int64_t>(0, int64_t(pos) - st.pos_forgotten));
+    for (size_t ikv = 0; ikv < layers.size() && remaining != 1.0; ++ikv) {
         const size_t n = size_t(layers[ikv].n_head_kv) * kv.get_size();
         for (size_t i = 0; i < n; ++i) {
             rows.scores[ikv].f32()[i] *= float(remaining);
         }
     }
+
+    st.pos_forgotten = pos;
 }
 
 //

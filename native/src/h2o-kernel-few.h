@@ -324,9 +324,12 @@ void few_collect(
         const float factor = few_total(w, i, nth).factor(w, i, ith);
         const vec f        = v_set((SQUARED ? factor * factor : factor) / a.n_group());
         const float * x    = w.exps_of(pair, row);
+        const float * c    = credit_of(a, pair / a.n_head_kv, row);
         for (uint32_t j = cells.begin; j < cells.end; j += W) {
-            const vec y = v_load(x + j);
-            v_store(sums + j, v_fma(SQUARED ? v_mul(y, y) : y, f, v_load(sums + j)));
+            vec y = v_load(x + j);
+            y     = SQUARED ? v_mul(y, y) : y;
+            y     = c ? v_mul(y, v_load(c + j)) : y;
+            v_store(sums + j, v_fma(y, f, v_load(sums + j)));
         }
     }
 }

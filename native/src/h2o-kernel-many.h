@@ -241,20 +241,58 @@ void many_mix(
     }
 }
 
+// The credit of each query of a block for a tile of cells, if it is one for all of them: [BLOCK], multiplied with the
+// factors. Otherwise returns false.
+bool many_credit(const llama_h2o_attention & a, const block & b, uint32_t cell, const float * factors, float * res) {
+    for (uint32_t r = 0; r < b.n; ++r) {
+        const float * credit = credit_of(a, b.s, b.row + r);
+
+        if (credit && (r == 0 || (b.row + r) % a.n_group() == 0)) {
+            bool equal = true;
+            for (uint32_t j = 0; j < TILE; ++j) {
+                equal &= credit[cell + j] == credit[cell];
+            }
+            if (!equal) {
+                return false;
+            }
+        }
+        res[r] = credit ? factors[r] * credit[cell] : factors[r];
+    }
+    for (uint32_t r = b.n; r < BLOCK; ++r) {
+        res[r] = 0.0f;
+    }
+
+    return true;
+}
+
 // Adds the probabilities of the block, or their squares, to res [n_kv], as means over the KV group.
 template <bool SQUARED>
 void many_collect(
         const llama_h2o_attention & a, const many_work & w, const block & b, const float * factors, float * res) {
     const float mean = 1.0f / a.n_group();
 
-    for (uint32_t j = 0; j < a.n_kv; ++j) {
-        vec sum = v_set(0.0f);
-        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            const vec y = v_load(w.exps + j * BLOCK + r);
-            const vec f = v_load(factors + r);
-            sum         = SQUARED ? v_fma(v_mul(y, f), v_mul(y, f), sum) : v_fma(y, f, sum);
+    for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
+        float f[BLOCK];
+        if (many_credit(a, b, cell, factors, f)) {
+            for (uint32_t j = cell; j < cell + TILE; ++j) {
+                vec sum = v_set(0.0f);
+                for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+                    const vec y = v_load(w.exps + j * BLOCK + r);
+                    const vec x = v_load(f + r);
+                    sum         = SQUARED ? v_fma(v_mul(y, x), v_mul(y, x), sum) : v_fma(y, x, sum);
+                }
+                res[j] += v_sum(sum) * mean;
+            }
+            continue;
         }
-        res[j] += v_sum(sum) * mean;
+
+        for (uint32_t r = 0; r < b.n; ++r) {
+            const float * credit = credit_of(a, b.s, b.row + r);
+            for (uint32_t j = cell; j < cell + TILE; ++j) {
+                const float y  = w.exps[j * BLOCK + r] * factors[r];
+                res[j]        += (SQUARED ? y * y : y) * credit[j] * mean;
+            }
+        }
     }
 }
 

@@ -106,6 +106,15 @@ inline const char * mask_of(const llama_h2o_attention & a, uint32_t s, uint32_t 
     return a.mask.data + s * a.mask.nb_stream + row / a.n_group() * a.mask.nb_row;
 }
 
+// of a query, for all cells; or null
+inline const float * credit_of(const llama_h2o_attention & a, uint32_t s, uint32_t row) {
+    if (!a.credit.data) {
+        return nullptr;
+    }
+    return reinterpret_cast<const float *>(
+            a.credit.data + s * a.credit.nb_stream + row / a.n_group() * a.credit.nb_row);
+}
+
 // of scores or squares
 inline float * of_head(const llama_h2o_attention & a, float * collected, uint32_t s, uint32_t head_kv) {
     return reinterpret_cast<float *>(

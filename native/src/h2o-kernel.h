@@ -37,6 +37,8 @@ struct llama_h2o_attention {
     operand v;    // likewise, in rows
     operand mask; // F16, added to the logits
 
+    operand credit; // F32, multiplied with the probabilities before they are added to the scores; may be null
+
     float * scores;  // probabilities are added to it; may be null
     float * squares; // squared probabilities are added to it; null without scores
     size_t nb_score_head;

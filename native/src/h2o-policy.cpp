@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-double llama_h2o_policy::remaining(int64_t /*n_tokens*/) const {
-    return 1.0;
+double llama_h2o_policy::remaining(int64_t n_tokens) const {
+    return half_life > 0.0 ? std::exp2(-double(n_tokens) / half_life) : 1.0;
 }
 
 static bool is_share(double x) {
@@ -27,6 +27,9 @@ int32_t llama_h2o_check_policy(const llama_h2o_policy_params & params) {
             break;
         case LLAMA_H2O_POLICY_H2O_DECAY:
             fits = std::isfinite(params.half_life) && params.half_life > 0.0;
+            break;
+        case LLAMA_H2O_POLICY_H2O_FAR:
+            fits = params.n_near > 0 && std::isfinite(params.half_life) && params.half_life > 0.0;
             break;
         case LLAMA_H2O_POLICY_ROCO:
             fits = is_share(params.guard);
@@ -56,6 +59,10 @@ llama_h2o_policy_params llama_h2o_own_params(const llama_h2o_policy_params & par
     switch (params.type) {
         case LLAMA_H2O_POLICY_H2O_DECAY:
             res.half_life = params.half_life;
+            break;
+        case LLAMA_H2O_POLICY_H2O_FAR:
+            res.half_life = params.half_life;
+            res.n_near    = params.n_near;
             break;
         case LLAMA_H2O_POLICY_ROCO:
             res.guard = params.guard;
@@ -101,6 +108,8 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const llama_h2o_params & 
             return llama_h2o_new_mean();
         case LLAMA_H2O_POLICY_H2O_DECAY:
             return llama_h2o_new_decay(policy.half_life);
+        case LLAMA_H2O_POLICY_H2O_FAR:
+            return llama_h2o_new_far(std::min(policy.n_near, params.recent), policy.half_life);
         case LLAMA_H2O_POLICY_H2O_LAYER:
             return llama_h2o_new_layer();
         case LLAMA_H2O_POLICY_H2O_CELLS:

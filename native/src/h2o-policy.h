@@ -55,11 +55,15 @@ public:
     uint32_t n_queries         = 0; // the last ones
     llama_h2o_probe_type probe = llama_h2o_probe_type::none;
 
+    uint32_t n_near  = 0;                      // attention from so few tokens away does not count
+    double half_life = 0;                      // tokens after which attention counts for half; 0: it never fades
+    bool weighs() const { return n_near > 0; } // whether a query's attention counts by its position
+
     // whose scores are averaged before the choice, which is then the same for all of them
     enum class llama_h2o_scope { head, layer, cache } scope = llama_h2o_scope::head;
 
-    // what is left of the attention after a compaction, n_tokens after the one before
-    virtual double remaining(int64_t n_tokens) const;
+    // what is left of attention n_tokens later
+    double remaining(int64_t n_tokens) const;
 };
 
 // LLAMA_H2O_OK, or why the parameters make no sense.
@@ -74,6 +78,7 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const llama_h2o_params & 
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_sum();
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_mean();
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_decay(double half_life);
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_far(uint32_t n_near, double half_life);
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer();
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_cells();
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_roco(double guard);

@@ -185,7 +185,7 @@ void llama_h2o::take_lists(const llama_h2o & from, uint32_t s, const std::vector
     st.starts        = theirs.starts;
     st.queries       = theirs.queries;
     st.pos_removable = theirs.pos_removable;
-    st.pos_compacted = theirs.pos_compacted;
+    st.pos_forgotten = theirs.pos_forgotten;
     st.count         = theirs.count;
     st.stale         = true;
 }

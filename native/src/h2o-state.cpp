@@ -20,15 +20,31 @@ struct state_shape {
     uint32_t magic;
     uint32_t n_cells;
     uint32_t n_layer;
+    uint32_t n_heads; // KV heads of all layers
     uint32_t v_trans;
+
+    // the rule
     uint32_t heavy;
     uint32_t recent;
     uint32_t pinned;
     uint32_t slack;
     uint32_t n_pos;
     uint32_t positions;
-    llama_h2o_policy_params policy;
+    uint32_t policy;
+    uint32_t n_queries;
+    uint32_t n_pool;
+    uint32_t n_horizon;
+    uint32_t covariance;
+    uint32_t n_sinks;
+    uint32_t n_near;
+    double half_life;
+    double guard;
+    double random;
+    double epsilon;
+    uint64_t seed;
 };
+
+static_assert(sizeof(state_shape) == 18 * sizeof(uint32_t) + 5 * sizeof(uint64_t), "a gap");
 
 struct layer_shape {
     uint32_t il;
@@ -89,11 +105,15 @@ static void for_each_tensor_piece(
     for_each_row_piece(v, layer.v, s, n_span, fn);
 }
 
-static state_shape get_shape(const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, bool v_trans) {
+static state_shape get_shape(
+        const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, uint32_t n_heads, bool v_trans) {
+    const llama_h2o_policy_params & policy = params.policy;
+
     return {
         STATE_MAGIC,
         kv.get_size(),
         uint32_t(n_layer),
+        n_heads,
         v_trans ? 1u : 0u,
         params.heavy,
         params.recent,
@@ -101,7 +121,18 @@ static state_shape get_shape(const llama_h2o_params & params, const llama_kv_cac
         params.slack,
         params.n_pos,
         uint32_t(params.positions),
-        params.policy,
+        uint32_t(policy.type),
+        policy.n_queries,
+        policy.n_pool,
+        policy.n_horizon,
+        policy.covariance,
+        policy.n_sinks,
+        policy.n_near,
+        policy.half_life,
+        policy.guard,
+        policy.random,
+        policy.epsilon,
+        policy.seed,
     };
 }
 
@@ -121,15 +152,12 @@ static bool operator==(const layer_shape & a, const layer_shape & b) {
            a.n_embd_k == b.n_embd_k && a.n_embd_v == b.n_embd_v;
 }
 
-static bool operator==(const llama_h2o_policy_params & a, const llama_h2o_policy_params & b) {
-    return a.type == b.type && a.half_life == b.half_life && a.guard == b.guard && a.n_queries == b.n_queries &&
-           a.n_pool == b.n_pool && a.random == b.random && a.seed == b.seed && a.n_horizon == b.n_horizon &&
-           a.epsilon == b.epsilon && a.covariance == b.covariance && a.n_sinks == b.n_sinks;
-}
-
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
-           a.n_pos == b.n_pos && a.positions == b.positions && a.policy == b.policy;
+           a.n_pos == b.n_pos && a.positions == b.positions && a.policy == b.policy && a.n_queries == b.n_queries &&
+           a.n_pool == b.n_pool && a.n_horizon == b.n_horizon && a.covariance == b.covariance &&
+           a.n_sinks == b.n_sinks && a.n_near == b.n_near && a.half_life == b.half_life && a.guard == b.guard &&
+           a.random == b.random && a.epsilon == b.epsilon && a.seed == b.seed;
 }
 
 //
@@ -143,7 +171,7 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
 
     ctx.synchronize();
 
-    const state_shape shape = get_shape(params, kv, layers.size(), kv.v_trans);
+    const state_shape shape = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
     io.write(&shape, sizeof(shape));
 
     for (const auto & layer : layers) {
@@ -174,7 +202,7 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
     head.n_queries     = st.queries.size();
     head.shift         = st.shift;
     head.pos_removable = st.pos_removable;
-    head.pos_compacted = st.pos_compacted;
+    head.pos_forgotten = st.pos_forgotten;
     head.count         = st.count;
     io.write(&head, sizeof(head));
 
@@ -210,14 +238,14 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
 void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     ctx.synchronize();
 
-    const state_shape mine = get_shape(params, kv, layers.size(), kv.v_trans);
+    const state_shape mine = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
 
     state_shape shape;
     io.read(&shape, sizeof(shape));
     expect(shape.magic == mine.magic, "another format");
     expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
     expect(shape.n_cells == mine.n_cells, "another number of cells");
-    expect(shape.n_layer == mine.n_layer, "another number of layers");
+    expect(shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
     expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : layers) {
@@ -273,7 +301,8 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
     io.read(&head, sizeof(head));
     expect(head.n_used <= llama_h2o_n_capacity(params) && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                     head.v_head <= cells.size() && head.n_pinned <= params.pinned + params.heavy &&
-                    head.n_spans <= params.pinned + params.heavy && head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
+                    head.n_spans <= params.pinned + params.heavy && head.n_starts <= LLAMA_H2O_MAX_STARTS &&
+                    head.n_queries == st.queries.size(),
             "counts that are out of range");
 
     std::vector<llama_h2o_span> spans(head.n_spans);
@@ -306,7 +335,7 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
 
     const int64_t n_tokens = int64_t(newest(s)) + 1;
     expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
-                    head.pos_compacted >= -1,
+                    head.pos_forgotten >= -1,
             "positions that are out of range");
     for (const auto & query : queries) {
         expect(query.pos >= -1 && query.pos < n_tokens, "queries that are out of range");
@@ -330,7 +359,7 @@ void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
     st.n_pinned      = head.n_pinned;
     st.shift         = head.shift;
     st.pos_removable = head.pos_removable;
-    st.pos_compacted = head.pos_compacted;
+    st.pos_forgotten = head.pos_forgotten;
     st.queries       = std::move(queries);
     st.count         = head.count;
 }

@@ -788,6 +788,13 @@ static int _cffi_const_LLAMA_H2O_POLICY_RANDOM(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_POLICY_H2O_FAR(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_POLICY_H2O_FAR) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_FAR) | 0);  /* check that LLAMA_H2O_POLICY_H2O_FAR is an integer */
+  return n;
+}
+
 static int _cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL(unsigned long long *o)
 {
   int n = (LLAMA_H2O_POSITIONS_ORIGINAL) <= 0;
@@ -1643,6 +1650,7 @@ static void _cffi_checkfld_struct_llama_h2o_policy_params(struct llama_h2o_polic
   (void)((p->n_horizon) | 0);  /* check that 'struct llama_h2o_policy_params.n_horizon' is an integer */
   (void)((p->covariance) | 0);  /* check that 'struct llama_h2o_policy_params.covariance' is an integer */
   (void)((p->n_sinks) | 0);  /* check that 'struct llama_h2o_policy_params.n_sinks' is an integer */
+  (void)((p->n_near) | 0);  /* check that 'struct llama_h2o_policy_params.n_near' is an integer */
   { double *tmp = &p->half_life; (void)tmp; }
   { double *tmp = &p->guard; (void)tmp; }
   { double *tmp = &p->random; (void)tmp; }
@@ -1727,6 +1735,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POLICY_H2O", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_H2O_CELLS", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_H2O_DECAY", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_DECAY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_POLICY_H2O_FAR", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_FAR, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_H2O_LAYER", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_LAYER, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_H2O_MEAN", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_MEAN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_KEYDIFF", (void *)_cffi_const_LLAMA_H2O_POLICY_KEYDIFF, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1794,6 +1803,9 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "n_sinks", offsetof(struct llama_h2o_policy_params, n_sinks),
                sizeof(((struct llama_h2o_policy_params *)0)->n_sinks),
                _CFFI_OP(_CFFI_OP_NOOP, 6) },
+  { "n_near", offsetof(struct llama_h2o_policy_params, n_near),
+              sizeof(((struct llama_h2o_policy_params *)0)->n_near),
+              _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "half_life", offsetof(struct llama_h2o_policy_params, half_life),
                  sizeof(((struct llama_h2o_policy_params *)0)->half_life),
                  _CFFI_OP(_CFFI_OP_NOOP, 56) },
@@ -1877,11 +1889,11 @@ static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
   { "llama_h2o_policy_params", 63, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_policy_params), offsetof(struct _cffi_align_struct_llama_h2o_policy_params, y), 8, 11 },
+    sizeof(struct llama_h2o_policy_params), offsetof(struct _cffi_align_struct_llama_h2o_policy_params, y), 8, 12 },
   { "llama_h2o_span", 64, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 19, 2 },
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 20, 2 },
   { "llama_h2o_stats", 65, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 21, 18 },
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 22, 18 },
   { "llama_model", 66, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
@@ -1893,7 +1905,8 @@ static const struct _cffi_enum_s _cffi_enums[] = {
   { "llama_h2o_policy_type", 58, _cffi_prim_int(sizeof(enum llama_h2o_policy_type), ((enum llama_h2o_policy_type)-1) <= 0),
     "LLAMA_H2O_POLICY_H2O,LLAMA_H2O_POLICY_H2O_MEAN,LLAMA_H2O_POLICY_H2O_DECAY,LLAMA_H2O_POLICY_H2O_LAYER,"
     "LLAMA_H2O_POLICY_H2O_CELLS,LLAMA_H2O_POLICY_ROCO,LLAMA_H2O_POLICY_TOVA,LLAMA_H2O_POLICY_SNAP,LLAMA_H2O_POLICY_NACL,"
-    "LLAMA_H2O_POLICY_KEYDIFF,LLAMA_H2O_POLICY_EXPECTED,LLAMA_H2O_POLICY_STREAMING,LLAMA_H2O_POLICY_RANDOM" },
+    "LLAMA_H2O_POLICY_KEYDIFF,LLAMA_H2O_POLICY_EXPECTED,LLAMA_H2O_POLICY_STREAMING,LLAMA_H2O_POLICY_RANDOM,"
+    "LLAMA_H2O_POLICY_H2O_FAR" },
   { "llama_h2o_positions", 59, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
   { "llama_h2o_status", 60, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
@@ -1912,7 +1925,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  61,  /* num_globals */
+  62,  /* num_globals */
   6,  /* num_struct_unions */
   4,  /* num_enums */
   0,  /* num_typenames */

@@ -20,6 +20,7 @@ from .base import HeadRows, Policy
 from .expected import Expected
 from .h2o import H2O, H2OCells, H2OLayer
 from .h2o_decay import H2ODecay
+from .h2o_far import H2OFar
 from .h2o_mean import H2OMean
 from .hashing import uniform_numbers
 from .keydiff import KeyDiff
@@ -39,6 +40,7 @@ __all__ = [
     "Expected",
     "H2OCells",
     "H2ODecay",
+    "H2OFar",
     "H2OLayer",
     "H2OMean",
     "HeadRows",

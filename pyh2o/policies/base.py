@@ -50,6 +50,7 @@ class HeadRows:
         pinned: [n] rows that are never evicted, for their position.
         competing: [n] rows that are neither pinned nor recent, and have to earn their place.
         n_places: how many of them stay.
+        n_recent: size of the recent window in tokens.
         layer, head: the number of the layer in the model, and of the KV head in the layer.
     """
 
@@ -67,6 +68,7 @@ class HeadRows:
     pinned: BoolArray
     competing: BoolArray
     n_places: int
+    n_recent: int
     layer: int
     head: int
 
@@ -131,6 +133,15 @@ class Policy(ABC):
     @property
     def n_queries(self) -> int:
         """Last queries that the policy looks at; the recent window may have fewer."""
+        return 0
+
+    @property
+    def n_near(self) -> int:
+        """Attention from less than so many tokens away is not collected; 0 collects all.
+
+        A policy with such a number counts each query by its half-life, and not each stretch of text
+        between two compactions.
+        """
         return 0
 
     @property

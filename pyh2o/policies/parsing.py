@@ -11,6 +11,7 @@ from .base import Policy
 from .expected import Expected
 from .h2o import H2O, H2OCells, H2OLayer
 from .h2o_decay import H2ODecay
+from .h2o_far import H2OFar
 from .h2o_mean import H2OMean
 from .keydiff import KeyDiff
 from .nacl import NACL
@@ -26,6 +27,7 @@ POLICIES: dict[str, type[Policy]] = {
         H2O,
         H2OMean,
         H2ODecay,
+        H2OFar,
         H2OLayer,
         H2OCells,
         RoCo,

@@ -130,6 +130,7 @@ def _head_rows(
                 pinned=pinned_rows(positions, pinned=parameters.pinned, spans=parameters.spans),
                 competing=competing,
                 n_places=max(0, n_kept - int((~competing).sum())),
+                n_recent=parameters.recent,
                 layer=layer,
                 head=head,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,10 @@ from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
+
+
+# Where later queries count for more, this is well within the range of float32.
+MOST_HALF_LIVES = 40
 
 
 def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
@@ -184,7 +189,7 @@ class ReferenceLlama:
         self.n_rebases = 0
         self._n_rows = 0
         self._shift = 0
-        self._newest_compacted = -1
+        self._newest_forgotten = -1
         self.smallest_margin = float("inf")
         self._first_removable = 0
         self._caches = [
@@ -270,7 +275,7 @@ class ReferenceLlama:
         self.n_tokens = n_left
         if self.n_tokens == 0:
             self._shift = 0
-            self._newest_compacted = -1
+            self._newest_forgotten = -1
 
     def pin(self, n_tokens: int) -> None:
         """Keep the first positions until the text is forgotten, in places of heavy rows.
@@ -332,6 +337,11 @@ class ReferenceLlama:
         n_pos = self.eviction.n_pos
         if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
             self._rebase()
+        n_unforgotten = self.n_tokens + n_new - 1 - self._newest_forgotten
+        if self.policy.n_near and n_unforgotten > MOST_HALF_LIVES * (
+            self.policy.half_life or math.inf
+        ):
+            self._forget()
 
     def _rebase(self) -> None:
         """Move the kept rows and the next token back.
@@ -364,21 +374,21 @@ class ReferenceLlama:
         self._compact(self.eviction)
 
     def _compact(self, eviction: EvictionParameters) -> None:
+        self._forget()
         place = RotaryPlace(self.n_tokens - self._shift, self._rope_frequencies())
         smallest = compact(self._caches, eviction, self.policy, place, shape=self.shape)
         self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
         self._n_rows = min(self._n_rows, eviction.budget)
-        self._forget()
         # Of the recent rows one has to stay. Rows that were evicted before do not come back when
         # the tail is removed, so this never goes down.
         self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
 
     def _forget(self) -> None:
-        """After a compaction: reduce the sums by the policy's half-life, if it has one."""
+        """At a compaction: reduce the sums by the policy's half-life, if it has one."""
         newest = self.n_tokens - 1
-        n_new = max(0, newest - self._newest_compacted)
-        self._newest_compacted = newest
+        n_new = max(0, newest - self._newest_forgotten)
+        self._newest_forgotten = newest
         if self.policy.half_life is not None:
             for cache in self._caches:
                 cache.forget(0.5 ** (n_new / self.policy.half_life))
@@ -431,7 +441,8 @@ class ReferenceLlama:
         """Collect what the policy will want to see at the next compaction."""
         policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
         if policy.needs_attention:
-            cache.add_scores(collected_attention(probabilities, n_head_kv))
+            credited = self._credited(cache, probabilities, positions)
+            cache.add_scores(collected_attention(credited, n_head_kv))
         if policy.needs_squares:
             cache.add_squares(collected_squares(probabilities, n_head_kv))
         if policy.n_queries and self.eviction is not None:
@@ -441,6 +452,23 @@ class ReferenceLlama:
                 positions - self._shift,
                 n_most=min(policy.n_queries, self.eviction.recent),
             )
+
+    def _credited(
+        self, cache: LayerCache, probabilities: FloatArray, positions: IntArray
+    ) -> FloatArray:
+        """[n_head, n_queries, n_rows] probabilities, each by what it counts for the policy."""
+        policy = self.policy
+        if not policy.n_near or self.eviction is None:
+            return probabilities
+        near = min(policy.n_near, self.eviction.recent)
+        # Later queries count for more until the next compaction makes all sums smaller.
+        exponent = (positions - self._newest_forgotten) / (policy.half_life or math.inf)
+        first_near = np.maximum(positions - near + 1, self._first_removable - 1)
+        is_near = cache.row_positions[:, None, :] >= first_near[None, :, None]
+        credit = np.where(is_near, 0, np.exp2(exponent)[None, :, None])
+        group = probabilities.shape[0] // credit.shape[0]
+        credited: FloatArray = probabilities * np.repeat(credit, group, axis=0)
+        return credited
 
     def _rope_frequencies(self) -> npt.NDArray[np.float64]:
         hyper = self.weights.hyperparameters

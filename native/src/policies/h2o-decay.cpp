@@ -1,22 +1,19 @@
 #include "h2o-policy.h"
 
-#include <cmath>
-
 namespace {
 
 // The attention collected, of which half is forgotten every half_life tokens.
 struct h2o_decay : llama_h2o_policy {
-    explicit h2o_decay(double half_life) : half_life(half_life) { attention = true; }
+    explicit h2o_decay(double half_life) {
+        attention       = true;
+        this->half_life = half_life;
+    }
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
             score[i] = rows.attention[i];
         }
     }
-
-    double remaining(int64_t n_tokens) const override { return std::exp2(-double(n_tokens) / half_life); }
-
-    const double half_life; // tokens
 };
 
 } // namespace
