@@ -10,6 +10,8 @@ import typer
 
 from pyh2o.bench.caches import BenchSettings, caches_to_compare, default_histories
 from pyh2o.models import find_model
+from pyh2o.policies import parse_policy
+from pyh2o.settings import DEFAULT_POLICY
 from pyh2o.threads import physical_cores
 
 from .errors import InputError, reported_errors
@@ -20,6 +22,7 @@ from .measured import (
     read_text,
     shared,
     show_table,
+    split_policies,
     write_file,
 )
 from .progress import Bars
@@ -67,6 +70,15 @@ def bench(
             rich_help_panel=COMPARED,
         ),
     ] = "0.2,0.1",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY,...",
+            help="What makes a row worth keeping, such as snap:queries=64; may be given again.",
+            show_default=DEFAULT_POLICY,
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
     kv_type: Annotated[
         str,
         typer.Option(
@@ -124,6 +136,7 @@ def bench(
             histories = tuple(sorted(parse_list("--history", history, int, "0,4096,8192")))
         budgets = parse_list("--budget", budget, parse_budget, "0.2,512")
         kv_types = parse_list("--kv-type", kv_type, str, "f16,q8_0")
+        policies = split_policies(policy or [DEFAULT_POLICY])
         words = None if text is None else read_text(text)
         path = find_model(model)
 
@@ -139,6 +152,7 @@ def bench(
             gpu_layers=gpu_layers,
             histories=histories or default_histories(window, rounds * n),
             budgets=budgets,
+            policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),
             kv_types=kv_types,
             rounds=rounds,
             n=n,

@@ -18,7 +18,7 @@ from pyh2o.threads import physical_cores
 
 from .errors import InputError, reported_errors
 from .eval_output import Outputs
-from .measured import parse_budget, parse_list, read_text, shared
+from .measured import parse_budget, parse_list, read_text, shared, split_policies
 from .options import takes_run_options
 
 if TYPE_CHECKING:
@@ -355,29 +355,6 @@ def story(
 # -------------------------------------------------------------------------------------------------
 # What the user gives
 # -------------------------------------------------------------------------------------------------
-
-
-def split_policies(given: list[str]) -> list[str]:
-    """The policies of some lists with commas.
-
-    Commas also stand between the parameters of a policy, as in "snap:queries=64,pool=5,h2o": what
-    is a parameter belongs to the policy before it.
-
-    Raises:
-        InputError: a list without a policy.
-    """
-    policies: list[str] = []
-    for text in given:
-        found: list[str] = []
-        for item in (part.strip() for part in text.split(",")):
-            if found and "=" in item and ":" not in item:
-                found[-1] += f",{item}"
-            else:
-                found.append(item)
-        if not all(found):
-            raise InputError(f"--policy {text!r} is no list such as h2o,streaming")
-        policies += found
-    return policies
 
 
 def one_of(words: Any) -> Callable[[str], Any]:

@@ -1,6 +1,6 @@
 """Compares a cache on an RPC device with the reference, in a process of its own.
 
-Usage: rows_on_a_device.py ENDPOINT MODEL composed|flash
+Usage: rows_on_a_device.py ENDPOINT MODEL composed|flash POLICY
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ def add_device(endpoint: str) -> None:
     ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
-def main(endpoint: str, path: str, attention: str) -> None:
+def main(endpoint: str, path: str, attention: str, policy: str) -> None:
     add_device(endpoint)
-    reference = ReferenceLlama.from_gguf(path, heavy=12, recent=9, slack=CHUNK, n_pos=N_POS)
+    reference = ReferenceLlama.from_gguf(
+        path, heavy=12, recent=9, slack=CHUNK, n_pos=N_POS, policy=policy
+    )
     llm = Llama(
         path,
         hh=12,
         recent=9,
         slack=CHUNK,
+        policy=policy,
         n_gpu_layers=-1,
         type_k=KV_TYPES["f32"],
         type_v=KV_TYPES["f32"],

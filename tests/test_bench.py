@@ -102,6 +102,15 @@ def test_budget_larger_than_the_text_has_no_equal_cells() -> None:
     assert "full at 102 rows" not in names
 
 
+def test_policies_are_compared_at_each_budget() -> None:
+    settings = replace(SETTINGS, budgets=(64,), kv_types=("f16",), policies=("h2o", "tova"))
+    caches = {cache.name: cache.policy for cache in caches_to_compare(settings, TRAINED)}
+    assert caches["h2o, 64 rows"] == "h2o"
+    assert caches["tova, 64 rows"] == "tova"
+    # a window of its own needs no scores
+    assert caches["sinks + window, 64 rows"] == "streaming"
+
+
 def test_caches_of_transformers_and_kvpress() -> None:
     settings = replace(SETTINGS, transformers=True)
     stock = caches_to_compare(settings, TRAINED)

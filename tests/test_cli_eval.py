@@ -22,7 +22,8 @@ from cli_fakes import (
 from pyh2o import pictures
 from pyh2o.cli import eval_output
 from pyh2o.cli.errors import InputError
-from pyh2o.cli.eval import split_policies
+from pyh2o.cli.measured import split_policies
+from pyh2o.settings import DEFAULT_POLICY
 from tiny_chat import CHATML, GEMMA, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 
@@ -101,7 +102,7 @@ def test_whole_run_and_the_same_again(
         one["cache"] for one in data["summary"]
     ]
     caches = {unit["cache"] for unit in data["units"].values()}
-    assert {name.split(",")[0] for name in caches} == {"full", "h2o", "streaming"}
+    assert {name.split(",")[0] for name in caches} == {"full", DEFAULT_POLICY, "streaming"}
     for note in data["notes"]:
         assert note in output.text
     # nothing is left to measure, and the same is shown

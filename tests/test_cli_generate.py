@@ -33,6 +33,7 @@ from pyh2o import Llama
 from pyh2o.cli.options import KVType
 from pyh2o.errors import ModelError, SessionError, SettingsError
 from pyh2o.llama import KV_TYPES
+from pyh2o.settings import DEFAULT_POLICY
 from pyh2o.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -902,7 +903,8 @@ def test_loops_are_told_and_end_a_story(tiny: Path, tmp_path: Path) -> None:
 
 def open_like(tiny: Path, sampling: Sequence[str]) -> Llama:
     kv_type = KV_TYPES["q8_0" if "q8_0" in sampling else "f16"]
-    return tiny_llama(tiny, n_ctx=1024, hh=32, recent=32, slack=8, type_k=kv_type, type_v=kv_type)
+    settings = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "policy": DEFAULT_POLICY}
+    return tiny_llama(tiny, type_k=kv_type, type_v=kv_type, **settings)
 
 
 def kill(program: subprocess.Popen[bytes]) -> None:

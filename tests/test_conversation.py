@@ -1488,3 +1488,35 @@ def test_a_conversation_is_exported() -> None:
     assert pyh2o.Conversation is Conversation
     assert pyh2o.Turn is Turn
     assert {"Conversation", "Turn"} <= set(pyh2o.__all__)
+
+
+# ---- places ----
+
+
+def test_the_system_prompt_can_be_left_unpinned(path: Path) -> None:
+    llm = tiny_llama(path, **EVICTING, policy="streaming:sinks=0")
+    conversation = Conversation(llm, system=SYSTEM, pin_system=False)
+    for _ in range(8):
+        "".join(conversation.say("Where are we?", max_tokens=SHORT))
+    assert llm.kv.pinned == 0
+    assert llm.kv.compactions > 0
+    assert int(llm.kv_rows(0)[0].min()) > len(conversation._template.opening)
+
+
+@pytest.mark.parametrize("fair_turns", [False, True])
+def test_fair_turns_keep_a_part_of_each_turn(path: Path, tmp_path: Path, fair_turns: bool) -> None:
+    """Nothing else of a window would be left of the first turns. A session goes on as it was."""
+    llm = tiny_llama(path, **EVICTING, policy="streaming:sinks=0")
+    conversation = Conversation(llm, system=SYSTEM, fair_turns=fair_turns)
+    for number in range(16):
+        "".join(conversation.say(f"Where are we? This is question {number}.", max_tokens=SHORT))
+        if number == 7:
+            conversation.save(tmp_path / "chat.h2o")
+            conversation = Conversation.load(tmp_path / "chat.h2o", llm)
+    assert llm.kv.compactions > 2
+    kept = [set(head) for layer in range(2) for head in llm.kv_rows(layer)[0].tolist()]
+    has_rows = [
+        all(head & set(range(turn.start, turn.end)) for head in kept) for turn in conversation.turns
+    ]
+    assert all(has_rows) == fair_turns
+    assert has_rows[-1]

@@ -57,14 +57,25 @@ def _listens(address: tuple[str, int]) -> bool:
         return client.connect_ex(address) == 0
 
 
-@pytest.mark.parametrize("attention", ["composed", "flash"])
+@pytest.mark.parametrize(
+    ("attention", "policy"),
+    [
+        ("composed", "h2o"),
+        ("flash", "h2o"),
+        ("composed", "h2o-far:near=4"),
+        ("composed", "roco"),
+        ("composed", "snap:queries=5,pool=1"),
+        ("composed", "keydiff"),
+        ("composed", "expected:queries=6,covariance=true"),
+    ],
+)
 def test_rows_on_a_device_are_those_of_the_reference(
-    tmp_path: Path, endpoint: str, attention: str
+    tmp_path: Path, endpoint: str, attention: str, policy: str
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
     client = Path(__file__).parent / "rows_on_a_device.py"
     result = subprocess.run(
-        [sys.executable, str(client), endpoint, str(path), attention],
+        [sys.executable, str(client), endpoint, str(path), attention, policy],
         capture_output=True,
         text=True,
         check=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -19,7 +20,7 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import chose_clearly
 
 N_LAYER, N_HEAD_KV, N_SEQ = 2, 2, 3
-BUDGET = Budget(window=256, heavy=8, recent=6, pinned=1, slack=9)
+BUDGET = Budget(window=256, heavy=8, recent=6, pinned=1, slack=9, policy="h2o")
 
 
 class Context:
@@ -87,9 +88,10 @@ def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
     context.close()
 
 
-def references(path: Path) -> list[ReferenceLlama]:
+def references(path: Path, policy: str = "h2o") -> list[ReferenceLlama]:
     return [
-        ReferenceLlama.from_gguf(path, heavy=8, recent=6, pinned=1, slack=9) for _ in range(N_SEQ)
+        ReferenceLlama.from_gguf(path, heavy=8, recent=6, pinned=1, slack=9, policy=policy)
+        for _ in range(N_SEQ)
     ]
 
 
@@ -132,6 +134,35 @@ def test_sequences_grow_at_different_speeds(
         assert context.decode({seq: (expected[seq].n_tokens, tokens)}) == 0
         expected[seq].eval(tokens)
         compare(context, expected)
+
+
+@pytest.mark.parametrize(
+    "policy", ["h2o-far:near=4,half_life=12", "roco", "snap:queries=4,pool=1", "expected:queries=4"]
+)
+def test_policies_look_at_one_sequence(
+    context: Context, path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """What they collect, weigh and ask is that of the sequence, in batches of several as well."""
+    context.kv.attach(replace(BUDGET, policy=policy))
+    expected = references(path, policy)
+    for _ in range(14):
+        chunks = {}
+        for seq, reference in enumerate(expected):
+            tokens = rng.integers(0, context.n_vocab, 4).tolist()
+            chunks[seq] = (reference.n_tokens, tokens)
+            reference.eval(tokens)
+        assert context.decode(chunks) == 0
+        for seq, reference in enumerate(expected):
+            if reference.smallest_margin < 1e-6:
+                continue
+            for layer in range(N_LAYER):
+                positions, scores = context.kv.rows(layer, seq)
+                for head in range(N_HEAD_KV):
+                    np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
+                    np.testing.assert_allclose(
+                        scores[head], reference.scores(layer, head), atol=1e-4, rtol=1e-4
+                    )
+    assert expected[0].n_compactions > 3
 
 
 def test_one_sequence_can_be_cleared(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from ..errors import SettingsError
-from ..settings import EvictionSettings, whole_blocks
+from ..policies import Streaming
+from ..settings import DEFAULT_POLICY, EvictionSettings, whole_blocks
 from ..text_table import budget_name
 
 Kind = Literal["full", "evicting", "transformers", "kvpress"]
@@ -37,6 +39,7 @@ class BenchSettings:
         rounds: turns that every cache has at each history.
         n: tokens generated in a turn.
         transformers: also Hugging Face transformers, and kvpress where it is installed.
+        policies: what makes a row worth keeping.
     """
 
     model: Path
@@ -49,6 +52,7 @@ class BenchSettings:
     rounds: int
     n: int
     transformers: bool = False
+    policies: tuple[str, ...] = (DEFAULT_POLICY,)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -96,6 +100,7 @@ class Cache:
         flash_attention: for "full"; the others use what is best for them.
         heavy, recent, pinned: rows of "evicting".
         rows: budget of "evicting" and "kvpress".
+        policy: of "evicting".
         text: most tokens that it reads; it is then measured at the longest history only.
     """
 
@@ -108,6 +113,7 @@ class Cache:
     recent: int = 0
     pinned: int = 0
     rows: int = 0
+    policy: str = DEFAULT_POLICY
     text: int | None = None
 
     @property
@@ -153,17 +159,20 @@ def caches_to_compare(
     }
     caches = _full_caches(settings)
     for budget, resolved in budgets.items():
-        for kv_type in dict.fromkeys(settings.kv_types):
-            suffix = "" if kv_type == "f16" else f", {kv_type}"
+        for policy, kv_type in product(settings.policies, dict.fromkeys(settings.kv_types)):
+            name = budget_name(budget)
+            if settings.policies != (DEFAULT_POLICY,):
+                name = f"{policy}, {name}"
             caches.append(
                 Cache(
-                    budget_name(budget) + suffix,
+                    name if kv_type == "f16" else f"{name}, {kv_type}",
                     "evicting",
                     resolved.cells,
                     kv_type=kv_type,
                     heavy=resolved.heavy,
                     recent=resolved.recent,
                     rows=resolved.rows,
+                    policy=policy,
                 )
             )
     for budget, resolved in budgets.items():
@@ -226,6 +235,7 @@ def _sinks_and_window(
         recent=resolved.recent,
         pinned=resolved.pinned,
         rows=resolved.rows,
+        policy=Streaming.name,
     )
 
 

@@ -58,6 +58,7 @@ class LlamaModel:
             hh=cache.heavy,
             recent=max(1, cache.recent),
             pinned=cache.pinned,
+            policy=cache.policy,
             n_ctx=start.window if evicting else cache.cells,
             n_threads=start.threads,
             n_threads_batch=start.threads,
