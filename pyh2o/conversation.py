@@ -762,8 +762,9 @@ class _Saved:
         places = [place for turn in turns for place in (turn.start, turn.answer_start, turn.end)]
         _expect(places == sorted(places), "its turns overlap")
         _expect(not turns or turns[-1].end == n_text, "its turns are not its text")
-        sampling, places = Sampling(**header["sampling"]), _Places(**header["places"])
-        return cls(system, sampling, places, turns, n_cached, n_known, n_empty)
+        sampling, shares = Sampling(**header["sampling"]), _Places(**header["places"])
+        _expect(all(type(share) is bool for share in asdict(shares).values()), "its places are odd")
+        return cls(system, sampling, shares, turns, n_cached, n_known, n_empty)
 
 
 def _turn(data: dict[str, Any]) -> Turn:

@@ -14,6 +14,30 @@ static float * of_head(llama_h2o_stream & sums, const llama_h2o::layer & layer, 
     return sums.f32() + size_t(head) * layer.k.n_cells;
 }
 
+// The cells in use, [used.size()], of something that there is for all cells.
+template <typename T>
+static std::vector<T> gather(const T * all, const std::vector<uint32_t> & used) {
+    std::vector<T> res;
+    res.reserve(used.size());
+    for (const uint32_t cell : used) {
+        res.push_back(all[cell]);
+    }
+
+    return res;
+}
+
+// The same of what was measured of a head: [n_probed][used.size()] of [n_probed][n_cells].
+static std::vector<float> gather_probe(
+        const float * all, size_t n_probed, size_t n_cells, const std::vector<uint32_t> & used) {
+    std::vector<float> res;
+    for (size_t i = 0; i < n_probed; ++i) {
+        const std::vector<float> one = gather(all + i * n_cells, used);
+        res.insert(res.end(), one.begin(), one.end());
+    }
+
+    return res;
+}
+
 void llama_h2o::compact(uint32_t s) {
     ctx.synchronize();
 
@@ -87,15 +111,10 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
 
-    std::vector<llama_pos> pos(n_used);
-
     uint32_t h = 0;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
-            const size_t first = size_t(head) * kv.get_size();
-            for (size_t i = 0; i < n_used; ++i) {
-                pos[i] = streams[s].pos[ikv][first + keep.cells[i]];
-            }
+            const auto pos = gather(streams[s].pos[ikv].data() + head * kv.get_size(), keep.cells);
             selection.set_rows(pos.data(), n_used);
             selection.choose(scores.data() + h * n_used, keep.head(h));
         }
@@ -107,64 +126,57 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
 // The scores of all heads, [n_heads][used.size()]. If the policy does not collect attention they are also put where the
 // attention would be, for those who look at the rows.
 std::vector<double> llama_h2o::score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used) {
-    const auto & st     = streams[s];
-    const size_t n_used = used.size();
+    const auto & st = streams[s];
 
     const std::vector<std::vector<float>> probes = run_probe(s);
 
     const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
 
-    std::vector<double> scores(n_used * n_heads());
-    std::vector<llama_pos> pos(n_used);
-    std::vector<float> attention(n_used);
-    std::vector<float> squares(n_used);
-    std::vector<float> probe;
+    std::vector<double> scores(used.size() * n_heads());
 
     double * score = scores.data();
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
 
-        const size_t n_probed = probes.empty() ? 0 : probes[ikv].size() / (size_t(layer.n_head_kv) * kv.get_size());
-        probe.resize(n_probed * n_used);
+        const size_t n_cells  = kv.get_size();
+        const size_t n_probed = probes.empty() ? 0 : probes[ikv].size() / (n_cells * layer.n_head_kv);
 
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head, score += n_used) {
-            float * sums      = of_head(rows.scores[ikv], layer, head);
-            const float * sqs = layer.squares ? of_head(rows.squares[ikv], layer, head) : nullptr;
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head, score += used.size()) {
+            float * sums          = of_head(rows.scores[ikv], layer, head);
+            const float * squares = layer.squares ? of_head(rows.squares[ikv], layer, head) : sums;
+            const float * probe   = n_probed > 0 ? probes[ikv].data() + head * n_probed * n_cells : nullptr;
 
-            for (size_t i = 0; i < n_used; ++i) {
-                pos[i]       = st.pos[ikv][size_t(head) * kv.get_size() + used[i]];
-                attention[i] = sums[used[i]];
-                squares[i]   = sqs ? sqs[used[i]] : 0.0f;
-                for (size_t j = 0; j < n_probed; ++j) {
-                    probe[j * n_used + i] = probes[ikv][(head * n_probed + j) * kv.get_size() + used[i]];
-                }
-            }
-            selection.set_rows(pos.data(), n_used);
+            const auto head_pos       = gather(st.pos[ikv].data() + head * n_cells, used);
+            const auto head_attention = gather<float>(sums, used);
+            const auto head_squares   = gather(squares, used);
+            const auto head_probe     = gather_probe(probe, n_probed, n_cells, used);
 
-            llama_h2o_head_rows head_rows;
-            head_rows.il        = layer.il;
-            head_rows.head      = head;
-            head_rows.n_group   = layer.n_head / layer.n_head_kv;
-            head_rows.n_rows    = n_used;
-            head_rows.n_places  = selection.n_places();
-            head_rows.newest    = rule.newest;
-            head_rows.pos       = pos.data();
-            head_rows.standing  = selection.standings().data();
-            head_rows.attention = attention.data();
-            head_rows.squares   = squares.data();
-            head_rows.probe     = probe.data();
+            selection.set_rows(head_pos.data(), used.size());
 
+            const llama_h2o_head_rows head_rows {
+                layer.il,
+                head,
+                layer.n_head / layer.n_head_kv,
+                uint32_t(used.size()),
+                selection.n_places(),
+                rule.newest,
+                head_pos.data(),
+                selection.standings().data(),
+                head_attention.data(),
+                head_squares.data(),
+                head_probe.data(),
+            };
             policy->score(head_rows, score);
 
-            for (size_t i = 0; i < n_used && !layer.collects; ++i) {
+            for (size_t i = 0; i < used.size() && !layer.collects; ++i) {
                 const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
                 sums[used[i]]       = competes ? float(score[i]) : 0.0f;
             }
         }
     }
 
-    share_scores(scores, n_used);
+    share_scores(scores, used.size());
 
     return scores;
 }

@@ -23,8 +23,8 @@ struct llama_h2o_head_rows {
     const int32_t * pos;                 // [n_rows]
     const llama_h2o_standing * standing; // [n_rows]
     const float * attention;             // [n_rows] sum over queries, mean over the query heads of the group
-    const float * squares;               // [n_rows] the same of squared probabilities; null unless asked for
-    const float * probe;                 // [.][n_rows] what the policy's probe measured; null without one
+    const float * squares;               // [n_rows] the same of squared probabilities; or anything, unless asked for
+    const float * probe;                 // [.][n_rows] what the policy's probe measured, if it has one
 
     // queries that could see a row, its own included
     double n_seen(size_t i) const { return double(newest - pos[i] + 1); }
