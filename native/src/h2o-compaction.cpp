@@ -184,9 +184,7 @@ std::vector<double> llama_h2o::score_rows(uint32_t s, collected & rows, const st
 // Gives all heads of the policy's scope the mean of their scores. They chose alike before, so the rows of a cell are of
 // one position.
 void llama_h2o::share_scores(std::vector<double> & scores, size_t n_used) const {
-    using scope = llama_h2o_policy::llama_h2o_scope;
-
-    if (policy->scope == scope::head) {
+    if (policy->scope == llama_h2o_scope::head) {
         return;
     }
 
@@ -197,7 +195,7 @@ void llama_h2o::share_scores(std::vector<double> & scores, size_t n_used) const 
         // the heads of one layer, or of all
         do {
             h += layers[ikv++].n_head_kv;
-        } while (policy->scope == scope::cache && ikv < layers.size());
+        } while (policy->scope == llama_h2o_scope::cache && ikv < layers.size());
 
         for (size_t i = 0; i < n_used; ++i) {
             double sum = 0.0;

@@ -30,13 +30,16 @@ struct llama_h2o_head_rows {
     double n_seen(size_t i) const { return double(newest - pos[i] + 1); }
 };
 
-// What a policy measures of the rows at a compaction, where they lie. See h2o-probe.h.
+// What a policy measures of the rows at a compaction, where they lie. See h2o-probe.cpp.
 enum class llama_h2o_probe_type {
     none,
     attention, // [1][n_rows] paid by the last queries: sum over them, mean over the query heads of the group
     keys,      // [1][n_rows] cosine with the mean direction of the keys
     expected,  // [n_group + 1][n_rows] logits of the expected query of each query head; length of V
 };
+
+// Whose scores are averaged before the choice, which is then the same for all of them.
+enum class llama_h2o_scope { head, layer, cache };
 
 class llama_h2o_policy {
 public:
@@ -59,8 +62,7 @@ public:
     double half_life = 0;                      // tokens after which attention counts for half; 0: it never fades
     bool weighs() const { return n_near > 0; } // whether a query's attention counts by its position
 
-    // whose scores are averaged before the choice, which is then the same for all of them
-    enum class llama_h2o_scope { head, layer, cache } scope = llama_h2o_scope::head;
+    llama_h2o_scope scope = llama_h2o_scope::head;
 
     // what is left of attention n_tokens later
     double remaining(int64_t n_tokens) const;

@@ -22,7 +22,7 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_sum() {
 // One choice for all heads of a layer.
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer() {
     auto policy   = std::make_unique<h2o_sum>();
-    policy->scope = llama_h2o_policy::llama_h2o_scope::layer;
+    policy->scope = llama_h2o_scope::layer;
 
     return policy;
 }
@@ -30,7 +30,7 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer() {
 // One choice for everything: what freeing whole cells can do.
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_cells() {
     auto policy   = std::make_unique<h2o_sum>();
-    policy->scope = llama_h2o_policy::llama_h2o_scope::cache;
+    policy->scope = llama_h2o_scope::cache;
 
     return policy;
 }
