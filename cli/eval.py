@@ -16,7 +16,7 @@ from pyh2o.sampling import LARGEST_SEED, Sampling
 from pyh2o.settings import DEFAULT_POLICY, Positions
 from pyh2o.threads import physical_cores
 
-from .errors import InputError, reported_errors
+from .errors import reported_errors
 from .eval_output import Outputs
 from .measured import parse_budget, parse_list, read_text, shared, split_policies
 from .options import takes_run_options
@@ -169,9 +169,7 @@ def fidelity(
     with reported_errors():
         outputs = Outputs(options)
         lengths = parse_list("--tokens", tokens, int, "4096,8192")
-        words = {file.name: read_text(file) for file in text}
-        if len(words) < len(text):
-            raise InputError("two texts have the same name: rename one of the files")
+        words = [(file.name, read_text(file)) for file in text]
         caches = options.caches(positions)
         model = find_model(options.model)
 
@@ -184,7 +182,7 @@ def fidelity(
         settings = FidelitySettings(
             model=model,
             threads=options.thread_count,
-            texts=tuple(EvalText(name, normalised(one)) for name, one in words.items()),
+            texts=tuple(EvalText(name, normalised(one)) for name, one in words),
             tokens=lengths,
             start=start,
             first=first,

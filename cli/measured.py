@@ -45,6 +45,29 @@ def parse_list(option: str, text: str, parse: Callable[[str], T], example: str) 
         raise InputError(f"{option} {text!r} is no list such as {example}") from None
 
 
+def split_policies(given: list[str]) -> list[str]:
+    """The policies of some lists with commas.
+
+    Commas also stand between the parameters of a policy, as in "snap:queries=64,pool=5,h2o": what
+    is a parameter belongs to the policy before it.
+
+    Raises:
+        InputError: a list without a policy.
+    """
+    policies: list[str] = []
+    for text in given:
+        found: list[str] = []
+        for item in (part.strip() for part in text.split(",")):
+            if found and "=" in item and ":" not in item:
+                found[-1] += f",{item}"
+            else:
+                found.append(item)
+        if not all(found):
+            raise InputError(f"--policy {text!r} is no list such as h2o,streaming")
+        policies += found
+    return policies
+
+
 def parse_budget(text: str) -> float:
     """A fraction of the window or a count of rows, larger than 0.
 
@@ -126,26 +149,3 @@ def show_table(table: TextTable) -> None:
     stdout.print(drawn)
     for remark in table.remarks:
         stdout.print(remark, style="dim")
-
-
-def split_policies(given: list[str]) -> list[str]:
-    """The policies of some lists with commas.
-
-    Commas also stand between the parameters of a policy, as in "snap:queries=64,pool=5,h2o": what
-    is a parameter belongs to the policy before it.
-
-    Raises:
-        InputError: a list without a policy.
-    """
-    policies: list[str] = []
-    for text in given:
-        found: list[str] = []
-        for item in (part.strip() for part in text.split(",")):
-            if found and "=" in item and ":" not in item:
-                found[-1] += f",{item}"
-            else:
-                found.append(item)
-        if not all(found):
-            raise InputError(f"--policy {text!r} is no list such as h2o,streaming")
-        policies += found
-    return policies

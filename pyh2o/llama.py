@@ -181,7 +181,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._kv: KVCache | None = None
         self._stretches_rope = _stretches_rope(kwargs)
 
-        _check_file(model_path)
+        check_file(model_path)
         if n_ctx < 0:
             raise SettingsError(f"n_ctx is {n_ctx}: give a token count, or 0 for the model's own")
         for name in ("n_threads", "n_threads_batch"):
@@ -821,7 +821,12 @@ def _stretches_rope(settings: dict[str, Any]) -> bool:
     )
 
 
-def _check_file(model_path: str) -> None:
+def check_file(model_path: str) -> None:
+    """Refuse what is no model file, before anything is loaded.
+
+    Raises:
+        ModelError: it is missing, or no GGUF file.
+    """
     path = Path(model_path)
     if not path.exists():
         raise ModelError(f"there is no model file {model_path}: check the path")

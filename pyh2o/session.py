@@ -253,7 +253,7 @@ def model_identity(llm: Llama) -> dict[str, Any]:
     identity = _identities.get(llm)
     if identity is None:
         path = {"path": str(Path(llm.model_path).absolute())}
-        identity = _identities[llm] = _file_identity(llm.model_path) | path
+        identity = _identities[llm] = file_identity(llm.model_path) | path
     return dict(identity)
 
 
@@ -266,7 +266,7 @@ def settings_identity(llm: Llama) -> dict[str, Any]:
     budget = llm._budget
     kept = {} if budget is None else {name: getattr(budget, name) for name in _BUDGET}
     lora = (
-        None if llm.lora_path is None else _file_identity(llm.lora_path) | {"scale": llm.lora_scale}
+        None if llm.lora_path is None else file_identity(llm.lora_path) | {"scale": llm.lora_scale}
     )
     return {
         "evict": llm.evicting,
@@ -348,7 +348,12 @@ def _shown(name: str, settings: Mapping[str, Any]) -> str:
     return f"{_OPTIONS.get(name, name)} {value if isinstance(value, str) else json.dumps(value)}"
 
 
-def _file_identity(path: str) -> dict[str, Any]:
+def file_identity(path: str) -> dict[str, Any]:
+    """What tells a model file from others, without loading it: its name, size and header's hash.
+
+    Raises:
+        SessionError: the file is gone.
+    """
     try:
         with Path(path).open("rb") as file:
             header = file.read(MODEL_HEADER_BYTES)

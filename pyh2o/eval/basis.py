@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..llama import check_file
 from ..machine import machine_facts
-from ..session import model_identity
-from .caches import FULL_CACHE, CacheSettings, open_llama
+from ..session import file_identity
+from .caches import CacheSettings
 
 
 def basis_of(model: Path, caches: CacheSettings, **options: Any) -> dict[str, Any]:
@@ -24,8 +25,8 @@ def basis_of(model: Path, caches: CacheSettings, **options: Any) -> dict[str, An
     Raises:
         ModelError: the file is missing or no model.
     """
-    with open_llama(model, FULL_CACHE, window=1, threads=1, evict=False) as llm:
-        identity = model_identity(llm)
+    check_file(str(model))
+    identity = file_identity(str(model))
     facts = machine_facts(1)
     return {
         "--model": f"{identity['file']} ({identity['bytes']} bytes, {identity['sha256'][:12]})",
