@@ -70,32 +70,46 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     }
     params.policy = llama_h2o_own_params(params.policy);
 
-    kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);
-
-    // the graph now has nodes for the scores; building it also shows how the keys are rotated
-    ctx.sched_need_reserve = true;
-    ctx.sched_reserve();
-
-    int32_t status = LLAMA_H2O_OK;
-    if (!kv.h2o->has_kernels_asked_for()) {
-        status = LLAMA_H2O_ERR_ATTENTION;
-    } else if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !kv.h2o->can_rebase()) {
-        status = LLAMA_H2O_ERR_REBASE;
-    } else if (kv.h2o->policy->probe == llama_h2o_probe_type::expected && !kv.h2o->can_rebase()) {
-        status = LLAMA_H2O_ERR_POLICY_ROPE;
-    } else if (kv.h2o->can_rebase() && llama_h2o_n_capacity(params) > params.n_pos) {
-        status = LLAMA_H2O_ERR_N_POS;
-    }
-
-    if (status != LLAMA_H2O_OK) {
+    const auto detach = [&] {
         kv.h2o.reset();
         kv.ctxs_bufs.resize(n_bufs);
 
         ctx.sched_need_reserve = true;
+    };
+
+    try {
+        kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);
+
+        const int32_t status = kv.h2o->reserve();
+        if (status != LLAMA_H2O_OK) {
+            detach();
+        }
         return status;
+    } catch (...) {
+        detach();
+        throw;
+    }
+}
+
+int32_t llama_h2o::reserve() {
+    // the graph now has nodes for the scores; building it also shows how the keys are rotated
+    ctx.sched_need_reserve = true;
+    ctx.sched_reserve();
+
+    if (!has_kernels_asked_for()) {
+        return LLAMA_H2O_ERR_ATTENTION;
+    }
+    if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !can_rebase()) {
+        return LLAMA_H2O_ERR_REBASE;
+    }
+    if (policy->probe == llama_h2o_probe_type::expected && !can_rebase()) {
+        return LLAMA_H2O_ERR_POLICY_ROPE;
+    }
+    if (can_rebase() && llama_h2o_n_capacity(params) > params.n_pos) {
+        return LLAMA_H2O_ERR_N_POS;
     }
 
-    kv.h2o->reserve_probe();
+    reserve_probe();
 
     return LLAMA_H2O_OK;
 }

@@ -36,7 +36,7 @@ struct llama_h2o {
     // the plain KV cache of a context, or null if it has another kind of memory
     static llama_kv_cache * plain_cache(const llama_context * ctx);
 
-    // leaves the context as it was if the keys cannot be rotated as the params ask for
+    // leaves the context as it was if it fails or throws
     static int32_t attach(llama_context & ctx, llama_h2o_params params);
 
     //
@@ -218,6 +218,9 @@ private:
     // the constant weights live apart from the cache, which may be cleared
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
 
+    // makes the graphs, which shows whether the params can be met
+    int32_t reserve();
+
     void add_layers();
     void choose_kernels();
     void alloc_tensors();
@@ -256,8 +259,14 @@ private:
     void compact(uint32_t s);
     llama_h2o_rule rule(uint32_t s) const;
     llama_h2o_keep select(uint32_t s, collected & rows, std::vector<uint32_t> used);
-    std::vector<double> score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used);
-    void share_scores(std::vector<double> & scores, size_t n_used) const;
+    bool ends_scope(size_t ikv, uint32_t head) const;
+    void score_head(size_t ikv,
+            uint32_t head,
+            const llama_h2o_selection & selection,
+            const std::vector<float> * probe,
+            collected & rows,
+            const std::vector<uint32_t> & used,
+            double * score) const;
     collected rows_of(uint32_t s) const;
     void forget(uint32_t s, collected & rows, llama_pos pos);
     void keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_last);

@@ -17,10 +17,9 @@ static float * of_head(llama_h2o_stream & sums, const llama_h2o::layer & layer, 
 // The cells in use, [used.size()], of something that there is for all cells.
 template <typename T>
 static std::vector<T> gather(const T * all, const std::vector<uint32_t> & used) {
-    std::vector<T> res;
-    res.reserve(used.size());
-    for (const uint32_t cell : used) {
-        res.push_back(all[cell]);
+    std::vector<T> res(used.size());
+    for (size_t i = 0; i < used.size(); ++i) {
+        res[i] = all[used[i]];
     }
 
     return res;
@@ -97,10 +96,24 @@ llama_h2o_rule llama_h2o::rule(uint32_t s) const {
     return res;
 }
 
+// Whether the heads that choose together with this one all come before it.
+bool llama_h2o::ends_scope(size_t ikv, uint32_t head) const {
+    const bool last_of_layer = head + 1 == layers[ikv].n_head_kv;
+
+    switch (policy->scope) {
+        case llama_h2o_scope::head:
+            return true;
+        case llama_h2o_scope::layer:
+            return last_of_layer;
+        case llama_h2o_scope::cache:
+            return last_of_layer && ikv + 1 == layers.size();
+    }
+
+    return true;
+}
+
 llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint32_t> used) {
     const size_t n_used = used.size();
-
-    const std::vector<double> scores = score_rows(s, rows, used);
 
     llama_h2o_keep keep;
     keep.cells   = std::move(used);
@@ -108,104 +121,86 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
     keep.flags.resize(n_used * keep.n_heads);
 
+    const std::vector<std::vector<float>> probes = run_probe(s);
+
     const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
 
-    uint32_t h = 0;
+    std::vector<double> score(n_used);
+    std::vector<double> mean(n_used, 0.0); // over the heads that choose together: their sum, until the last one came
+
+    uint32_t first = 0; // of these heads
+    uint32_t h     = 0;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
             const auto pos = gather(streams[s].pos[ikv].data() + head * kv.get_size(), keep.cells);
             selection.set_rows(pos.data(), n_used);
-            selection.choose(scores.data() + h * n_used, keep.head(h));
+
+            score_head(ikv, head, selection, probes.empty() ? nullptr : &probes[ikv], rows, keep.cells, score.data());
+
+            for (size_t i = 0; i < n_used; ++i) {
+                mean[i] += score[i];
+            }
+            if (!ends_scope(ikv, head)) {
+                continue;
+            }
+            for (double & x : mean) {
+                x /= double(h + 1 - first);
+            }
+
+            // they chose alike before, so the rows of a cell are of one position
+            selection.choose(mean.data(), keep.head(first));
+            for (uint32_t other = first + 1; other <= h; ++other) {
+                std::copy_n(keep.head(first), n_used, keep.head(other));
+            }
+
+            std::fill(mean.begin(), mean.end(), 0.0);
+            first = h + 1;
         }
     }
 
     return keep;
 }
 
-// The scores of all heads, [n_heads][used.size()]. If the policy does not collect attention they are also put where the
-// attention would be, for those who look at the rows.
-std::vector<double> llama_h2o::score_rows(uint32_t s, collected & rows, const std::vector<uint32_t> & used) {
-    const auto & st = streams[s];
+// The scores of the rows that were given to the selection, [used.size()]. If the policy does not collect attention they
+// are also put where the attention would be, for those who look at the rows.
+void llama_h2o::score_head(size_t ikv,
+        uint32_t head,
+        const llama_h2o_selection & selection,
+        const std::vector<float> * probe,
+        collected & rows,
+        const std::vector<uint32_t> & used,
+        double * score) const {
+    const auto & layer = layers[ikv];
 
-    const std::vector<std::vector<float>> probes = run_probe(s);
+    const size_t n_cells  = kv.get_size();
+    const size_t n_probed = probe ? probe->size() / (n_cells * layer.n_head_kv) : 0;
 
-    const llama_h2o_rule rule = this->rule(s);
-    llama_h2o_selection selection(rule);
+    float * sums = of_head(rows.scores[ikv], layer, head);
 
-    std::vector<double> scores(used.size() * n_heads());
+    const auto attention = gather<float>(sums, used);
+    const auto squares   = layer.squares ? gather<float>(of_head(rows.squares[ikv], layer, head), used) : attention;
+    const auto measured  = probe ? gather_probe(probe->data() + head * n_probed * n_cells, n_probed, n_cells, used)
+                                 : std::vector<float>();
 
-    double * score = scores.data();
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
+    const llama_h2o_head_rows head_rows {
+        layer.il,
+        head,
+        layer.n_head / layer.n_head_kv,
+        uint32_t(used.size()),
+        selection.n_places(),
+        selection.newest(),
+        selection.positions(),
+        selection.standings().data(),
+        attention.data(),
+        squares.data(),
+        measured.data(),
+    };
+    policy->score(head_rows, score);
 
-        const size_t n_cells  = kv.get_size();
-        const size_t n_probed = probes.empty() ? 0 : probes[ikv].size() / (n_cells * layer.n_head_kv);
-
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head, score += used.size()) {
-            float * sums          = of_head(rows.scores[ikv], layer, head);
-            const float * squares = layer.squares ? of_head(rows.squares[ikv], layer, head) : sums;
-            const float * probe   = n_probed > 0 ? probes[ikv].data() + head * n_probed * n_cells : nullptr;
-
-            const auto head_pos       = gather(st.pos[ikv].data() + head * n_cells, used);
-            const auto head_attention = gather<float>(sums, used);
-            const auto head_squares   = gather(squares, used);
-            const auto head_probe     = gather_probe(probe, n_probed, n_cells, used);
-
-            selection.set_rows(head_pos.data(), used.size());
-
-            const llama_h2o_head_rows head_rows {
-                layer.il,
-                head,
-                layer.n_head / layer.n_head_kv,
-                uint32_t(used.size()),
-                selection.n_places(),
-                rule.newest,
-                head_pos.data(),
-                selection.standings().data(),
-                head_attention.data(),
-                head_squares.data(),
-                head_probe.data(),
-            };
-            policy->score(head_rows, score);
-
-            for (size_t i = 0; i < used.size() && !layer.collects; ++i) {
-                const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
-                sums[used[i]]       = competes ? float(score[i]) : 0.0f;
-            }
-        }
-    }
-
-    share_scores(scores, used.size());
-
-    return scores;
-}
-
-// Gives all heads of the policy's scope the mean of their scores. They chose alike before, so the rows of a cell are of
-// one position.
-void llama_h2o::share_scores(std::vector<double> & scores, size_t n_used) const {
-    if (policy->scope == llama_h2o_scope::head) {
-        return;
-    }
-
-    size_t h = 0;
-    for (size_t ikv = 0; ikv < layers.size();) {
-        const size_t first = h;
-
-        // the heads of one layer, or of all
-        do {
-            h += layers[ikv++].n_head_kv;
-        } while (policy->scope == llama_h2o_scope::cache && ikv < layers.size());
-
-        for (size_t i = 0; i < n_used; ++i) {
-            double sum = 0.0;
-            for (size_t j = first; j < h; ++j) {
-                sum += scores[j * n_used + i];
-            }
-            for (size_t j = first; j < h; ++j) {
-                scores[j * n_used + i] = sum / double(h - first);
-            }
-        }
+    for (size_t i = 0; i < used.size() && !layer.collects; ++i) {
+        const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
+        sums[used[i]]       = competes ? float(score[i]) : 0.0f;
     }
 }
 

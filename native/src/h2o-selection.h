@@ -45,7 +45,12 @@ public:
     // The next head. pos [n_rows], distinct.
     void set_rows(const int32_t * pos, uint32_t n_rows);
 
+    const int32_t * positions() const { return pos; }
+
     const std::vector<llama_h2o_standing> & standings() const { return standing; }
+
+    // position of the text
+    int64_t newest() const { return rule.newest; }
 
     // places for competing rows
     size_t n_places() const { return n_free; }

@@ -7,7 +7,7 @@ namespace {
 
 // The attention collected from afar, per query that could pay it, where queries of long ago count for less.
 struct h2o_far : llama_h2o_policy {
-    h2o_far(uint32_t n_near, double half_life) {
+    h2o_far(uint32_t n_near, double half_life) : rate(std::log(2.0) / half_life), norm(std::expm1(-rate)) {
         attention       = true;
         this->n_near    = n_near;
         this->half_life = half_life;
@@ -20,10 +20,10 @@ struct h2o_far : llama_h2o_policy {
     }
 
     // so many queries, each by its weight; at least one, for rows that nobody has seen from afar
-    double n_weighted(double n) const { return std::expm1(-std::max(n, 1.0) * rate()) / std::expm1(-rate()); }
+    double n_weighted(double n) const { return std::expm1(-std::max(n, 1.0) * rate) / norm; }
 
-    // of the fading, per token
-    double rate() const { return std::log(2.0) / half_life; }
+    const double rate; // of the fading, per token
+    const double norm; // so that the latest query counts as one
 };
 
 } // namespace
