@@ -60,6 +60,8 @@ clean: ## remove .venv and everything that was built
 	$(PIP) install --quiet --no-deps --no-cache-dir --requirement requirements.txt
 	@touch $@
 
+# With ggml's RPC backend, which stands for a GPU in tests/test_device.py.
+RPC        := --config-settings=cmake.define.GGML_RPC=ON
 BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later for seconds
 
 .venv/built: .venv/llama_cpp $(SOURCES)
@@ -71,6 +73,6 @@ BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later 
 .venv/tested: .venv/llama_cpp $(SOURCES)
 	@echo "==> pyh2o and the tools for its tests ($(BUILD_NOTE))"
 	@touch $@.begun
-	$(PIP) install --quiet '.[test,dev,integrations]'
+	$(PIP) install --quiet $(RPC) '.[test,dev,integrations]'
 	@mv $@.begun $@
 	@touch -r $@ .venv/built

@@ -1,6 +1,7 @@
-"""Compares a cache on an RPC device with the reference, in a process of its own.
+"""Compares a cache on an RPC device with another, in a process of its own.
 
-Usage: rows_on_a_device.py ENDPOINT MODEL composed|flash POLICY
+Usage: rows_on_a_device.py ENDPOINT MODEL reference composed|flash POLICY
+       rows_on_a_device.py ENDPOINT MODEL host KV_TYPE GPU_LAYERS
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ def add_device(endpoint: str) -> None:
     ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
 
 
-def main(endpoint: str, path: str, attention: str, policy: str) -> None:
-    add_device(endpoint)
+def compare_with_reference(path: str, attention: str, policy: str) -> None:
     reference = ReferenceLlama.from_gguf(
         path, heavy=12, recent=9, slack=CHUNK, n_pos=N_POS, policy=policy
     )
@@ -69,5 +69,41 @@ def main(endpoint: str, path: str, attention: str, policy: str) -> None:
     llm.close()
 
 
+def compare_with_host(path: str, kv_type: str, gpu_layers: str) -> None:
+    """Moved rows are the same bytes; rotated ones are rounded twice, by two computations."""
+    on_device, on_host = (
+        Llama(
+            path,
+            hh=12,
+            recent=9,
+            slack=CHUNK,
+            n_gpu_layers=layers,
+            type_k=KV_TYPES[kv_type],
+            type_v=KV_TYPES[kv_type],
+            flash_attn=True,
+            attention="ops",
+            logits_all=True,
+            n_threads=1,
+            verbose=True,
+        )
+        for layers in (int(gpu_layers), 0)
+    )
+    tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
+    for start in range(0, len(tokens), CHUNK):
+        for llm in (on_device, on_host):
+            llm.eval(tokens[start : start + CHUNK].tolist())
+        seen = slice(start, on_host.n_tokens)
+        if on_host.kv.rebases == 0:
+            np.testing.assert_array_equal(on_device.scores[seen], on_host.scores[seen])
+        else:
+            np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], atol=0.1)
+    assert on_device.kv.compactions == on_host.kv.compactions > 10
+    assert on_device.kv.rebases == on_host.kv.rebases == 1
+    on_device.close()
+    on_host.close()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    endpoint, path, other, *settings = sys.argv[1:]
+    add_device(endpoint)
+    {"reference": compare_with_reference, "host": compare_with_host}[other](path, *settings)

@@ -1,7 +1,7 @@
-"""A cache that is not in host memory, as on a GPU: compactions go through copies and back.
+"""A cache that is not in host memory, as on a GPU: rows are moved and rotated where they lie.
 
 ggml's RPC backend stands for the device: its buffers cannot be reached by pointer, and it runs
-anywhere. Needs a build with it: CMAKE_ARGS="-DLLAMA_BUILD=OFF -DGGML_RPC=ON".
+anywhere. Needs a build with it, as `make test` makes: CMAKE_ARGS="-DGGML_RPC=ON".
 """
 
 from __future__ import annotations
@@ -73,13 +73,34 @@ def test_rows_on_a_device_are_those_of_the_reference(
     tmp_path: Path, endpoint: str, attention: str, policy: str
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    assert "RPC0" in compare(endpoint, path, "reference", attention, policy)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "head_size", "gpu_layers"),
+    [
+        ("f16", 32, -1),
+        ("f16", 32, 2),
+        ("q8_0", 64, -1),
+        ("q8_0", 32, 3),
+        ("q4_0", 32, -1),
+    ],
+)
+def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
+    tmp_path: Path, endpoint: str, kv_type: str, head_size: int, gpu_layers: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
+    assert "RPC0" in compare(endpoint, path, "host", kv_type, str(gpu_layers))
+
+
+def compare(endpoint: str, path: Path, *arguments: str) -> str:
+    """Fails if the two differ; returns where the log says that the caches are."""
     client = Path(__file__).parent / "rows_on_a_device.py"
     result = subprocess.run(
-        [sys.executable, str(client), endpoint, str(path), attention, policy],
+        [sys.executable, str(client), endpoint, str(path), *arguments],
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    # the cache was where it should be
-    assert "RPC0" in next(line for line in result.stderr.splitlines() if "KV buffer" in line)
+    return "\n".join(line for line in result.stderr.splitlines() if "KV buffer" in line)

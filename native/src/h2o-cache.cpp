@@ -1,5 +1,6 @@
 #include "h2o-cache.h"
 
+#include "h2o-graph.h"
 #include "h2o-kernel.h"
 #include "h2o-selection.h"
 
@@ -109,7 +110,7 @@ int32_t llama_h2o::reserve() {
         return LLAMA_H2O_ERR_N_POS;
     }
 
-    reserve_probe();
+    reserve_graphs();
 
     return LLAMA_H2O_OK;
 }
@@ -129,6 +130,7 @@ void llama_h2o::add_layers() {
                 n_head_kv,
                 layout(kv_layer.k, kv.hparams.n_embd_head_k(il), false),
                 layout(kv_layer.v, kv.hparams.n_embd_head_v(il), kv.v_trans),
+                ggml_backend_buffer_is_host(kv_layer.k->buffer),
                 policy->attention,
         });
     }
@@ -288,17 +290,49 @@ llama_pos llama_h2o::rope_pos(llama_seq_id seq_id, llama_pos pos) const {
     return pos - streams[kv.seq_to_stream[seq_id]].shift;
 }
 
-bool llama_h2o::can_rebase() const {
-    // learned position embeddings and temperatures by position are part of what the rows were computed from
-    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || kv.hparams.f_attn_temp_scale != 0.0f) {
-        return false;
+//
+// graphs of our own
+//
+
+void llama_h2o::reserve_graphs() {
+    const bool on_host = std::all_of(layers.begin(), layers.end(), [](const layer & l) { return l.on_host; });
+    if (on_host && policy->probe == llama_h2o_probe_type::none) {
+        return;
     }
 
-    return std::all_of(layers.begin(), layers.end(), [](const layer & l) { return l.rope && l.rope->known; });
+    sched.reset(ggml_backend_sched_new(ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(),
+            layers.size() * llama_h2o_graph::MAX_NODES, false, ctx.get_cparams().op_offload));
+
+    const auto reserve = [&](const llama_h2o_graph & graph) {
+        if (!graph.empty()) {
+            graph.reserve(sched.get());
+        }
+    };
+    reserve(build_probe(0));
+    reserve(build_most_moves());
+    reserve(build_most_turns());
 }
 
-llama_pos llama_h2o::pos_limit() const {
-    return can_rebase() ? std::numeric_limits<llama_pos>::max() : llama_pos(params.n_pos);
+std::vector<std::vector<float>> llama_h2o::run(const llama_h2o_graph & graph) {
+    if (graph.empty()) {
+        return {};
+    }
+
+    for (const auto & [backend, set_n_threads] : ctx.set_n_threads_fns) {
+        set_n_threads(backend, ctx.get_cparams().n_threads_batch);
+    }
+
+    return graph.run(sched.get());
+}
+
+// If a graph fails that changes rows, nobody knows which.
+void llama_h2o::run_in_place(const llama_h2o_graph & graph) {
+    try {
+        run(graph);
+    } catch (const std::exception &) {
+        refused = true;
+        throw;
+    }
 }
 
 //
@@ -514,70 +548,6 @@ void llama_h2o::list_rows(uint32_t s, const std::vector<uint32_t> & used) {
         }
         st.listed[cell] = 1;
     }
-}
-
-//
-// re-base
-//
-
-// Rotates all rows back, by as much as the token at p_next has to go back. Distances stay, but for rows
-// that would get a position below zero: those are packed at the start, in the order of the text. Each
-// row goes from the position it has to the new one in a single step.
-void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
-    ctx.synchronize();
-
-    const int64_t t_start_us = ggml_time_us();
-
-    auto & st = streams[s];
-
-    std::vector<uint32_t> order = used_cells(s);
-
-    list_rows(s, order);
-
-    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare
-    const llama_pos n_rows = llama_pos(order.size());
-    const llama_pos next =
-            params.positions == LLAMA_H2O_POSITIONS_DENSE ? n_rows : std::max(n_rows, llama_pos(params.n_pos / 2));
-    const llama_pos back = p_next - st.shift - next;
-
-    std::vector<llama_h2o_turn> turns;
-
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
-
-        llama_h2o_stream k(kv.layers[ikv].k, s);
-        llama_h2o_rotation rotation(*layer.rope, layer.k);
-
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            const llama_pos * pos = st.pos[ikv].data() + size_t(head) * kv.get_size();
-            llama_pos * rope_pos  = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
-
-            std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
-
-            turns.clear();
-            for (size_t i = 0; i < order.size(); ++i) {
-                const llama_pos old_pos = rope_pos[order[i]];
-                const llama_pos new_pos = std::max(llama_pos(i), old_pos - back);
-                if (new_pos != old_pos) {
-                    turns.push_back({ order[i], new_pos - old_pos });
-                    rope_pos[order[i]] = new_pos;
-                }
-            }
-
-            if (!layer.rope->angles.empty()) {
-                rotation.apply(k.data(), head, turns);
-            }
-        }
-
-        k.commit();
-    }
-
-    turn_queries(s, back);
-
-    st.shift += back;
-
-    st.count.n_rebases    += 1;
-    st.count.t_rebases_us += ggml_time_us() - t_start_us;
 }
 
 //

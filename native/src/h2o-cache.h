@@ -17,7 +17,7 @@
 #include <vector>
 
 struct llama_h2o_kernel;
-struct llama_h2o_probe_graph;
+class llama_h2o_graph;
 
 class llama_io_read_i;
 class llama_io_write_i;
@@ -70,6 +70,7 @@ struct llama_h2o {
         llama_h2o_row_layout k;
         llama_h2o_row_layout v;
 
+        bool on_host  = false; // whether the host can reach the rows where they lie
         bool collects = false; // whether the graph adds to the scores
 
         ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
@@ -213,7 +214,7 @@ private:
     // while this is the eviction of a larger cache: the cache that the context goes back to
     std::unique_ptr<llama_memory_i> smaller;
 
-    ggml_backend_sched_ptr probe_sched; // null unless the policy has a probe
+    ggml_backend_sched_ptr sched; // for graphs of our own; null if there are none
 
     // the constant weights live apart from the cache, which may be cleared
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> weights_bufs;
@@ -227,11 +228,6 @@ private:
 
     // whether the graph computes attention as the params ask for
     bool has_kernels_asked_for() const;
-
-    bool can_rebase() const;
-
-    // first position that a text cannot reach
-    llama_pos pos_limit() const;
 
     void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
 
@@ -270,20 +266,29 @@ private:
     collected rows_of(uint32_t s) const;
     void forget(uint32_t s, collected & rows, llama_pos pos);
     void keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_last);
-    void move_rows(uint32_t s, const llama_h2o_plan & plan, collected & rows);
+    void move_rows(uint32_t s, const llama_h2o_plan & plan);
+    llama_h2o_graph build_most_moves() const;
+    void move_lists(uint32_t s, const llama_h2o_plan & plan, collected & rows);
     void free_cells(uint32_t s, const std::vector<uint32_t> & freed);
 
-    // see h2o-probe.cpp; [n_layer] of [n_probed, n_head_kv, n_cells]
-    llama_h2o_probe_graph build_probe(uint32_t s) const;
-    void reserve_probe();
-    std::vector<std::vector<float>> run_probe(uint32_t s);
+    // graphs of our own
+    void reserve_graphs();
+    std::vector<std::vector<float>> run(const llama_h2o_graph & graph);
+    void run_in_place(const llama_h2o_graph & graph);
+
+    // see h2o-probe.cpp; [n_layer] of [n_cells, n_probed, n_head_kv]
+    llama_h2o_graph build_probe(uint32_t s) const;
 
     // see h2o-queries.cpp
     void note_queries(stream & st, llama_pos p_first, llama_pos p_last);
     void forget_queries(stream & st, llama_pos p0);
-    void turn_queries(uint32_t s, llama_pos back);
+    void turn_queries(uint32_t s, llama_pos back, llama_h2o_graph & graph);
 
+    // see h2o-rebase.cpp
+    bool can_rebase() const;
+    llama_pos pos_limit() const; // first position that a text cannot reach
     void rebase(uint32_t s, llama_pos p_next);
+    llama_h2o_graph build_most_turns() const;
     void reset_stream(uint32_t s);
 
     void give_back();

@@ -3,6 +3,7 @@
 
 #include "h2o-cache.h"
 
+#include "h2o-device.h"
 #include "h2o-selection.h"
 
 #include "llama-context.h"
@@ -54,7 +55,8 @@ void llama_h2o::compact(uint32_t s) {
 
     const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used));
 
-    move_rows(s, plan, rows);
+    move_rows(s, plan);
+    move_lists(s, plan, rows);
     free_cells(s, plan.freed);
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
@@ -121,7 +123,7 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
     keep.flags.resize(n_used * keep.n_heads);
 
-    const std::vector<std::vector<float>> probes = run_probe(s);
+    const std::vector<std::vector<float>> probes = run(build_probe(s));
 
     const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
@@ -223,27 +225,64 @@ void llama_h2o::forget(uint32_t s, collected & rows, llama_pos pos) {
 // the rows
 //
 
-void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, collected & rows) {
+void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan) {
+    llama_h2o_graph graph(layers.size());
+
+    const auto * moves = plan.moves.data();
+    for (size_t ikv = 0; ikv < layers.size(); moves += layers[ikv].n_head_kv, ++ikv) {
+        const auto & layer = layers[ikv];
+
+        ggml_tensor * k = kv.layers[ikv].k;
+        ggml_tensor * v = kv.layers[ikv].v;
+        if (!layer.on_host) {
+            llama_h2o_build_moves(graph, { k, layer.k, s * k->nb[2] }, { v, layer.v, s * v->nb[2] }, moves);
+            continue;
+        }
+
+        llama_h2o_stream k_rows(k, s);
+        llama_h2o_stream v_rows(v, s);
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            llama_h2o_move_rows(k_rows.data(), layer.k, head, moves[head]);
+            llama_h2o_move_rows(v_rows.data(), layer.v, head, moves[head]);
+        }
+    }
+
+    run_in_place(graph);
+}
+
+// As many moves on devices as a compaction can make.
+llama_h2o_graph llama_h2o::build_most_moves() const {
+    llama_h2o_graph graph(layers.size());
+
+    const size_t n_moves = std::min<uint64_t>(params.slack, llama_h2o_n_budget(params));
+    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const auto & layer = layers[ikv];
+        if (layer.on_host) {
+            continue;
+        }
+
+        const std::vector<std::vector<llama_h2o_move>> moves(
+                layer.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
+        llama_h2o_build_moves(graph, { kv.layers[ikv].k, layer.k, 0 }, { kv.layers[ikv].v, layer.v, 0 }, moves.data());
+    }
+
+    return graph;
+}
+
+// What is known of the rows follows them.
+void llama_h2o::move_lists(uint32_t s, const llama_h2o_plan & plan, collected & rows) {
     auto & st = streams[s];
 
     uint32_t h = 0;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
 
-        llama_h2o_stream k(kv.layers[ikv].k, s);
-        llama_h2o_stream v(kv.layers[ikv].v, s);
-
         for (uint32_t head = 0; head < layer.n_head_kv; ++head, ++h) {
-            const auto & moves = plan.moves[h];
-
-            llama_h2o_move_rows(k.data(), layer.k, head, moves);
-            llama_h2o_move_rows(v.data(), layer.v, head, moves);
-
             float * score        = of_head(rows.scores[ikv], layer, head);
             float * square       = layer.squares ? of_head(rows.squares[ikv], layer, head) : nullptr;
             llama_pos * pos      = st.pos[ikv].data() + size_t(head) * kv.get_size();
             llama_pos * rope_pos = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
-            for (const auto & move : moves) {
+            for (const auto & move : plan.moves[h]) {
                 score[move.dst]    = score[move.src];
                 pos[move.dst]      = pos[move.src];
                 rope_pos[move.dst] = rope_pos[move.src];
@@ -259,8 +298,6 @@ void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan, collected & r
             }
         }
 
-        k.commit();
-        v.commit();
         rows.scores[ikv].commit();
         if (layer.squares) {
             rows.squares[ikv].commit();

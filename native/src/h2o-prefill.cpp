@@ -52,7 +52,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     try {
         ctx.sched_need_reserve = true;
         ctx.sched_reserve();
-        larger.h2o->reserve_probe();
+        larger.h2o->reserve_graphs();
     } catch (const std::exception &) {
         larger.h2o->give_back();
         throw;

@@ -2,59 +2,15 @@
 // rows lie, on all threads, and only one number per row comes back.
 
 #include "h2o-cache.h"
+#include "h2o-graph.h"
 
-#include "ggml-cpp.h"
 #include "llama-context.h"
 #include "llama-model.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
-
-// nodes of one layer, at most
-static constexpr size_t MAX_NODES = 48;
 
 static constexpr float L2_EPS = 1e-12f;
-
-// The inputs of a graph, in host memory until the graph has its own.
-struct llama_h2o_probe_graph {
-    ggml_context_ptr ctx;
-    ggml_cgraph * gf;
-
-    std::vector<std::pair<ggml_tensor *, std::vector<float>>> inputs;
-    std::vector<ggml_tensor *> results; // of the layers [n_cells, n_probed, n_head_kv]
-
-    explicit llama_h2o_probe_graph(size_t n_layer) {
-        const size_t n_nodes = n_layer * MAX_NODES;
-
-        const ggml_init_params init = {
-            /*.mem_size   =*/n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false),
-            /*.mem_buffer =*/nullptr,
-            /*.no_alloc   =*/true,
-        };
-        ctx.reset(ggml_init(init));
-        if (!ctx) {
-            throw std::bad_alloc();
-        }
-        gf = ggml_new_graph_custom(ctx.get(), n_nodes, false);
-    }
-
-    ggml_tensor * add_input(std::vector<float> data, int64_t ne0, int64_t ne1, int64_t ne2) {
-        ggml_tensor * res = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne0, ne1, ne2);
-        ggml_set_input(res);
-        inputs.emplace_back(res, std::move(data));
-
-        return res;
-    }
-
-    void add_result(ggml_tensor * cur) {
-        cur = ggml_cont(ctx.get(), cur);
-        ggml_set_output(cur);
-        ggml_build_forward_expand(gf, cur);
-        results.push_back(cur);
-    }
-};
 
 //
 // rows and queries as the graph sees them
@@ -121,13 +77,13 @@ static std::vector<float> make_weights(
     return weights;
 }
 
-static ggml_tensor * build_attention(llama_h2o_probe_graph & graph,
+static ggml_tensor * build_attention(llama_h2o_graph & graph,
         const llama_h2o::layer & layer,
         ggml_tensor * k,
         ggml_tensor * mask,
         ggml_tensor * weights,
         uint32_t s) {
-    ggml_context * ctx = graph.ctx.get();
+    ggml_context * ctx = graph.get_ctx();
 
     const int64_t n_cells   = k->ne[1];
     const int64_t n_queries = layer.queries->ne[1];
@@ -148,8 +104,8 @@ static ggml_tensor * build_attention(llama_h2o_probe_graph & graph,
 //
 
 static ggml_tensor * build_keys(
-        llama_h2o_probe_graph & graph, const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * used) {
-    ggml_context * ctx = graph.ctx.get();
+        llama_h2o_graph & graph, const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * used) {
+    ggml_context * ctx = graph.get_ctx();
 
     ggml_tensor * units = ggml_l2_norm(ctx, as_f32(ctx, k), L2_EPS);
 
@@ -240,25 +196,25 @@ static expected_queries expect_queries(const llama_h2o::layer & layer,
     return res;
 }
 
-static ggml_tensor * build_expected(llama_h2o_probe_graph & graph,
+static ggml_tensor * build_expected(llama_h2o_graph & graph,
         const llama_h2o::layer & layer,
         ggml_tensor * k,
         ggml_tensor * v,
-        expected_queries queries) {
-    ggml_context * ctx = graph.ctx.get();
+        const expected_queries & queries) {
+    ggml_context * ctx = graph.get_ctx();
 
     const int64_t n_embd  = k->ne[0];
     const int64_t n_cells = k->ne[1];
     const int64_t n_group = layer.n_head / layer.n_head_kv;
     const bool spread     = !queries.covariance.empty();
 
-    ggml_tensor * mean = graph.add_input(std::move(queries.mean), n_embd, n_group, layer.n_head_kv);
+    ggml_tensor * mean = graph.add_input(queries.mean, n_embd, n_group, layer.n_head_kv);
 
     ggml_tensor * logits = ggml_scale(ctx, ggml_mul_mat(ctx, k, mean), layer.kq_scale); // [n_cells, n_group, n_head_kv]
 
     if (spread) {
         ggml_tensor * rows = as_f32(ctx, k);
-        ggml_tensor * cov  = graph.add_input(std::move(queries.covariance), n_embd, n_embd * n_group, layer.n_head_kv);
+        ggml_tensor * cov  = graph.add_input(queries.covariance, n_embd, n_embd * n_group, layer.n_head_kv);
 
         ggml_tensor * cur =
                 ggml_reshape_4d(ctx, ggml_mul_mat(ctx, cov, rows), n_embd, n_group, n_cells, layer.n_head_kv);
@@ -282,11 +238,14 @@ static ggml_tensor * build_expected(llama_h2o_probe_graph & graph,
 // one run
 //
 
-llama_h2o_probe_graph llama_h2o::build_probe(uint32_t s) const {
+llama_h2o_graph llama_h2o::build_probe(uint32_t s) const {
     const auto & st    = streams[s];
     const auto & cells = kv.v_cells[s];
 
-    llama_h2o_probe_graph graph(layers.size());
+    llama_h2o_graph graph(layers.size());
+    if (policy->probe == llama_h2o_probe_type::none) {
+        return graph;
+    }
 
     ggml_tensor * mask = nullptr;
     ggml_tensor * used = nullptr;
@@ -298,15 +257,15 @@ llama_h2o_probe_graph llama_h2o::build_probe(uint32_t s) const {
         for (uint32_t i = 0; i < cells.size(); ++i) {
             flags.push_back(cells.is_empty(i) ? 0.0f : 1.0f);
         }
-        used = graph.add_input(std::move(flags), cells.size(), 1, 1);
+        used = graph.add_input(flags, cells.size(), 1, 1);
     }
 
     ggml_tensor * weights = nullptr;
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
 
-        ggml_tensor * k = view_k(graph.ctx.get(), layer, kv.layers[ikv].k, s);
-        ggml_tensor * v = view_v(graph.ctx.get(), layer, kv.layers[ikv].v, s);
+        ggml_tensor * k = view_k(graph.get_ctx(), layer, kv.layers[ikv].k, s);
+        ggml_tensor * v = view_v(graph.get_ctx(), layer, kv.layers[ikv].v, s);
 
         switch (policy->probe) {
             case llama_h2o_probe_type::none:
@@ -330,48 +289,4 @@ llama_h2o_probe_graph llama_h2o::build_probe(uint32_t s) const {
     }
 
     return graph;
-}
-
-void llama_h2o::reserve_probe() {
-    if (policy->probe == llama_h2o_probe_type::none) {
-        return;
-    }
-
-    probe_sched.reset(ggml_backend_sched_new(ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(),
-            layers.size() * MAX_NODES, false, ctx.get_cparams().op_offload));
-
-    const llama_h2o_probe_graph graph = build_probe(0);
-    if (!ggml_backend_sched_reserve(probe_sched.get(), graph.gf)) {
-        throw std::bad_alloc();
-    }
-}
-
-std::vector<std::vector<float>> llama_h2o::run_probe(uint32_t s) {
-    std::vector<std::vector<float>> res;
-    if (policy->probe == llama_h2o_probe_type::none) {
-        return res;
-    }
-
-    const llama_h2o_probe_graph graph = build_probe(s);
-
-    ggml_backend_sched_reset(probe_sched.get());
-    if (!ggml_backend_sched_alloc_graph(probe_sched.get(), graph.gf)) {
-        throw std::bad_alloc();
-    }
-    for (const auto & [tensor, data] : graph.inputs) {
-        ggml_backend_tensor_set(tensor, data.data(), 0, ggml_nbytes(tensor));
-    }
-    for (const auto & [backend, set_n_threads] : ctx.set_n_threads_fns) {
-        set_n_threads(backend, ctx.get_cparams().n_threads_batch);
-    }
-    if (ggml_backend_sched_graph_compute(probe_sched.get(), graph.gf) != GGML_STATUS_SUCCESS) {
-        throw std::runtime_error("the rows cannot be measured");
-    }
-
-    for (const ggml_tensor * result : graph.results) {
-        std::vector<float> & data = res.emplace_back(ggml_nelements(result));
-        ggml_backend_tensor_get(result, data.data(), 0, ggml_nbytes(result));
-    }
-
-    return res;
 }

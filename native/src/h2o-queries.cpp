@@ -1,6 +1,7 @@
 #include "h2o-queries.h"
 
 #include "h2o-cache.h"
+#include "h2o-device.h"
 
 #include "llama-graph.h"
 
@@ -111,7 +112,7 @@ void llama_h2o::forget_queries(stream & st, llama_pos p0) {
 }
 
 // Turns the queries of a stream back with the keys, but packs none of them: a query has no place among the rows.
-void llama_h2o::turn_queries(uint32_t s, llama_pos back) {
+void llama_h2o::turn_queries(uint32_t s, llama_pos back, llama_h2o_graph & graph) {
     auto & st = streams[s];
 
     std::vector<llama_h2o_turn> turns;
@@ -130,20 +131,30 @@ void llama_h2o::turn_queries(uint32_t s, llama_pos back) {
             continue;
         }
 
-        // a ring lies head by head, each head like a tensor of one
+        // the ring of a head lies like the rows of a tensor with one head
         const uint32_t n_embd = layer.queries->ne[0];
+        const uint32_t n_ring = st.queries.size();
         const size_t size     = layer.queries->nb[2];
+        const size_t offset   = layer.queries->nb[3] * s;
 
-        const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, uint32_t(st.queries.size()), false };
+        if (!layer.on_host) {
+            const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring * layer.n_head, false };
 
-        std::vector<uint8_t> ring(size);
+            std::vector<llama_h2o_turn> all;
+            for (uint32_t head = 0; head < layer.n_head; ++head) {
+                for (const auto & turn : turns) {
+                    all.push_back({ head * n_ring + turn.cell, turn.by });
+                }
+            }
+            llama_h2o_build_turns(graph, { layer.queries, layout, offset }, *layer.rope, &all);
+            continue;
+        }
+
+        const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring, false };
+
         llama_h2o_rotation rotation(*layer.rope, layout);
         for (uint32_t head = 0; head < layer.n_head; ++head) {
-            const size_t offset = layer.queries->nb[3] * s + size * head;
-
-            ggml_backend_tensor_get(layer.queries, ring.data(), offset, size);
-            rotation.apply(ring.data(), 0, turns);
-            ggml_backend_tensor_set(layer.queries, ring.data(), offset, size);
+            rotation.apply(static_cast<uint8_t *>(layer.queries->data) + offset + size * head, 0, turns);
         }
     }
 }
