@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
-NATIVE  := find native/src native/include -name '*.cpp' -o -name '*.h'
+NATIVE  := find native/src native/include tests/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .PHONY: help story build test lint format clean
 

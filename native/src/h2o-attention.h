@@ -4,8 +4,14 @@
 
 #pragma once
 
+#include <cstdint>
+
 struct ggml_tensor;
 struct llm_graph_context;
+
+// The cells and streams that the graph works on of scores or squares: [n_kv, 1, n_head_kv, n_stream].
+ggml_tensor * llama_h2o_view_collected(
+        const llm_graph_context & graph, ggml_tensor * collected, int64_t n_kv, int64_t n_stream);
 
 // After the softmax.
 //   q       F32 [n_embd_head_k, n_tokens, n_head, n_stream]

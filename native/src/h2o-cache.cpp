@@ -1,5 +1,6 @@
 #include "h2o-cache.h"
 
+#include "h2o-fused.h"
 #include "h2o-graph.h"
 #include "h2o-kernel.h"
 #include "h2o-selection.h"
@@ -154,12 +155,17 @@ static const char * kernel_name(llama_h2o_attention_type type) {
     return nullptr;
 }
 
+// null for plain memory
+static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+}
+
 // Whether the graph of a layer with this tensor runs on the CPU.
 static bool is_on_cpu(const ggml_tensor * tensor) {
-    ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(tensor->buffer);
-    ggml_backend_dev_t dev          = ggml_backend_buft_get_device(buft); // null for plain memory
+    ggml_backend_dev_t dev = device_of(tensor);
 
-    return ggml_backend_buft_is_host(buft) && (!dev || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+    return ggml_backend_buffer_is_host(tensor->buffer) &&
+           (!dev || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
 void llama_h2o::choose_kernels() {
@@ -172,6 +178,7 @@ void llama_h2o::choose_kernels() {
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         if (!is_on_cpu(kv.layers[ikv].k)) {
+            layer.on_cuda = !name && llama_h2o_use_cuda(device_of(kv.layers[ikv].k));
             continue;
         }
 

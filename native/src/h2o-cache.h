@@ -81,8 +81,9 @@ struct llama_h2o {
 
         std::optional<llama_h2o_rope> rope = std::nullopt; // of the keys; none until the first graph is built
 
-        const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op; null for ggml's ops
-        bool fused                      = false;   // whether the last graph uses it
+        const llama_h2o_kernel * kernel = nullptr; // for attention with scores in one op on the CPU
+        bool on_cuda                    = false;   // whether the CUDA backend has kernels for that
+        bool fused                      = false;   // whether the last graph attends so, not with ggml's ops
 
         // how the last graph attends
         float kq_scale      = 0.0f;

@@ -49,14 +49,14 @@ struct llama_h2o_attention {
 
     uint32_t n_slots; // threads that can take part
 
-    uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
-    uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
-    uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
-    uint32_t n_sums() const { return squares ? 2 : scores ? 1 : 0; }
+    constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
+    constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
+    constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
+    constexpr uint32_t n_sums() const { return squares ? 2 : scores ? 1 : 0; }
     // floats of the result, in whole cache lines
-    size_t n_out() const { return (size_t(n_embd_head_v) * n_head * n_tokens * n_stream + 15) / 16 * 16; }
+    constexpr size_t n_out() const { return (size_t(n_embd_head_v) * n_head * n_tokens * n_stream + 15) / 16 * 16; }
 
-    bool is_few() const { return n_rows() <= MAX_FEW_ROWS; }
+    constexpr bool is_few() const { return n_rows() <= MAX_FEW_ROWS; }
 
     static constexpr uint32_t MAX_FEW_ROWS = 16;
 };

@@ -1,0 +1,344 @@
+// Attention of a few queries over the rows of the cache, and the update of their scores, on the device.
+//
+// The cells are split into parts, so that all of the device is busy with one token. attend_part() reads K and V of a
+// part once, for all query heads of a KV group, and leaves its logits and its share of the result; combine() puts
+// the shares together and adds the probabilities, which it finds from the logits, to the scores.
+
+#pragma once
+
+#include "h2o-cuda-rows.cuh"
+#include "h2o-cuda.h"
+
+#include <cmath>
+
+namespace {
+
+constexpr uint32_t N_THREADS = 128;
+constexpr uint32_t N_WARP    = 32;
+constexpr uint32_t N_CELLS   = llama_h2o_cuda_workspace::N_CELLS; // of a part
+constexpr uint32_t N_LANES   = 8;                                 // threads that read a row of K together
+constexpr uint32_t MAX_EMBD  = LLAMA_H2O_CUDA_MAX_EMBD;
+
+constexpr float MINUS_INF = -INFINITY;
+
+// The parts of the work space.
+struct workspace {
+    float * logits;
+    float * shares;
+    float * maxima;
+    float * sums;
+    uint32_t n_parts;
+
+    __device__ explicit workspace(const llama_h2o_attention & a) {
+        const llama_h2o_cuda_workspace at(a);
+
+        logits  = a.work + at.logits;
+        shares  = a.work + at.shares;
+        maxima  = a.work + at.maxima;
+        sums    = a.work + at.sums;
+        n_parts = at.n_parts;
+    }
+};
+
+//
+// where things lie
+//
+
+// the queries of a KV head, token by token, the heads of its group side by side
+struct row_place {
+    uint32_t token;
+    uint32_t head;
+
+    __device__ row_place(const llama_h2o_attention & a, uint32_t head_kv, uint32_t row) :
+        token(row / a.n_group()), head(head_kv * a.n_group() + row % a.n_group()) {}
+};
+
+const __device__ inline char * at(
+        const llama_h2o_attention::operand & x, uint32_t stream, uint32_t head, uint32_t row) {
+    return x.data + stream * x.nb_stream + head * x.nb_head + row * x.nb_row;
+}
+
+__device__ inline float * of_head(const llama_h2o_attention & a, float * collected, uint32_t stream, uint32_t head_kv) {
+    return reinterpret_cast<float *>(
+            reinterpret_cast<char *>(collected) + stream * a.nb_score_stream + head_kv * a.nb_score_head);
+}
+
+//
+// sums and maxima over threads
+//
+
+__device__ inline float warp_max(float x) {
+    for (uint32_t offset = N_WARP / 2; offset > 0; offset /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, offset));
+    }
+    return x;
+}
+
+template <uint32_t N>
+__device__ float team_sum(float x) {
+    for (uint32_t offset = N / 2; offset > 0; offset /= 2) {
+        x += __shfl_xor_sync(0xffffffff, x, offset);
+    }
+    return x;
+}
+
+// exp(x - max), where there may be nothing but masked cells
+__device__ inline float exp_from(float x, float max) {
+    return max == MINUS_INF ? 0.0f : expf(x - max);
+}
+
+//
+// a part of the cells
+//
+
+// The logits of the part, [R][N_CELLS] in shared memory. R: rows at most.
+template <typename ROWS, uint32_t R>
+__device__ void compute_logits(
+        const llama_h2o_attention & a, uint32_t stream, uint32_t head_kv, uint32_t first, uint32_t n, float * logits) {
+    __shared__ float queries[R * MAX_EMBD];
+
+    const uint32_t n_embd = a.n_embd_head_k;
+
+    for (uint32_t i = threadIdx.x; i < R * n_embd; i += N_THREADS) {
+        const uint32_t row = i / n_embd;
+        if (row < a.n_rows()) {
+            const row_place place(a, head_kv, row);
+            const char * q = at(a.q, stream, place.head, place.token);
+            queries[i]     = reinterpret_cast<const float *>(q)[i % n_embd] * a.scale;
+        } else {
+            queries[i] = 0.0f;
+        }
+    }
+    __syncthreads();
+
+    const uint32_t lane = threadIdx.x % N_LANES;
+
+#pragma unroll 2
+    for (uint32_t cell = threadIdx.x / N_LANES; cell < n; cell += N_THREADS / N_LANES) {
+        const char * k = at(a.k, stream, head_kv, first + cell);
+
+        float dot[R] = {};
+        for (uint32_t i = lane * N_ELEMENTS; i < n_embd; i += N_LANES * N_ELEMENTS) {
+            float x[N_ELEMENTS];
+            ROWS::load(k, i, x);
+#pragma unroll
+            for (uint32_t row = 0; row < R; ++row) {
+#pragma unroll
+                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
+                    dot[row] += x[e] * queries[row * n_embd + i + e];
+                }
+            }
+        }
+
+#pragma unroll
+        for (uint32_t row = 0; row < R; ++row) {
+            const float logit = team_sum<N_LANES>(dot[row]);
+            if (lane == row % N_LANES) {
+                logits[row * N_CELLS + cell] = logit;
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// Adds the mask and turns logits into exp(logit - maximum), a warp for each row.
+__device__ inline void compute_weights(const llama_h2o_attention & a,
+        const workspace & work,
+        uint32_t pair,
+        uint32_t part,
+        uint32_t n,
+        float * logits) {
+    const uint32_t stream = pair / a.n_head_kv;
+    const uint32_t lane   = threadIdx.x % N_WARP;
+
+    for (uint32_t row = threadIdx.x / N_WARP; row < a.n_rows(); row += N_THREADS / N_WARP) {
+        const char * mask = at(a.mask, stream, 0, row / a.n_group()) + size_t(part) * N_CELLS * sizeof(uint16_t);
+
+        float * of_row = logits + row * N_CELLS;
+        float * left   = work.logits + (size_t(pair) * a.n_rows() + row) * a.n_kv + size_t(part) * N_CELLS;
+
+        float max = MINUS_INF;
+        for (uint32_t cell = lane; cell < n; cell += N_WARP) {
+            const float logit = of_row[cell] + to_float(reinterpret_cast<const uint16_t *>(mask)[cell]);
+
+            of_row[cell] = logit;
+            left[cell]   = logit;
+            max          = fmaxf(max, logit);
+        }
+        max = warp_max(max);
+
+        float sum = 0.0f;
+        for (uint32_t cell = lane; cell < n; cell += N_WARP) {
+            of_row[cell]  = exp_from(of_row[cell], max);
+            sum          += of_row[cell];
+        }
+        sum = team_sum<N_WARP>(sum);
+
+        if (lane == 0) {
+            const size_t i = (size_t(pair) * work.n_parts + part) * a.n_rows() + row;
+
+            work.maxima[i] = max;
+            work.sums[i]   = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// The sum of the rows of V, each by its weight. As many rows of the result at once as fit into registers.
+template <typename ROWS, uint32_t R>
+__device__ void compute_share(const llama_h2o_attention & a,
+        uint32_t stream,
+        uint32_t head_kv,
+        uint32_t first,
+        uint32_t n,
+        const float * weights,
+        float * share) {
+    constexpr uint32_t N_ROWS = R < 4 ? R : 4;
+
+    __shared__ float of_teams[N_THREADS * N_ELEMENTS * N_ROWS]; // [n_teams][N_ROWS][n_embd]
+
+    // the threads of a team read a row together
+    const uint32_t n_embd  = a.n_embd_head_v;
+    const uint32_t n_lanes = n_embd / N_ELEMENTS;
+    const uint32_t n_teams = N_THREADS / n_lanes;
+    const uint32_t lane    = threadIdx.x % n_lanes;
+    const uint32_t team    = threadIdx.x / n_lanes;
+
+    for (uint32_t row = 0; row < a.n_rows(); row += N_ROWS) {
+        float sums[N_ROWS][N_ELEMENTS] = {};
+
+#pragma unroll 4
+        for (uint32_t cell = team; cell < n && team < n_teams; cell += n_teams) {
+            float x[N_ELEMENTS];
+            ROWS::load(at(a.v, stream, head_kv, first + cell), lane * N_ELEMENTS, x);
+#pragma unroll
+            for (uint32_t i = 0; i < N_ROWS; ++i) {
+                const float weight = weights[(row + i) * N_CELLS + cell];
+#pragma unroll
+                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
+                    sums[i][e] += weight * x[e];
+                }
+            }
+        }
+
+        if (team < n_teams) {
+#pragma unroll
+            for (uint32_t i = 0; i < N_ROWS; ++i) {
+#pragma unroll
+                for (uint32_t e = 0; e < N_ELEMENTS; ++e) {
+                    of_teams[(team * N_ROWS + i) * n_embd + lane * N_ELEMENTS + e] = sums[i][e];
+                }
+            }
+        }
+        __syncthreads();
+
+        for (uint32_t i = threadIdx.x; i < N_ROWS * n_embd && row + i / n_embd < a.n_rows(); i += N_THREADS) {
+            float sum = 0.0f;
+            for (uint32_t j = 0; j < n_teams; ++j) {
+                sum += of_teams[j * N_ROWS * n_embd + i];
+            }
+            share[row * n_embd + i] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+// grid [n_parts, n_pairs], N_THREADS threads
+template <typename ROWS, uint32_t R>
+__global__ void attend_part(const llama_h2o_attention a) {
+    __shared__ float logits[R * N_CELLS]; // then the weights
+
+    const workspace work(a);
+
+    const uint32_t part    = blockIdx.x;
+    const uint32_t pair    = blockIdx.y;
+    const uint32_t stream  = pair / a.n_head_kv;
+    const uint32_t head_kv = pair % a.n_head_kv;
+    const uint32_t first   = part * N_CELLS;
+    const uint32_t n       = a.n_kv - first < N_CELLS ? a.n_kv - first : N_CELLS;
+
+    float * share = work.shares + (size_t(pair) * work.n_parts + part) * a.n_rows() * a.n_embd_head_v;
+
+    compute_logits<ROWS, R>(a, stream, head_kv, first, n, logits);
+    compute_weights(a, work, pair, part, n, logits);
+    compute_share<ROWS, R>(a, stream, head_kv, first, n, logits, share);
+}
+
+//
+// all parts
+//
+
+// grid [n_kv/N_THREADS + 1, n_pairs], N_THREADS threads: the last block of a pair has the result, the others the scores
+__global__ void combine_parts(const llama_h2o_attention a) {
+    __shared__ float maxima[llama_h2o_attention::MAX_FEW_ROWS];
+    __shared__ float scales[llama_h2o_attention::MAX_FEW_ROWS]; // 1 / sum of the exponentials
+
+    const workspace work(a);
+
+    const uint32_t pair    = blockIdx.y;
+    const uint32_t stream  = pair / a.n_head_kv;
+    const uint32_t head_kv = pair % a.n_head_kv;
+    const uint32_t n_parts = work.n_parts;
+    const uint32_t n_rows  = a.n_rows();
+    const size_t first     = size_t(pair) * n_parts * n_rows; // of the parts
+
+    const uint32_t lane = threadIdx.x % N_WARP;
+    for (uint32_t row = threadIdx.x / N_WARP; row < n_rows; row += N_THREADS / N_WARP) {
+        float max = MINUS_INF;
+        for (uint32_t part = lane; part < n_parts; part += N_WARP) {
+            max = fmaxf(max, work.maxima[first + part * n_rows + row]);
+        }
+        max = warp_max(max);
+
+        float sum = 0.0f;
+        for (uint32_t part = lane; part < n_parts; part += N_WARP) {
+            const size_t i  = first + part * n_rows + row;
+            sum            += work.sums[i] * exp_from(work.maxima[i], max);
+        }
+        sum = team_sum<N_WARP>(sum);
+
+        if (lane == 0) {
+            maxima[row] = max;
+            scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
+        }
+    }
+    __syncthreads();
+
+    const uint32_t cell = blockIdx.x * N_THREADS + threadIdx.x;
+    if (blockIdx.x + 1 < gridDim.x) {
+        float sum     = 0.0f;
+        float squares = 0.0f;
+        for (uint32_t row = 0; row < n_rows && cell < a.n_kv; ++row) {
+            const float logit   = work.logits[(size_t(pair) * n_rows + row) * a.n_kv + cell];
+            const float prob    = exp_from(logit, maxima[row]) * scales[row];
+            const char * credit = a.credit.data ? at(a.credit, stream, 0, row / a.n_group()) : nullptr;
+
+            sum     += prob * (credit ? reinterpret_cast<const float *>(credit)[cell] : 1.0f);
+            squares += prob * prob;
+        }
+        if (a.scores && cell < a.n_kv) {
+            of_head(a, a.scores, stream, head_kv)[cell] += sum / float(a.n_group());
+        }
+        if (a.squares && cell < a.n_kv) {
+            of_head(a, a.squares, stream, head_kv)[cell] += squares / float(a.n_group());
+        }
+        return;
+    }
+
+    const uint32_t n_embd = a.n_embd_head_v;
+    for (uint32_t i = threadIdx.x; i < n_rows * n_embd; i += N_THREADS) {
+        const uint32_t row = i / n_embd;
+
+        float sum = 0.0f;
+        for (uint32_t part = 0; part < n_parts; ++part) {
+            const size_t place  = first + part * n_rows;
+            sum                += work.shares[place * n_embd + i] * exp_from(work.maxima[place + row], maxima[row]);
+        }
+
+        const row_place place(a, head_kv, row);
+        a.out[(size_t(stream * a.n_tokens + place.token) * a.n_head + place.head) * n_embd + i % n_embd] =
+                sum * scales[row];
+    }
+}
+
+} // namespace

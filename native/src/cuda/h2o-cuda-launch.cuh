@@ -1,0 +1,78 @@
+// The kernels, each with its grid.
+
+#pragma once
+
+#include "h2o-cuda-attend.cuh"
+
+namespace {
+
+template <typename T>
+void launch(void (*kernel)(T), dim3 grid, cudaStream_t stream, T argument) {
+#ifdef __CUDACC__
+    kernel<<<grid, N_THREADS, 0, stream>>>(argument);
+#else
+    cuda_on_cpu::launch(grid, N_THREADS, stream, [&] { kernel(argument); }); // in the tests
+#endif
+}
+
+// Calls fn(rows) with an object of the struct for this type.
+template <typename F>
+void with_rows(ggml_type type, F fn) {
+    switch (type) {
+        case GGML_TYPE_F16:
+            fn(rows_f16());
+            break;
+        case GGML_TYPE_Q8_0:
+            fn(rows_q8_0());
+            break;
+        case GGML_TYPE_Q4_0:
+            fn(rows_q4_0());
+            break;
+        default:
+            fn(rows_f32());
+            break;
+    }
+}
+
+template <typename ROWS>
+void launch_attend_rows(const llama_h2o_attention & a, cudaStream_t stream) {
+    const dim3 grid(llama_h2o_cuda_workspace(a).n_parts, a.n_pairs());
+
+    if (a.n_rows() <= 1) {
+        launch(attend_part<ROWS, 1>, grid, stream, a);
+    } else if (a.n_rows() <= 2) {
+        launch(attend_part<ROWS, 2>, grid, stream, a);
+    } else if (a.n_rows() <= 4) {
+        launch(attend_part<ROWS, 4>, grid, stream, a);
+    } else if (a.n_rows() <= 8) {
+        launch(attend_part<ROWS, 8>, grid, stream, a);
+    } else {
+        launch(attend_part<ROWS, llama_h2o_attention::MAX_FEW_ROWS>, grid, stream, a);
+    }
+}
+
+inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
+    with_rows(a.k.type, [&](auto rows) { launch_attend_rows<decltype(rows)>(a, stream); });
+}
+
+inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {
+    const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS + 1, a.n_pairs());
+
+    launch(combine_parts, grid, stream, a);
+}
+
+// grid [n_kv/N_THREADS, n_pairs], N_THREADS threads
+__global__ void add_probs(const llama_h2o_sum a) {
+    const uint32_t cell = blockIdx.x * N_THREADS + threadIdx.x;
+    if (cell < a.n_kv) {
+        llama_h2o_add_probs(a, blockIdx.y, cell);
+    }
+}
+
+inline void launch_add(const llama_h2o_sum & a, cudaStream_t stream) {
+    const dim3 grid((a.n_kv + N_THREADS - 1) / N_THREADS, a.n_pairs());
+
+    launch(add_probs, grid, stream, a);
+}
+
+} // namespace

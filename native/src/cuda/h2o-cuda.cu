@@ -1,0 +1,45 @@
+// Launches our kernels where the CUDA backend meets one of our ops. Compiled into that backend.
+
+#include "h2o-cuda.h"
+
+#include "h2o-cuda-launch.cuh"
+
+#include "common.cuh"
+#include "ggml-impl.h"
+
+#include <cstring>
+
+static llama_h2o_cuda_ops ops = {};
+
+void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & from) {
+    ops = from;
+}
+
+static ggml_custom_op_params params_of(const ggml_tensor * op) {
+    ggml_custom_op_params params;
+    std::memcpy(&params, op->op_params, sizeof(params));
+
+    return params;
+}
+
+bool llama_h2o_cuda_has_op(const ggml_tensor * op) {
+    const ggml_custom_op_t fun = params_of(op).fun;
+
+    return fun && (fun == ops.attend || fun == ops.combine || fun == ops.add);
+}
+
+void llama_h2o_cuda_compute(const ggml_tensor * op, void * cuda_stream) {
+    auto * stream = static_cast<cudaStream_t>(cuda_stream);
+
+    const ggml_custom_op_params params = params_of(op);
+
+    if (params.fun == ops.attend) {
+        launch_attend(ops.read_attend(op, params.userdata), stream);
+    } else if (params.fun == ops.combine) {
+        launch_combine(ops.read_combine(op, params.userdata), stream);
+    } else {
+        launch_add(ops.read_add(op, params.userdata), stream);
+    }
+
+    CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,104 @@
+// What the CUDA backend computes for us. To ggml these are custom ops, which only the CPU runs; the CUDA backend is told
+// which functions they have, and launches its kernels in their place.
+
+#pragma once
+
+#include "h2o-kernel.h"
+
+#include "ggml.h"
+
+#ifdef __CUDACC__
+#    define H2O_DEVICE __host__ __device__
+#else
+#    define H2O_DEVICE
+#endif
+
+// Probabilities that are added to what is collected of one layer. Strides are in bytes.
+struct llama_h2o_sum {
+    llama_h2o_attention::operand probs;  // F32 [n_kv, n_tokens, n_head, n_stream]
+    llama_h2o_attention::operand credit; // F32 [n_kv, n_tokens, 1, n_stream], multiplied with them; may be null
+
+    float * sums; // [n_kv, n_head_kv, n_stream]
+    size_t nb_sum_head;
+    size_t nb_sum_stream;
+
+    uint32_t n_kv;
+    uint32_t n_tokens;
+    uint32_t n_head;
+    uint32_t n_head_kv;
+    uint32_t n_stream;
+
+    constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
+};
+
+// The sum over queries, the mean over the heads of the KV group, for one cell: in float32 and in a fixed order, which
+// a matrix product on tensor cores is not.
+H2O_DEVICE inline void llama_h2o_add_probs(const llama_h2o_sum & a, uint32_t pair, uint32_t cell) {
+    const auto at = [&](const llama_h2o_attention::operand & x, uint32_t head, uint32_t token) {
+        const char * row = x.data + pair / a.n_head_kv * x.nb_stream + head * x.nb_head + token * x.nb_row;
+        return reinterpret_cast<const float *>(row)[cell];
+    };
+
+    const uint32_t n_group = a.n_head / a.n_head_kv;
+    const uint32_t head_kv = pair % a.n_head_kv;
+
+    float sum = 0.0f;
+    for (uint32_t token = 0; token < a.n_tokens; ++token) {
+        const float credit = a.credit.data ? at(a.credit, 0, token) : 1.0f;
+        for (uint32_t head = head_kv * n_group; head < (head_kv + 1) * n_group; ++head) {
+            sum += at(a.probs, head, token) * credit;
+        }
+    }
+
+    char * sums = reinterpret_cast<char *>(a.sums) + pair / a.n_head_kv * a.nb_sum_stream + head_kv * a.nb_sum_head;
+    reinterpret_cast<float *>(sums)[cell] += sum / float(n_group);
+}
+
+// The work space of attention on the device, in floats. The cells are split into parts.
+struct llama_h2o_cuda_workspace {
+    static constexpr uint32_t N_CELLS = 128; // of a part
+
+    uint32_t n_parts;
+
+    size_t logits = 0; // [n_pairs][n_rows][n_kv]
+    size_t shares;     // [n_pairs][n_parts][n_rows][n_embd_head_v]
+    size_t maxima;     // [n_pairs][n_parts][n_rows]
+    size_t sums;       // likewise, of exp(logit - maximum)
+    size_t size;
+
+    constexpr explicit llama_h2o_cuda_workspace(const llama_h2o_attention & a) :
+        n_parts((a.n_kv + N_CELLS - 1) / N_CELLS), shares(size_t(a.n_pairs()) * a.n_rows() * a.n_kv),
+        maxima(shares + size_t(a.n_pairs()) * n_parts * a.n_rows() * a.n_embd_head_v),
+        sums(maxima + size_t(a.n_pairs()) * n_parts * a.n_rows()),
+        size(sums + size_t(a.n_pairs()) * n_parts * a.n_rows()) {}
+};
+
+// elements of a row, at most
+constexpr uint32_t LLAMA_H2O_CUDA_MAX_EMBD = 256;
+
+// The custom ops that have kernels, and how their tensors are read.
+struct llama_h2o_cuda_ops {
+    ggml_custom_op_t attend;
+    ggml_custom_op_t combine;
+    ggml_custom_op_t add;
+
+    llama_h2o_attention (*read_attend)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_attention (*read_combine)(const ggml_tensor * op, const void * userdata);
+    llama_h2o_sum (*read_add)(const ggml_tensor * op, const void * userdata);
+};
+
+// the name under which the CUDA backend hands out the function below
+constexpr const char * LLAMA_H2O_CUDA_SET_OPS = "llama_h2o_cuda_set_ops";
+
+using llama_h2o_cuda_set_ops_t = void (*)(const llama_h2o_cuda_ops & ops);
+
+//
+// in the CUDA backend
+//
+
+void llama_h2o_cuda_set_ops(const llama_h2o_cuda_ops & ops);
+
+bool llama_h2o_cuda_has_op(const ggml_tensor * op);
+
+// stream: a cudaStream_t
+void llama_h2o_cuda_compute(const ggml_tensor * op, void * stream);

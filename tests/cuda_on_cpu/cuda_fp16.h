@@ -1,0 +1,159 @@
+// CUDA's words for a CPU, as far as our kernels use them, so that these are tested on machines without a GPU. Takes the
+// place of the header of the same name.
+//
+// The threads of a block are coroutines that take turns: each runs until it waits for others.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+// of a block, and only one block runs at a time
+#define __shared__ static
+
+struct dim3 {
+    uint32_t x;
+    uint32_t y;
+
+    explicit dim3(uint32_t x = 1, uint32_t y = 1) : x(x), y(y) {}
+};
+
+using cudaStream_t = void *;
+
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+
+inline dim3 gridDim;
+inline dim3 blockIdx;
+inline dim3 threadIdx;
+
+struct __half {
+    _Float16 value;
+};
+
+inline __half __ushort_as_half(uint16_t bits) {
+    __half res;
+    std::memcpy(&res, &bits, sizeof(bits));
+    return res;
+}
+
+inline float __half2float(__half x) {
+    return float(x.value);
+}
+
+namespace cuda_on_cpu {
+
+constexpr size_t STACK_SIZE = 128 * 1024;
+constexpr uint32_t N_WARP   = 32;
+
+class block {
+public:
+    static block & current() {
+        static block instance;
+        return instance;
+    }
+
+    void run(uint32_t n_threads, const std::function<void()> & kernel) {
+        this->kernel = &kernel;
+        threads.resize(n_threads);
+        shuffled.resize(n_threads);
+        n_running = n_threads;
+        n_waiting = 0;
+        for (auto & thread : threads) {
+            thread.stack.resize(STACK_SIZE);
+            thread.done = false;
+            getcontext(&thread.context);
+            thread.context.uc_stack.ss_sp   = thread.stack.data();
+            thread.context.uc_stack.ss_size = thread.stack.size();
+            thread.context.uc_link          = &scheduler;
+            makecontext(&thread.context, start, 0);
+        }
+        while (n_running > 0) {
+            for (running = 0; running < n_threads; ++running) {
+                if (!threads[running].done) {
+                    threadIdx.x = running;
+                    swapcontext(&scheduler, &threads[running].context);
+                }
+            }
+        }
+    }
+
+    // Lets all others run until they wait.
+    void yield() {
+        const uint32_t self = running;
+        swapcontext(&threads[self].context, &scheduler);
+    }
+
+    // All threads have to come here. One that has ended would leave the others waiting for ever.
+    void wait_for_all() {
+        const uint64_t own = generation;
+        if (++n_waiting == threads.size()) {
+            n_waiting = 0;
+            ++generation;
+        }
+        while (generation == own) {
+            yield();
+        }
+    }
+
+    // The threads of a warp take the same way, so after one turn all of them have come here.
+    float shuffle_xor(float x, uint32_t offset) {
+        const uint32_t self = running;
+        shuffled[self]      = x;
+        yield();
+        const float res = shuffled[self / N_WARP * N_WARP + (self % N_WARP ^ offset)];
+        yield();
+        return res;
+    }
+
+private:
+    struct thread {
+        ucontext_t context;
+        std::vector<char> stack;
+        bool done = false;
+    };
+
+    static void start() {
+        block & self = current();
+        (*self.kernel)();
+        self.threads[self.running].done = true;
+        --self.n_running;
+    }
+
+    const std::function<void()> * kernel = nullptr;
+    ucontext_t scheduler;
+    std::vector<thread> threads;
+    std::vector<float> shuffled;
+    uint32_t running    = 0;
+    uint32_t n_running  = 0;
+    uint32_t n_waiting  = 0;
+    uint64_t generation = 0;
+};
+
+// kernel<<<grid, n_threads, 0, stream>>>()
+inline void launch(dim3 grid, uint32_t n_threads, cudaStream_t, const std::function<void()> & kernel) {
+    gridDim = grid;
+    for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
+        for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+            block::current().run(n_threads, kernel);
+        }
+    }
+}
+
+} // namespace cuda_on_cpu
+
+inline void __syncthreads() {
+    cuda_on_cpu::block::current().wait_for_all();
+}
+
+inline float __shfl_xor_sync(uint32_t, float x, uint32_t offset) {
+    return cuda_on_cpu::block::current().shuffle_xor(x, offset);
+}

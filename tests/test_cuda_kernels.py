@@ -1,0 +1,158 @@
+"""The CUDA kernels against NumPy, on any machine: compiled for the CPU with cuda_on_cpu/."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent / "native" / "src"
+
+FloatArray = npt.NDArray[np.float32]
+
+# ggml.h is not needed but for these words: the sources of llama.cpp are not where the tests are.
+GGML_H = """
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+enum ggml_type { %s };
+struct ggml_tensor;
+typedef void (*ggml_custom_op_t)(struct ggml_tensor *, int, int, void *);
+"""
+
+TYPES = {
+    "f32": GGMLQuantizationType.F32,
+    "f16": GGMLQuantizationType.F16,
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q4_0": GGMLQuantizationType.Q4_0,
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    headers = tmp_path_factory.mktemp("kernels")
+    types = ", ".join(f"GGML_TYPE_{name.upper()} = {int(kind)}" for name, kind in TYPES.items())
+    (headers / "ggml.h").write_text(GGML_H % types)
+    library = headers / "kernels.so"
+    subprocess.run(
+        [
+            *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC"),
+            *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"),
+            *(f"-I{folder}" for folder in (HERE / "cuda_on_cpu", NATIVE, headers)),
+            *(str(HERE / "cuda_on_cpu" / "kernels.cpp"), "-o", str(library)),
+        ],
+        check=True,
+    )
+    return ctypes.CDLL(str(library))
+
+
+def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if array is None else array.ctypes.data)
+
+
+def sizes_of(*sizes: int) -> ctypes.Array[ctypes.c_uint32]:
+    return (ctypes.c_uint32 * len(sizes))(*sizes)
+
+
+def softmax(x: FloatArray) -> FloatArray:
+    """Over the last axis; 0 where everything is masked."""
+    peak = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - np.where(np.isfinite(peak), peak, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "n_tokens"), [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
+)
+@pytest.mark.parametrize(("head_size", "n_kv"), [(64, 256), (128, 320), (32, 64), (96, 192)])
+def test_attention_of_few_queries(
+    kernels: ctypes.CDLL,
+    rng: np.random.Generator,
+    kv_type: str,
+    n_head: int,
+    n_head_kv: int,
+    n_tokens: int,
+    head_size: int,
+    n_kv: int,
+) -> None:
+    n_stream, n_group, kind = 2, n_head // n_head_kv, TYPES[kv_type]
+    q = rng.normal(size=(n_stream, n_tokens, n_head, head_size)).astype(np.float32)
+    k, v = (
+        quantize(rng.normal(size=(n_stream, n_kv, n_head_kv, head_size)).astype(np.float32), kind)
+        for _ in range(2)
+    )
+    hidden = rng.random((n_stream, n_tokens, n_kv)) < 0.3
+    hidden[0, :, : min(128, n_kv // 2)] = True  # a part without a cell that is seen
+    mask = np.where(hidden, -np.inf, 0).astype(np.float16)
+    credit = rng.random((n_stream, n_tokens, n_kv)).astype(np.float32)
+    before = rng.random((2, n_stream, n_head_kv, n_kv)).astype(np.float32)
+    scores, squares = before.copy()
+    out = np.zeros((n_stream, n_tokens, n_head, head_size), np.float32)
+    scale = head_size**-0.5
+
+    kernels.attend(
+        sizes_of(head_size, head_size, n_head, n_head_kv, n_kv, n_tokens, n_stream),
+        ctypes.c_int(int(kind)),
+        ctypes.c_size_t(k[0, 0, 0].nbytes),
+        ctypes.c_size_t(v[0, 0, 0].nbytes),
+        ctypes.c_float(scale),
+        *map(pointer, (q, k, v, mask, credit, scores, squares, out)),
+    )
+
+    keys, values = (
+        np.repeat(dequantize(rows, kind).astype(np.float32), n_group, axis=2) for rows in (k, v)
+    )
+    logits = np.einsum("sthe,skhe->shtk", q, keys) * np.float32(scale)
+    probs = softmax(logits + mask[:, None].astype(np.float32))
+    expected = np.einsum("shtk,skhe->sthe", probs, values)
+    by_group = probs.reshape(n_stream, n_head_kv, n_group, n_tokens, n_kv)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        scores, before[0] + (by_group * credit[:, None, None]).mean(2).sum(2), atol=1e-5
+    )
+    np.testing.assert_allclose(squares, before[1] + (by_group**2).mean(2).sum(2), atol=1e-5)
+
+
+def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
+    q = rng.normal(size=(1, 1, 2, 64)).astype(np.float32)
+    k, v = rng.normal(size=(2, 1, 64, 1, 64)).astype(np.float32)
+    mask, out = np.zeros((1, 1, 64), np.float16), np.zeros((1, 1, 2, 64), np.float32)
+    kernels.attend(
+        sizes_of(64, 64, 2, 1, 64, 1, 1),
+        ctypes.c_int(int(TYPES["f32"])),
+        ctypes.c_size_t(256),
+        ctypes.c_size_t(256),
+        ctypes.c_float(1.0),
+        *map(pointer, (q, k, v, mask, None, None, None, out)),
+    )
+    probs = softmax(np.einsum("sthe,skge->shtk", q, k))
+    np.testing.assert_allclose(out, np.einsum("shtk,skge->sthe", probs, v), atol=1e-5)
+
+
+@pytest.mark.parametrize("has_credit", [False, True])
+def test_sum_of_probabilities(
+    kernels: ctypes.CDLL, rng: np.random.Generator, has_credit: bool
+) -> None:
+    n_stream, n_head, n_head_kv, n_tokens, n_kv = 2, 6, 2, 5, 192
+    probs = rng.random((n_stream, n_head, n_tokens, n_kv)).astype(np.float32)
+    credit = rng.random((n_stream, n_tokens, n_kv)).astype(np.float32) if has_credit else None
+    before = rng.random((n_stream, n_head_kv, n_kv)).astype(np.float32)
+    sums = before.copy()
+    kernels.add(
+        sizes_of(n_kv, n_tokens, n_head, n_head_kv, n_stream),
+        *map(pointer, (probs, credit, sums)),
+    )
+    weighted = probs if credit is None else probs * credit[:, None]
+    expected = weighted.reshape(n_stream, n_head_kv, -1, n_tokens, n_kv).mean(2).sum(2)
+    np.testing.assert_allclose(sums, before + expected, atol=1e-5)
