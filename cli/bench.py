@@ -15,6 +15,7 @@ from pyh2o.settings import DEFAULT_POLICY
 from pyh2o.threads import physical_cores
 
 from .errors import InputError, reported_errors
+from .loading import usable_gpu_layers
 from .measured import (
     new_file,
     parse_budget,
@@ -149,7 +150,7 @@ def bench(
             model=path,
             window=window,
             threads=threads or physical_cores(),
-            gpu_layers=gpu_layers,
+            gpu_layers=usable_gpu_layers(gpu_layers),
             histories=histories or default_histories(window, rounds * n),
             budgets=budgets,
             policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),

@@ -47,7 +47,7 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
                 prefill_mib=options.prefill_mib,
                 evict=not options.no_evict,
                 n_ctx=options.ctx,
-                n_gpu_layers=options.gpu_layers,
+                n_gpu_layers=usable_gpu_layers(options.gpu_layers),
                 type_k=kv_type,
                 type_v=kv_type,
                 verbose=options.verbose,
@@ -60,6 +60,17 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
         finally:
             bars.clear()
             interrupts.check()  # a load that was broken off fails like that of a damaged file
+
+
+def usable_gpu_layers(asked: int) -> int:
+    """How many layers to run on the GPU: none, and a line that says why, if there is no GPU."""
+    # Imported here because it loads llama.cpp.
+    from pyh2o.devices import why_no_gpu
+
+    if asked and (missing := why_no_gpu()):
+        terminal.say(missing)
+        return 0
+    return asked
 
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:

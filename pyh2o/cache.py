@@ -130,6 +130,10 @@ class KVCache:
         _check(status)
         return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
 
+    def device_bytes(self) -> int:
+        """Memory of GPUs that the context takes: weights, caches and work space."""
+        return _check(lib.llama_h2o_device_bytes(self._context))
+
     def rows(self, layer: int, seq_id: int = 0) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows one layer holds, in the order of the text.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import completion
 from .cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model
+from .devices import has_own_kernels, why_no_gpu
 from .drafts import FittingDrafts
 from .errors import (
     ContextLimitError,
@@ -186,11 +188,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             raise SettingsError(f"n_ctx is {n_ctx}: give a token count, or 0 for the model's own")
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
+        on_cpu = not kwargs.get("n_gpu_layers")
+        if not on_cpu and (missing := why_no_gpu()):
+            on_cpu = True
+            warnings.warn(missing, RuntimeWarning, stacklevel=2)
         if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
             # llama.cpp keeps a quantised V only in the layout of flash attention.
             kwargs["flash_attn"] = True
-        elif self.evicting and attention != "ops" and not kwargs.get("n_gpu_layers"):
-            # So does our own attention on the CPU.
+        elif self.evicting and attention != "ops" and (on_cpu or has_own_kernels()):
+            # So does our own attention.
             kwargs.setdefault("flash_attn", True)
         # The parent sizes its batches by n_ctx; the real size of the cache is set once the model
         # is known, in _size_cache.
@@ -347,6 +353,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def n_ctx(self) -> int:
         """The window, in tokens: the context that was asked for."""
         return self._window or int(super().n_ctx())
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of GPUs that weights, caches and work space take."""
+        assert self._kv is not None
+        return self._kv.device_bytes()
 
     @property
     def kv(self) -> KVStatistics:

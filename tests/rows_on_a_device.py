@@ -59,6 +59,9 @@ def compare_with_reference(path: str, attention: str, policy: str) -> None:
     assert llm.kv.compactions == reference.n_compactions > 10
     assert llm.kv.rebases == reference.n_rebases > 4
 
+    # The weights are there as well.
+    assert llm.device_bytes > llm.kv.bytes_k + llm.kv.bytes_v + llm.kv.bytes_scores
+
     state, more = llm.kv_state(), tokens[:20].tolist()
     futures = []
     for _ in range(2):

@@ -334,6 +334,7 @@ def test_figures() -> None:
         kv_bytes=2 * MIB,
         share_of_full=0.25,
         peak_bytes=7,
+        device_bytes=0,
         read_per_second=5.0,
         first_token_seconds=6.2,
         generated_per_second=Range(5.0, 2.5, 10.0),
@@ -401,6 +402,7 @@ def report() -> Report:
             "model_file_bytes": 2_000_000,
             "pyh2o": "1.0",
             "llama_cpp_commit": "abc",
+            "gpus": [],
         },
         settings={"histories": [0, 30], "rounds": 2, "n": 10, "window": 200},
         basis=BASIS,
@@ -453,6 +455,15 @@ def test_markdown() -> None:
         "\n"
         "a note\n"
     )
+
+
+def test_a_gpu_has_a_column_and_a_name() -> None:
+    whole = report()
+    on_gpu = run_of(OURS, 1.0, use=KVUse(2 * MIB, 0, 100, 50, bytes_device=9 * MIB))
+    shown = table.history_table(whole, history_result(30, [on_gpu], BASIS))
+    assert dict(zip(shown.headings, shown.rows[1], strict=True))["GPU MiB"] == "9"
+    named = replace(whole, machine={**whole.machine, "gpus": ["a card"]})
+    assert " · a card · tiny.gguf" in table.head(named)
 
 
 def test_title_says_what_is_missing() -> None:

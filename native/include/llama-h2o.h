@@ -214,6 +214,16 @@ LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 LLAMA_H2O_API int32_t llama_h2o_get_stats(
         const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
 
+// GPUs and other devices that layers can run on, apart from the CPU.
+LLAMA_H2O_API int32_t llama_h2o_n_devices(void);
+
+// The name of one of them; null if there are not so many.
+LLAMA_H2O_API const char * llama_h2o_device_name(int32_t i);
+
+// Bytes that the context takes of the memory of GPUs and other devices: its model's weights, its caches and its work
+// space. Also for a context without eviction.
+LLAMA_H2O_API int64_t llama_h2o_device_bytes(const struct llama_context * ctx);
+
 // The rows that one layer holds for a sequence. The score is the attention collected, if the policy looks at it, or else
 // what the policy gave the row at the last compaction. Fills pos and score, both [n_head_kv][n_rows] with
 // n_rows = llama_h2o_stats.n_used, and returns n_head_kv. The rows of a head are in cell order,

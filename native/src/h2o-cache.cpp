@@ -320,6 +320,23 @@ void llama_h2o::reserve_graphs() {
     reserve(build_most_turns());
 }
 
+bool llama_h2o::is_on_device(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+
+    return !ggml_backend_buft_is_host(buft) && dev && ggml_backend_dev_type(dev) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+size_t llama_h2o::size_of_work_on_devices() const {
+    size_t res = 0;
+    for (size_t i = 0; i < ctx.backend_ptrs.size() && sched; ++i) {
+        if (is_on_device(ctx.backend_buft[i])) {
+            res += ggml_backend_sched_get_buffer_size(sched.get(), ctx.backend_ptrs[i]);
+        }
+    }
+
+    return res;
+}
+
 std::vector<std::vector<float>> llama_h2o::run(const llama_h2o_graph & graph) {
     if (graph.empty()) {
         return {};

@@ -121,6 +121,12 @@ struct llama_h2o {
     // of a cache with or without eviction
     static llama_h2o_stats get_stats(const llama_kv_cache & kv, llama_seq_id seq_id);
 
+    // memory that is neither the host's nor a rearranged part of it
+    static bool is_on_device(ggml_backend_buffer_type_t buft);
+
+    // bytes, of graphs of our own
+    size_t size_of_work_on_devices() const;
+
     // see llama_h2o_get_rows()
     int32_t get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
 

@@ -284,6 +284,51 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
     return LLAMA_H2O_OK;
 }
 
+static std::vector<ggml_backend_dev_t> find_devices() {
+    std::vector<ggml_backend_dev_t> res;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+
+        const auto type = ggml_backend_dev_type(dev);
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            res.push_back(dev);
+        }
+    }
+
+    return res;
+}
+
+int32_t llama_h2o_n_devices(void) {
+    return int32_t(find_devices().size());
+}
+
+const char * llama_h2o_device_name(int32_t i) {
+    const auto devices = find_devices();
+
+    return i >= 0 && size_t(i) < devices.size() ? ggml_backend_dev_description(devices[i]) : nullptr;
+}
+
+int64_t llama_h2o_device_bytes(const llama_context * ctx) {
+    if (!ctx) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    try {
+        const llama_h2o * h2o = llama_h2o::of(ctx);
+
+        int64_t res = h2o ? h2o->size_of_work_on_devices() : 0;
+        for (const auto & [buft, size] : ctx->memory_breakdown()) {
+            if (llama_h2o::is_on_device(buft)) {
+                res += size.total();
+            }
+        }
+
+        return res;
+    } catch (const std::exception &) {
+        return LLAMA_H2O_ERR_MEMORY;
+    }
+}
+
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
     return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {

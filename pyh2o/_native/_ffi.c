@@ -584,18 +584,18 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 54), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 59), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // float const *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // float const *
 /*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
 /*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // uint8_t *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // uint8_t *
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_context *
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // struct llama_context *
 /* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
@@ -609,12 +609,12 @@ static void *_cffi_types[] = {
 /* 22 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 24 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // float *
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // float *
 /* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
 /* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_h2o_span const *
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 70), // struct llama_h2o_span const *
 /* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -631,28 +631,34 @@ static void *_cffi_types[] = {
 /* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 45 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_context const *
+/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // struct llama_context const *
 /* 48 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 65), // struct llama_h2o_stats *
+/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 71), // struct llama_h2o_stats *
 /* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_model const *
+/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 72), // struct llama_model const *
 /* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // char const *
-/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 57 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 58 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_policy_type
-/* 59 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 60 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
-/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 62 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 63 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_policy_params
-/* 64 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
-/* 65 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
-/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
-/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 67), // int64_t()(struct llama_context const *)
+/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 47),
+/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 59 */ _CFFI_OP(_CFFI_OP_POINTER, 60), // char const *
+/* 60 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 62 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 63 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_policy_type
+/* 64 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 65 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
+/* 66 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 68 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 69 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_policy_params
+/* 70 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
+/* 71 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
+/* 72 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
+/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -1064,6 +1070,74 @@ static int32_t _cffi_f_llama_h2o_attach(struct llama_context * x0, struct llama_
 }
 #endif
 
+static int64_t _cffi_d_llama_h2o_device_bytes(struct llama_context const * x0)
+{
+  return llama_h2o_device_bytes(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
+{
+  struct llama_context const * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int64_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(47), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(47), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_device_bytes(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_device_bytes _cffi_d_llama_h2o_device_bytes
+#endif
+
+static char const * _cffi_d_llama_h2o_device_name(int32_t x0)
+{
+  return llama_h2o_device_name(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
+{
+  int32_t x0;
+  char const * result;
+  PyObject *pyresult;
+
+  x0 = _cffi_to_c_int(arg0, int32_t);
+  if (x0 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_device_name(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(59));
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_device_name _cffi_d_llama_h2o_device_name
+#endif
+
 static int32_t _cffi_d_llama_h2o_enlarge(struct llama_context * x0, uint32_t x1)
 {
   return llama_h2o_enlarge(x0, x1);
@@ -1251,6 +1325,32 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_get_stats _cffi_d_llama_h2o_get_stats
+#endif
+
+static int32_t _cffi_d_llama_h2o_n_devices(void)
+{
+  return llama_h2o_n_devices();
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_n_devices(PyObject *self, PyObject *noarg)
+{
+  int32_t result;
+  PyObject *pyresult;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_n_devices(); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  (void)noarg; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_n_devices _cffi_d_llama_h2o_n_devices
 #endif
 
 static int32_t _cffi_d_llama_h2o_pin(struct llama_context * x0, int32_t x1, uint32_t x2)
@@ -1578,7 +1678,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(54));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(59));
   return pyresult;
 }
 #else
@@ -1748,9 +1848,12 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 56), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
   { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 42), (void *)_cffi_d_llama_h2o_enlarge },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_get_rows },
   { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 46), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 54), (void *)_cffi_d_llama_h2o_n_devices },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 33), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 27), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_select", (void *)_cffi_f_llama_h2o_select, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_select },
@@ -1778,16 +1881,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 59) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 64) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 57) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 62) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 63) },
+              _CFFI_OP(_CFFI_OP_NOOP, 69) },
   { "type", offsetof(struct llama_h2o_policy_params, type),
             sizeof(((struct llama_h2o_policy_params *)0)->type),
-            _CFFI_OP(_CFFI_OP_NOOP, 58) },
+            _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "n_queries", offsetof(struct llama_h2o_policy_params, n_queries),
                  sizeof(((struct llama_h2o_policy_params *)0)->n_queries),
                  _CFFI_OP(_CFFI_OP_NOOP, 6) },
@@ -1808,19 +1911,19 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 6) },
   { "half_life", offsetof(struct llama_h2o_policy_params, half_life),
                  sizeof(((struct llama_h2o_policy_params *)0)->half_life),
-                 _CFFI_OP(_CFFI_OP_NOOP, 56) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 61) },
   { "guard", offsetof(struct llama_h2o_policy_params, guard),
              sizeof(((struct llama_h2o_policy_params *)0)->guard),
-             _CFFI_OP(_CFFI_OP_NOOP, 56) },
+             _CFFI_OP(_CFFI_OP_NOOP, 61) },
   { "random", offsetof(struct llama_h2o_policy_params, random),
               sizeof(((struct llama_h2o_policy_params *)0)->random),
-              _CFFI_OP(_CFFI_OP_NOOP, 56) },
+              _CFFI_OP(_CFFI_OP_NOOP, 61) },
   { "epsilon", offsetof(struct llama_h2o_policy_params, epsilon),
                sizeof(((struct llama_h2o_policy_params *)0)->epsilon),
-               _CFFI_OP(_CFFI_OP_NOOP, 56) },
+               _CFFI_OP(_CFFI_OP_NOOP, 61) },
   { "seed", offsetof(struct llama_h2o_policy_params, seed),
             sizeof(((struct llama_h2o_policy_params *)0)->seed),
-            _CFFI_OP(_CFFI_OP_NOOP, 67) },
+            _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1853,63 +1956,63 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 67) },
+              _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 67) },
+              _CFFI_OP(_CFFI_OP_NOOP, 73) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 73) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 62, _CFFI_F_OPAQUE,
+  { "llama_context", 68, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_policy_params", 63, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_policy_params", 69, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_policy_params), offsetof(struct _cffi_align_struct_llama_h2o_policy_params, y), 8, 12 },
-  { "llama_h2o_span", 64, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 70, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 20, 2 },
-  { "llama_h2o_stats", 65, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 71, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 22, 18 },
-  { "llama_model", 66, _CFFI_F_OPAQUE,
+  { "llama_model", 72, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 57, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 62, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_policy_type", 58, _cffi_prim_int(sizeof(enum llama_h2o_policy_type), ((enum llama_h2o_policy_type)-1) <= 0),
+  { "llama_h2o_policy_type", 63, _cffi_prim_int(sizeof(enum llama_h2o_policy_type), ((enum llama_h2o_policy_type)-1) <= 0),
     "LLAMA_H2O_POLICY_H2O,LLAMA_H2O_POLICY_H2O_MEAN,LLAMA_H2O_POLICY_H2O_DECAY,LLAMA_H2O_POLICY_H2O_LAYER,"
     "LLAMA_H2O_POLICY_H2O_CELLS,LLAMA_H2O_POLICY_ROCO,LLAMA_H2O_POLICY_TOVA,LLAMA_H2O_POLICY_SNAP,LLAMA_H2O_POLICY_NACL,"
     "LLAMA_H2O_POLICY_KEYDIFF,LLAMA_H2O_POLICY_EXPECTED,LLAMA_H2O_POLICY_STREAMING,LLAMA_H2O_POLICY_RANDOM,"
     "LLAMA_H2O_POLICY_H2O_FAR" },
-  { "llama_h2o_positions", 59, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 64, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 60, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 65, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -1925,12 +2028,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  62,  /* num_globals */
+  65,  /* num_globals */
   6,  /* num_struct_unions */
   4,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  69,  /* num_types */
+  75,  /* num_types */
   0,  /* flags */
 };
 

@@ -54,6 +54,7 @@ class KVUse:
         bytes_scores: allocated for scores.
         cells: cells allocated.
         used: cells in use.
+        bytes_device: memory of GPUs that weights, caches and work space take.
         compactions: compactions so far.
         compaction_seconds: time they took.
     """
@@ -62,6 +63,7 @@ class KVUse:
     bytes_scores: int
     cells: int
     used: int
+    bytes_device: int = 0
     compactions: int = 0
     compaction_seconds: float = 0.0
 

@@ -51,6 +51,7 @@ class Figures:
         kv_bytes: allocated for rows and scores.
         share_of_full: of Basis.full_bytes.
         peak_bytes: most memory of its process so far.
+        device_bytes: memory of GPUs that its weights, cache and work space take.
         read_per_second: tokens, over the stretch of text up to here; None without one.
         first_token_seconds: from an empty cache to the first token after so much text.
         generated_per_second: tokens.
@@ -68,6 +69,7 @@ class Figures:
     kv_bytes: int
     share_of_full: float
     peak_bytes: int
+    device_bytes: int
     read_per_second: float | None
     first_token_seconds: float
     generated_per_second: Range
@@ -149,6 +151,7 @@ def _figures(run: CacheRun, best: CacheRun | None, basis: Basis) -> Figures:
         kv_bytes=run.use.bytes_total,
         share_of_full=run.use.bytes_total / basis.full_bytes,
         peak_bytes=run.peak_bytes,
+        device_bytes=run.use.bytes_device,
         read_per_second=_read_per_second(run),
         first_token_seconds=_reading_seconds(run) + 1 / speeds.median,
         generated_per_second=speeds,

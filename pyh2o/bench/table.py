@@ -5,11 +5,13 @@ from __future__ import annotations
 from ..text_table import TextTable
 from .results import Figures, HistoryResult, Range, Report
 
+GPU_HEADING = "GPU MiB"
 HEADINGS = (
     "cache",
     "KV memory",
     "of full",
     "peak MiB",
+    GPU_HEADING,
     "read tok/s",
     "first token s",
     "generate tok/s (range)",
@@ -24,9 +26,10 @@ def head(report: Report) -> str:
     machine, settings = report.machine, report.settings
     speed = report.basis.bytes_per_second
     threads = f"{machine['threads']} thread" + ("" if machine["threads"] == 1 else "s")
+    gpus = "".join(f" · {name}" for name in machine["gpus"])
     reads = "" if speed is None else f" reading {speed / 1e9:.1f} GB/s of memory"
     return (
-        f"{machine['cpu']}, {threads}{reads} · {machine['model']}, "
+        f"{machine['cpu']}, {threads}{reads}{gpus} · {machine['model']}, "
         f"{machine['model_file_bytes'] / 1e6:.1f} MB · pyh2o {machine['pyh2o']}, llama.cpp "
         f"{machine['llama_cpp_commit']}\n"
         f"window {settings['window']} · at each history {settings['rounds']} rounds of "
@@ -38,10 +41,19 @@ def history_table(report: Report, result: HistoryResult) -> TextTable:
     """The figures of a history."""
     return TextTable(
         title(report, result),
-        HEADINGS,
+        headings(result),
         tuple(rows(report, result)),
         tuple(remarks(report, result)),
     )
+
+
+def headings(result: HistoryResult) -> tuple[str, ...]:
+    """Names of the columns; the memory of a GPU only where one was used."""
+    return tuple(name for name in HEADINGS if name != GPU_HEADING or _on_gpu(result))
+
+
+def _on_gpu(result: HistoryResult) -> bool:
+    return any(figures.device_bytes for figures in result.figures)
 
 
 def title(report: Report, result: HistoryResult) -> str:
@@ -54,11 +66,11 @@ def title(report: Report, result: HistoryResult) -> str:
 
 
 def rows(report: Report, result: HistoryResult) -> list[tuple[str, ...]]:
-    """A row for each cache that takes part, in the order of HEADINGS; empty if it was given up."""
+    """A row for each cache that takes part, in the order of the headings; empty if given up."""
     longest = report.settings["histories"][-1]
     found = {figures.cache: figures for figures in result.figures}
     return [
-        _row(cache.name, found.get(cache.name))
+        _row(cache.name, found.get(cache.name), headings(result))
         for cache in report.caches
         if cache.takes_part(result.history, longest)
     ]
@@ -71,15 +83,16 @@ def remarks(report: Report, result: HistoryResult) -> list[str]:
     return [*failed, *report.notes]
 
 
-def _row(name: str, figures: Figures | None) -> tuple[str, ...]:
+def _row(name: str, figures: Figures | None, names: tuple[str, ...]) -> tuple[str, ...]:
     if figures is None:
-        return (name, *[""] * (len(HEADINGS) - 1))
+        return (name, *[""] * (len(names) - 1))
     reading = figures.read_per_second
-    return (
+    cells = (
         name,
         f"{figures.kv_bytes / 2**20:.1f} MiB",
         f"{figures.share_of_full:.1%}",
         f"{figures.peak_bytes / 2**20:.0f}",
+        f"{figures.device_bytes / 2**20:.0f}",
         "" if reading is None else f"{reading:.0f}",
         f"{figures.first_token_seconds:.2f}",
         _range(figures.generated_per_second, ".1f"),
@@ -87,6 +100,7 @@ def _row(name: str, figures: Figures | None) -> tuple[str, ...]:
         f"{figures.compactions}, {figures.compaction_share:.1%}" if figures.compactions else "",
         "" if figures.roofline_share is None else f"{figures.roofline_share:.0%}",
     )
+    return tuple(cell for name, cell in zip(HEADINGS, cells, strict=True) if name in names)
 
 
 def _range(value: Range, form: str) -> str:

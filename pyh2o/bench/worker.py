@@ -96,6 +96,7 @@ class LlamaModel:
             bytes_scores=kv.bytes_scores,
             cells=kv.cells,
             used=kv.used,
+            bytes_device=self._llm.device_bytes,
             compactions=kv.compactions,
             compaction_seconds=kv.compaction_seconds,
         )
