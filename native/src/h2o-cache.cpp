@@ -479,10 +479,10 @@ void llama_h2o::refuse(const char * operation) {
 // rows and cells
 //
 
-uint32_t llama_h2o::n_heads() const {
+uint32_t llama_h2o::first_head(size_t ikv) const {
     uint32_t res = 0;
-    for (const auto & layer : layers) {
-        res += layer.n_head_kv;
+    for (size_t i = 0; i < ikv; ++i) {
+        res += layers[i].n_head_kv;
     }
 
     return res;

@@ -238,7 +238,8 @@ private:
 
     void make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last);
 
-    uint32_t n_heads() const;
+    uint32_t n_heads() const { return first_head(layers.size()); }
+    uint32_t first_head(size_t ikv) const; // of a layer, among the KV heads of all
 
     // first and one past the last stream of a sequence, or of all if seq_id is negative
     std::pair<uint32_t, uint32_t> stream_range(llama_seq_id seq_id) const;
@@ -262,6 +263,12 @@ private:
     void compact(uint32_t s);
     llama_h2o_rule rule(uint32_t s) const;
     llama_h2o_keep select(uint32_t s, collected & rows, std::vector<uint32_t> used);
+    void select_layers(uint32_t s,
+            size_t begin,
+            size_t end,
+            const std::vector<std::vector<float>> & probes,
+            collected & rows,
+            llama_h2o_keep & keep) const;
     bool ends_scope(size_t ikv, uint32_t head) const;
     void score_head(size_t ikv,
             uint32_t head,

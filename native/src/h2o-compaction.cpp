@@ -4,6 +4,7 @@
 #include "h2o-cache.h"
 
 #include "h2o-device.h"
+#include "h2o-parallel.h"
 #include "h2o-selection.h"
 
 #include "llama-context.h"
@@ -53,7 +54,7 @@ void llama_h2o::compact(uint32_t s) {
 
     forget(s, rows, newest(s));
 
-    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used));
+    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used), ctx.get_cparams().n_threads);
 
     move_rows(s, plan);
     move_lists(s, plan, rows);
@@ -115,15 +116,31 @@ bool llama_h2o::ends_scope(size_t ikv, uint32_t head) const {
 }
 
 llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint32_t> used) {
-    const size_t n_used = used.size();
-
     llama_h2o_keep keep;
-    keep.cells   = std::move(used);
     keep.n_heads = n_heads();
-    keep.n_keep  = std::min<uint64_t>(n_used, llama_h2o_n_budget(params));
-    keep.flags.resize(n_used * keep.n_heads);
+    keep.n_keep  = std::min<uint64_t>(used.size(), llama_h2o_n_budget(params));
+    keep.flags.resize(used.size() * keep.n_heads);
+    keep.cells = std::move(used);
 
     const std::vector<std::vector<float>> probes = run(build_probe(s));
+
+    if (policy->scope == llama_h2o_scope::cache) {
+        select_layers(s, 0, layers.size(), probes, rows, keep);
+    } else {
+        llama_h2o_parallel(layers.size(), ctx.get_cparams().n_threads,
+                [&](size_t ikv) { select_layers(s, ikv, ikv + 1, probes, rows, keep); });
+    }
+
+    return keep;
+}
+
+void llama_h2o::select_layers(uint32_t s,
+        size_t begin,
+        size_t end,
+        const std::vector<std::vector<float>> & probes,
+        collected & rows,
+        llama_h2o_keep & keep) const {
+    const size_t n_used = keep.cells.size();
 
     const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
@@ -131,9 +148,9 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     std::vector<double> score(n_used);
     std::vector<double> mean(n_used, 0.0); // over the heads that choose together: their sum, until the last one came
 
-    uint32_t first = 0; // of these heads
-    uint32_t h     = 0;
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
+    uint32_t h     = first_head(begin);
+    uint32_t first = h; // of these heads
+    for (size_t ikv = begin; ikv < end; ++ikv) {
         for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
             const auto pos = gather(streams[s].pos[ikv].data() + head * kv.get_size(), keep.cells);
             selection.set_rows(pos.data(), n_used);
@@ -160,8 +177,6 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
             first = h + 1;
         }
     }
-
-    return keep;
 }
 
 // The scores of the rows that were given to the selection, [used.size()]. If the policy does not collect attention they

@@ -1,5 +1,7 @@
 #include "h2o-plan.h"
 
+#include "h2o-parallel.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -56,7 +58,7 @@ static std::vector<llama_h2o_move> pair_moves(
     return moves;
 }
 
-llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep) {
+llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threads) {
     const std::vector<uint8_t> freed = choose_freed(count_kept(keep), keep.cells.size() - keep.n_keep);
 
     llama_h2o_plan plan;
@@ -67,10 +69,11 @@ llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep) {
         }
     }
 
-    plan.moves.reserve(keep.n_heads);
-    for (uint32_t h = 0; h < keep.n_heads; ++h) {
-        plan.moves.push_back(pair_moves(keep.cells, keep.head(h), freed));
-        plan.n_moves += plan.moves.back().size();
+    plan.moves.resize(keep.n_heads);
+    llama_h2o_parallel(
+            keep.n_heads, n_threads, [&](size_t h) { plan.moves[h] = pair_moves(keep.cells, keep.head(h), freed); });
+    for (const auto & moves : plan.moves) {
+        plan.n_moves += moves.size();
     }
 
     return plan;

@@ -4,7 +4,7 @@
 
 #include "h2o-cuda-launch.cuh"
 
-#include "common.cuh"
+#include "ggml-cuda/common.cuh"
 #include "ggml-impl.h"
 
 #include <cstring>

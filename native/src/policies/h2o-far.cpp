@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace {
 
@@ -11,6 +12,10 @@ struct h2o_far : llama_h2o_policy {
         attention       = true;
         this->n_near    = n_near;
         this->half_life = half_life;
+
+        for (size_t n = 0; n < N_KNOWN; ++n) {
+            known[n] = weigh(double(n));
+        }
     }
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
@@ -20,10 +25,20 @@ struct h2o_far : llama_h2o_policy {
     }
 
     // so many queries, each by its weight; at least one, for rows that nobody has seen from afar
-    double n_weighted(double n) const { return std::expm1(-std::max(n, 1.0) * rate) / norm; }
+    double n_weighted(double n) const {
+        n = std::max(n, 1.0);
+
+        return n < N_KNOWN ? known[size_t(n)] : weigh(n);
+    }
+
+    double weigh(double n) const { return std::expm1(-n * rate) / norm; }
 
     const double rate; // of the fading, per token
     const double norm; // so that the latest query counts as one
+
+    // most rows are no older, and there are a thousand heads to be asked for
+    static constexpr size_t N_KNOWN = 16384;
+    std::vector<double> known       = std::vector<double>(N_KNOWN);
 };
 
 } // namespace
