@@ -26,8 +26,10 @@ DEFAULT_POLICY = "h2o-far"
 
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
-# A compaction sorts every row's score; over this many tokens its cost is lost in the noise.
+# A compaction sorts every row's score; over this many tokens its cost is lost in the noise. The more
+# rows, the longer it takes: at least one token for so many of them.
 MIN_SLACK = 64
+ROWS_PER_SLACK = 20
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class EvictionSettings:
         hh: heavy rows, kept for the score that the policy gives them.
         recent: rows of the newest positions, never evicted; at least one.
         pinned: number of first positions that are never evicted (a count).
-        slack: cells beyond the budget that fill up between two compactions; None fills the
-            last block of cells llama.cpp allocates anyway. 1 is the paper's algorithm.
+        slack: cells beyond the budget that fill up between two compactions; None is 64, or
+            a twentieth of a larger budget, and what fills the last block of cells llama.cpp
+            allocates anyway. 1 is the paper's algorithm.
         policy: what makes a row worth keeping, as text such as "snap:queries=32" (see
             pyh2o.policies). It is stored as `str` of the policy gives it.
         positions: "original" positions for the rotary embeddings until those the model was trained
@@ -121,7 +124,7 @@ class EvictionSettings:
             )
         slack = self.slack
         if slack is None:
-            slack = whole_blocks(budget + MIN_SLACK) - budget
+            slack = whole_blocks(budget + max(MIN_SLACK, budget // ROWS_PER_SLACK)) - budget
         excess = max(0, budget + slack - n_pos)
         if budget > n_pos or excess > heavy:
             raise SettingsError(
