@@ -1,6 +1,8 @@
 """Put the pinned and patched llama.cpp into the build directory. CMake runs this at configure time.
 
-Only files whose content changed are written, so a second build compiles nothing again.
+Only files whose content changed are written, so a second build compiles nothing again. For a
+machine without network, write the folder elsewhere, carry it there, and build with
+CMAKE_ARGS=-DPYH2O_LLAMA_CPP=FOLDER.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from patching import PatchSyntaxError, apply_patch, read_patches
 
 PATCHES = Path(__file__).with_name("patches")
 
+# What the sources are made of, beside them; CMake adds the ggml backends.
+BUILD_INFO = "pyh2o.json"
+
 # What llama.cpp's CMakeLists.txt reads when its tools, tests and examples are off.
 NEEDED = (
     "CMakeLists.txt",
@@ -35,13 +40,16 @@ NEEDED = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the sources")
-    parser.add_argument("--build-info", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--prepared", action="store_true", help="they are there: only check them")
     args = parser.parse_args()
     try:
         pin = read_pin()
-        files = patched_sources(cached_sdist(pin))
+        info = json.dumps(build_info(pin), indent=2).encode() + b"\n"
+        if args.prepared:
+            check_prepared(args.output, info)
+            return 0
+        files = {**patched_sources(cached_sdist(pin)), BUILD_INFO: info}
         changed = sync(files, args.output)
-        write_if_changed(args.build_info, json.dumps(build_info(pin), indent=2).encode() + b"\n")
     except BuildError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
@@ -50,6 +58,16 @@ def main() -> int:
         return 1
     print(f"-- llama.cpp sources: {len(files)} files, {len(changed)} changed")
     return 0
+
+
+def check_prepared(folder: Path, info: bytes) -> None:
+    """Raises BuildError unless the folder was written with the present pin and patches."""
+    path = folder / BUILD_INFO
+    if not path.is_file() or path.read_bytes() != info:
+        raise BuildError(
+            f"{folder} does not hold the llama.cpp of this checkout; write it with "
+            "python native/prepare_llama_cpp.py --output FOLDER, where there is a network"
+        )
 
 
 def patched_sources(sdist: Path) -> dict[str, bytes]:
@@ -117,7 +135,7 @@ def write_if_changed(path: Path, content: bytes) -> bool:
 
 
 def build_info(pin: Pin) -> dict[str, str]:
-    """What the library is made of; CMake adds the ggml backends."""
+    """What the library is made of."""
     return {
         "llama_cpp_python": pin.version,
         "llama_cpp_commit": pin.llama_cpp_commit,

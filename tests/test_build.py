@@ -15,7 +15,15 @@ import pytest
 from llama_pin import BuildError, Pin, cached_sdist, read_pin, sha256_of
 from move_pin import describe, describe_failure
 from patching import PatchSyntaxError, apply_patch, parse_patch, read_patches
-from prepare_llama_cpp import PATCHES, patches_sha256, read_sources, sync, write_if_changed
+from prepare_llama_cpp import (
+    BUILD_INFO,
+    PATCHES,
+    check_prepared,
+    patches_sha256,
+    read_sources,
+    sync,
+    write_if_changed,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -224,6 +232,16 @@ def write_sdist(path: Path, members: dict[str, bytes]) -> Path:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return path
+
+
+def test_sources_from_elsewhere_are_of_this_pin_and_these_patches(tmp_path: Path) -> None:
+    info = b'{"patches": "these"}'
+    with pytest.raises(BuildError, match=r"does not hold the llama\.cpp of this checkout; write"):
+        check_prepared(tmp_path, info)
+    sync({"CMakeLists.txt": b"", BUILD_INFO: info}, tmp_path)
+    check_prepared(tmp_path, info)
+    with pytest.raises(BuildError, match="does not hold"):
+        check_prepared(tmp_path, b'{"patches": "others"}')
 
 
 def test_only_the_needed_sources_are_read(tmp_path: Path) -> None:
