@@ -26,8 +26,8 @@ DEFAULT_POLICY = "h2o-far"
 
 # llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
 CELL_BLOCK = 256
-# A compaction sorts every row's score; over this many tokens its cost is lost in the noise. The more
-# rows, the longer it takes: at least one token for so many of them.
+# A compaction sorts every row's score; over this many tokens its cost is lost in the noise. More
+# rows take longer: at least one token for so many of them.
 MIN_SLACK = 64
 ROWS_PER_SLACK = 20
 
