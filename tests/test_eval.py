@@ -362,7 +362,11 @@ def test_all_caches_of_several_lengths(
         if name == "h2o, 100 rows":
             assert one.nll_to_streaming == pytest.approx((own["nll"] - streaming).mean())
             gap, error = mean_and_error(streaming.astype(float) - full, 32)
-            expected = 1 - (own["nll"].mean() - full.mean()) / gap if gap > 2 * error else None
+            lost, most = (
+                np.exp(nll.mean(dtype=float)) - np.exp(full.mean(dtype=float))
+                for nll in (own["nll"], streaming)
+            )
+            expected = 1 - lost / most if gap > 2 * error else None
             assert one.gap_closed == pytest.approx(expected, abs=1e-3)
         elif name == "streaming, 100 rows":
             assert one.nll_to_streaming is None
@@ -886,13 +890,13 @@ def test_gap_is_closed_in_part_or_not_clear(path: Path, tmp_path: Path) -> None:
     noise = np.where(np.arange(399) // 32 % 2, 1.0, -1.0).astype(np.float32)
 
     def closed(loss: npt.NDArray[np.float32]) -> float | None:
-        for name, nll in ((full, level), (h2o, level + 0.25), (streaming, level + loss)):
+        for name, nll in ((full, level), (h2o, level + np.log(1.25)), (streaming, level + loss)):
             arrays = {**file.arrays(name), "nll": nll}
             file.add(name, file.units[name], arrays)
         summaries, _, _ = measured(settings, tmp_path, file)
         return summaries[1].gap_closed
 
-    assert closed(np.ones_like(level)) == pytest.approx(0.75)
-    assert closed(np.ones_like(level) * 0.125) == pytest.approx(-1.0)
+    assert closed(np.full_like(level, np.log(2))) == pytest.approx(0.75)
+    assert closed(np.full_like(level, np.log(1.125))) == pytest.approx(-1.0)
     assert closed(np.zeros_like(level)) is None
     assert closed(noise + 0.1) is None

@@ -144,8 +144,8 @@ class FidelitySummary:
         nll_to_full, nll_to_full_error: mean difference of the losses to the full cache's at the
             same positions, and its standard error (see metrics.BLOCK); None where there is none.
         nll_to_streaming, nll_to_streaming_error: to those of sinks and a window of the same budget.
-        gap_closed: share of the loss of sinks and a window, against the full cache, that this
-            cache has not; None where that loss is not clear (see CLEAR_GAP).
+        gap_closed: share of what sinks and a window lose in perplexity against the full cache that
+            this cache does not lose; None where their loss is not clear (see CLEAR_GAP).
         kl_mean, kl_median, kl_90, kl_99: of KL(full || cache); None without a valid reference.
         same_top: share of positions with the full cache's token on top.
         stretches: perplexity of each part of the text; None where no token of it counts.
@@ -390,7 +390,7 @@ class Fidelity:
         if full is not None and streaming is not None and not cache.is_full:
             gap, gap_error = _difference(streaming, full)
             if gap is not None and gap_error is not None and gap > CLEAR_GAP * gap_error:
-                closed = gap_closed(float(full.mean()), float(streaming.mean()), float(nll.mean()))
+                closed = gap_closed(perplexity(full), perplexity(streaming), perplexity(nll))
         to_full = _difference(nll, None if cache.is_full else full)
         to_streaming = _difference(nll, None if cache.is_streaming else streaming)
         quantiles: Sequence[float | None] = [None] * 3

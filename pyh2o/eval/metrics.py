@@ -83,7 +83,7 @@ def mean_and_error(values: npt.NDArray[np.floating], block: int = 1) -> tuple[fl
 
 
 def gap_closed(full: float, baseline: float, value: float) -> float | None:
-    """How much of the way from the baseline's loss to the full cache's a cache has come.
+    """How much of the way from the baseline's perplexity to the full cache's a cache has come.
 
     Returns:
         1 for as good as the full cache, 0 for the baseline, negative for worse than that; None
