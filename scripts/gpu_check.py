@@ -1,0 +1,300 @@
+"""Check a checkout on a machine with an NVIDIA GPU, which needs no network, and print one table.
+
+    python scripts/gpu_check.py carry build/gpu-check   # with a network: collects what is needed
+    python scripts/gpu_check.py run build/gpu-check     # there: builds, tests, measures
+
+`carry` is for the Python that runs it, or for another one (--python-version 3.12). The machine
+needs Python, a C++ compiler, CMake, ninja and CUDA's compiler. All it writes is in the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+
+# What pip installs from the carried wheels, besides llama-cpp-python.
+PACKAGES = (
+    *("scikit-build-core>=1.1,<2", "pip>=23.1", "setuptools", "cffi>=2,<3", "numpy>=1.24"),
+    *("platformdirs>=4", "prompt-toolkit>=3.0.36,<4", "rich>=13", "typer>=0.19"),
+    *("diskcache", "jinja2", "typing-extensions", "gguf>=0.17", "pytest>=8"),
+)
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64")
+
+# cuBLAS would round what it multiplies to ten bits: right for speed, wrong for a comparison.
+EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
+
+POLICIES = (
+    *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20", "h2o-layer"),
+    *("h2o-cells", "roco", "tova", "snap:queries=5,pool=1", "nacl:queries=5", "keydiff"),
+    *("expected:queries=6", "streaming", "random"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table."""
+
+    name: str
+    result: str
+    must: str
+    passed: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    carry_parser = commands.add_parser("carry", help="collect what the other machine needs")
+    carry_parser.add_argument("folder", type=Path)
+    carry_parser.add_argument("--python-version", help="of the other machine")
+    run_parser = commands.add_parser("run", help="build, test and measure")
+    run_parser.add_argument("folder", type=Path)
+    run_parser.add_argument("--model", type=Path, help="the demo model, to compare texts with")
+    run_parser.add_argument("--shape", default="llama-2-7b", help="see benchmarks/random_model.py")
+    run_parser.add_argument("--history", default="4096,32768", help="tokens before measuring")
+    args = parser.parse_args()
+
+    folder = args.folder.resolve()
+    if args.command == "carry":
+        carry(folder, args.python_version)
+        return 0
+    python = build(folder)
+    checks: list[Check] = []
+    for step in (
+        check_tests(python),
+        check_policies(python, folder),
+        check_memory(python, folder),
+        check_text(python, args.model),
+        check_speed(python, folder, args.shape, args.history),
+    ):
+        for check in step:
+            checks.append(check)
+            print(f"==> {check.name}: {check.result}", flush=True)
+    print("\n" + table(python, checks))
+    return 0 if all(check.passed for check in checks) else 1
+
+
+# -------------------------------------------------------------------------------------------------
+# Carrying and building
+# -------------------------------------------------------------------------------------------------
+
+
+def carry(folder: Path, python_version: str | None) -> None:
+    """Fill the folder with the patched llama.cpp and with wheels."""
+    wheels = folder / "wheels"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    sources = folder / "llama.cpp"
+    call(sys.executable, "native/prepare_llama_cpp.py", "--output", sources)
+    shutil.make_archive(str(sources), "xztar", sources)
+    shutil.rmtree(sources)
+    call(*pip, "wheel", "--no-deps", "--wheel-dir", wheels, "--requirement", "requirements.txt")
+    other = [] if python_version is None else ["--python-version", python_version]
+    for platform in PLATFORMS if other else ():
+        other += ["--platform", platform]
+    binary = ["--only-binary=:all:", *other]
+    call(*pip, "download", "--quiet", "--dest", wheels, *binary, *PACKAGES)
+
+
+def build(folder: Path) -> Path:
+    """An environment with this checkout, compiled for the GPU at hand; returns its Python."""
+    shutil.unpack_archive(folder / "llama.cpp.tar.xz", folder / "llama.cpp")
+    python = folder / "venv" / "bin" / "python"
+    if not python.exists():
+        call(sys.executable, "-m", "venv", folder / "venv")
+    arguments = (
+        *("-DLLAMA_BUILD=OFF", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"),
+        f"-DPYH2O_LLAMA_CPP={folder / 'llama.cpp'}",
+    )
+    call(
+        *(python, "-m", "pip", "install", "--quiet"),
+        *("--no-index", "--find-links", folder / "wheels", ".", "gguf", "pytest"),
+        CMAKE_ARGS=" ".join(arguments),
+        CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 1),
+    )
+    return python
+
+
+# -------------------------------------------------------------------------------------------------
+# Right answers
+# -------------------------------------------------------------------------------------------------
+
+
+def check_tests(python: Path) -> Iterator[Check]:
+    """The tests of what runs on a device."""
+    done = run(
+        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *(TESTS / f"test_{name}.py" for name in ("device", "cuda_kernels", "devices")),
+        **EXACT,
+    )
+    lines = done.stdout.strip().splitlines()
+    yield Check("tests of a device", lines[-1] if lines else done.stderr[-200:], "pass", done.ok)
+
+
+def check_policies(python: Path, folder: Path) -> Iterator[Check]:
+    """Every policy's kept rows after every compaction against the NumPy reference on the CPU."""
+    model = tiny_model(python, folder, n_ctx_train=64)
+    for chunk, kernels in (("1", "our kernels"), ("7", "ggml's ops")):
+        attention = "flash" if chunk == "1" else "composed"
+        wrong = []
+        for policy in POLICIES:
+            client = (python, TESTS / "rows_on_a_device.py", "gpu", model, "reference")
+            done = run(*client, attention, policy, chunk, **EXACT)
+            if not done.ok:
+                wrong.append(policy)
+                print(done.stderr[-1500:], file=sys.stderr)
+        result = f"{len(POLICIES) - len(wrong)} of {len(POLICIES)} policies"
+        result += f"; not: {', '.join(wrong)}" if wrong else ""
+        yield Check(f"kept rows equal the CPU's, {kernels}", result, "all", not wrong)
+
+
+def check_memory(python: Path, folder: Path) -> Iterator[Check]:
+    """CUDA's own checker over compactions and re-bases of a tiny model."""
+    checker = shutil.which("compute-sanitizer")
+    model = tiny_model(python, folder, n_ctx_train=64)
+    for tool in ("memcheck", "racecheck"):
+        name = f"compute-sanitizer {tool}"
+        if checker is None:
+            yield Check(name, "not installed", "no error", False)
+            continue
+        done = run(
+            *(checker, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"),
+            *(python, TESTS / "rows_on_a_device.py", "gpu", model),
+            *("reference", "flash", "h2o-far:near=4", "1"),
+            **EXACT,
+        )
+        summary = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+        yield Check(name, (summary or ["no summary"])[-1].strip("= "), "no error", done.ok)
+
+
+def check_text(python: Path, model: Path | None) -> Iterator[Check]:
+    """200 tokens of greedy text, on the GPU and on the CPU."""
+    name = "greedy text equals the CPU's for 200 tokens"
+    if model is None:
+        yield Check(name, "left out: no --model", "equal, or a near tie", True)
+        return
+    done = run(python, ROOT / "benchmarks" / "greedy_text.py", model)
+    lines = done.stdout.strip().splitlines()
+    result = lines[-1] if lines else done.stderr[-200:]
+    yield Check(name, result, "equal, or a near tie", done.ok)
+
+
+def tiny_model(python: Path, folder: Path, *, n_ctx_train: int) -> Path:
+    path = folder / f"tiny-{n_ctx_train}.gguf"
+    code = "import sys; from tiny_gguf import write_tiny_gguf as write; "
+    code += f"write(sys.argv[1], seed=3, n_ctx_train={n_ctx_train})"
+    call(python, "-c", code, path, PYTHONPATH=str(TESTS))
+    return path
+
+
+# -------------------------------------------------------------------------------------------------
+# Speed and memory
+# -------------------------------------------------------------------------------------------------
+
+
+def check_speed(python: Path, folder: Path, shape: str, history: str) -> Iterator[Check]:
+    """A model of random weights, by turns with llama.cpp's full cache and flash attention."""
+    model, report = folder / f"{shape}.gguf", folder / "bench.json"
+    if not model.exists():
+        call(python, ROOT / "benchmarks" / "random_model.py", shape, model)
+    report.unlink(missing_ok=True)
+    longest = max(int(tokens) for tokens in history.split(","))
+    call(
+        *(python, "-m", "pyh2o.cli", "bench", "--model", model, "--gpu-layers", "-1"),
+        *("--ctx", str(longest), "--history", history, "--budget", "0.2,1.0", "--kv-type", "f16"),
+        *("-n", "64", "--rounds", "5", "--json", report),
+        cwd=folder,
+    )
+    for result in json.loads(report.read_text())["histories"]:
+        yield from speed_checks(result, is_longest=result["history"] == longest)
+
+
+def speed_checks(result: dict[str, Any], *, is_longest: bool) -> Iterator[Check]:
+    """The lines for one history of the comparison."""
+    after = f"after {result['history']:,} tokens"
+    found = {figures["cache"]: figures for figures in result["figures"]}
+    ours = next((f for name, f in found.items() if name.startswith("20 %")), None)
+    equal = next((f for name, f in found.items() if name.startswith("100 %")), None)
+    if ours is not None:
+        low = 1.5 if is_longest else 1.0
+        ratio = ours["ratio"]["median"]
+        yield Check(f"20 %, {after}: speed", f"{ratio:.2f}x full", f">= {low}x", ratio >= low)
+        share = ours["compaction_share"]
+        yield Check(
+            f"20 %, {after}: compactions", f"{share:.1%} of the time", "<= 1%", share <= 0.01
+        )
+        if is_longest:
+            memory = ours["share_of_full"]
+            yield Check("20 %: KV memory", f"{memory:.1%} of full", "<= 22%", memory <= 0.22)
+    if equal is not None:
+        cost = 1 - equal["ratio"]["median"]
+        yield Check(f"scores at equal cells, {after}", f"cost {cost:.1%}", "<= 5%", cost <= 0.05)
+
+
+# -------------------------------------------------------------------------------------------------
+# The table
+# -------------------------------------------------------------------------------------------------
+
+
+def table(python: Path, checks: Sequence[Check]) -> str:
+    """Markdown, with the machine and the version above."""
+    facts = "import json, pyh2o; from pyh2o.devices import gpu_names; "
+    facts += "print(json.dumps([pyh2o.__version__, pyh2o.build_info(), gpu_names()]))"
+    version, info, gpus = json.loads(run(python, "-c", facts).stdout.splitlines()[-1])
+    lines = [
+        f"{', '.join(gpus) or 'no GPU'} · pyh2o {version}, llama.cpp {info['llama_cpp_commit']}",
+        "",
+        "| check | result | must be | |",
+        "|---|---|---|---|",
+    ]
+    for check in checks:
+        mark = "" if check.passed else "**failed**"
+        lines.append(f"| {check.name} | {check.result} | {check.must} | {mark} |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Finished:
+    ok: bool
+    stdout: str
+    stderr: str
+
+
+def run(*command: str | Path, **environment: str) -> Finished:
+    """What a command says, in a folder where `pyh2o` is the installed one."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=TESTS,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Finished(done.returncode == 0, done.stdout, done.stderr)
+
+
+def call(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+    """Run a command that has to succeed, and say how long it took."""
+    words = [str(part) for part in command]
+    print(f"==> {' '.join(words)[:150]}", flush=True)
+    started = time.perf_counter()
+    done = subprocess.run(words, cwd=cwd, env={**os.environ, **environment}, check=False)
+    print(f"    {time.perf_counter() - started:.0f} s", flush=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {words[0]} ended with {done.returncode}: see its output above")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
