@@ -2,8 +2,10 @@
 
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS
+       rows_on_a_device.py DEVICE MODEL split
 
-DEVICE is the endpoint of an RPC server, or "gpu" for this machine's own.
+DEVICE is the endpoint of an RPC server, or several with commas between them, or "gpu" for this
+machine's own.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ import ctypes
 import sys
 
 import numpy as np
+import pytest
 
 from pyh2o._library import LIBRARY_FOLDER
+from pyh2o.errors import UnsupportedModelError
 from pyh2o.llama import KV_TYPES, Llama
 from pyh2o.reference import ReferenceLlama
+
+# isort: split
+import llama_cpp
 
 CHUNK = 7
 N_POS = 64
@@ -115,9 +122,26 @@ def compare_with_host(device: str, path: str, kv_type: str, gpu_layers: str) -> 
     on_host.close()
 
 
+def refuse_split_heads(_device: str, path: str) -> None:
+    """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
+    with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
+        Llama(
+            path,
+            n_gpu_layers=-1,
+            split_mode=llama_cpp.LLAMA_SPLIT_MODE_TENSOR,
+            flash_attn=True,
+            verbose=False,
+        )
+
+
 if __name__ == "__main__":
     device, path, other, *settings = sys.argv[1:]
     if device != GPU:
-        add_device(device)
-    compare = {"reference": compare_with_reference, "host": compare_with_host}[other]
+        for endpoint in device.split(","):
+            add_device(endpoint)
+    compare = {
+        "reference": compare_with_reference,
+        "host": compare_with_host,
+        "split": refuse_split_heads,
+    }[other]
     compare(device, path, *settings)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     reason="no GPU, and built without GGML_RPC",
 )
 
-# Our kernels for few queries compute one token, and not as many as in a chunk of the other tests.
+# Tokens at once; a single one takes another way through the kernels of a GPU.
 CHUNK = 7
 
 SERVER = """
@@ -46,18 +47,25 @@ def device() -> Iterator[str]:
     if gpu_names():
         yield "gpu"
         return
+    with server() as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A server on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
-    name = f"127.0.0.1:{address[1]}"
-    server = subprocess.Popen([sys.executable, "-c", SERVER, str(LIBRARY_FOLDER), name])
+    endpoint = f"127.0.0.1:{address[1]}"
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(LIBRARY_FOLDER), endpoint])
     deadline = time.monotonic() + 30
     while not _listens(address):
         assert time.monotonic() < deadline, "the RPC server did not start"
         time.sleep(0.1)
-    yield name
-    server.terminate()
-    server.wait()
+    yield endpoint
+    process.terminate()
+    process.wait()
 
 
 def _listens(address: tuple[str, int]) -> bool:
@@ -103,8 +111,28 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
     compare(device, path, "host", kv_type, str(gpu_layers))
 
 
+def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    run_client(device, path, "split")
+
+
+@pytest.mark.skipif(gpu_names() != [], reason="for two devices that are servers")
+def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    with server() as other:
+        log = run_client(f"{device},{other}", path, "reference", "composed", "h2o", str(CHUNK))
+    assert "dev = RPC0" in log
+    assert "dev = RPC1" in log
+
+
 def compare(device: str, path: Path, *arguments: str) -> None:
     """Fails if the two differ, or if the cache is not where it should be."""
+    log = run_client(device, path, *arguments)
+    assert any("KV buffer" in line and "CPU" not in line for line in log.splitlines())
+
+
+def run_client(device: str, path: Path, *arguments: str) -> str:
+    """The log of a comparison that found no difference."""
     client = Path(__file__).parent / "rows_on_a_device.py"
     result = subprocess.run(
         [sys.executable, str(client), device, str(path), *arguments],
@@ -113,5 +141,4 @@ def compare(device: str, path: Path, *arguments: str) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    buffers = [line for line in result.stderr.splitlines() if "KV buffer" in line]
-    assert any("CPU" not in line for line in buffers)
+    return result.stderr

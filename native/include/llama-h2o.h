@@ -87,6 +87,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_POLICY        = -26, // a parameter of the policy that is out of range
     LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
+    LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
 };
 
 enum llama_h2o_positions {

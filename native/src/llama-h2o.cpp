@@ -75,6 +75,8 @@ const char * llama_h2o_strerror(int32_t status) {
                    "another";
         case LLAMA_H2O_ERR_SPANS:
             return "spans and segments must be ascending, not empty and apart, and no more than a million";
+        case LLAMA_H2O_ERR_SPLIT:
+            return "the heads of a layer are split over devices: use split_mode = LLAMA_SPLIT_MODE_LAYER";
     }
 
     return "unknown status";
@@ -109,6 +111,9 @@ int32_t llama_h2o_supports(const llama_model * model) {
 
     if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
         return LLAMA_H2O_ERR_RECURRENT;
+    }
+    if (model->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        return LLAMA_H2O_ERR_SPLIT;
     }
     if (llama_model_has_encoder(model) || !llama_model_has_decoder(model) || !hparams.causal_attn ||
             llama_model_is_diffusion(model)) {

@@ -1018,6 +1018,13 @@ static int _cffi_const_LLAMA_H2O_ERR_SPANS(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_SPLIT(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_SPLIT) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_SPLIT) | 0);  /* check that LLAMA_H2O_ERR_SPLIT is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_attach(struct llama_context * x0, struct llama_h2o_params x1)
 {
   return llama_h2o_attach(x0, x1);
@@ -1830,6 +1837,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SHARED_LAYERS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_LAYERS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SLIDING", (void *)_cffi_const_LLAMA_H2O_ERR_SLIDING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPANS", (void *)_cffi_const_LLAMA_H2O_ERR_SPANS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_SPLIT", (void *)_cffi_const_LLAMA_H2O_ERR_SPLIT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_EXPECTED", (void *)_cffi_const_LLAMA_H2O_POLICY_EXPECTED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POLICY_H2O", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2018,7 +2026,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
-    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS" },
+    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2028,7 +2036,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  65,  /* num_globals */
+  66,  /* num_globals */
   6,  /* num_struct_unions */
   4,  /* num_enums */
   0,  /* num_typenames */
