@@ -201,7 +201,7 @@ def _params(budget: Budget) -> Any:
         "n_pos": budget.n_pos,
         "positions": schemes[budget.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
-        "policy": _policy_params(parse_policy(budget.policy)),
+        "policy": _policy_params(parse_policy(budget.policy).for_budget(budget.rows)),
     }
     # unlike a dict as an argument, this sets what is not named to 0
     return ffi.new("struct llama_h2o_params *", values)[0]

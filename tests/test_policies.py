@@ -190,8 +190,18 @@ def test_what_each_policy_needs() -> None:
         "h2o-cells": "cache",
     }
     half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
-    assert half_lives == {"h2o-decay": 256.0, "h2o-far": 384.0}
+    assert half_lives == {"h2o-decay": 256.0}
     assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
+
+
+def test_a_larger_budget_remembers_for_longer() -> None:
+    policy = parse_policy("h2o-far:near=8")
+    assert str(policy.for_budget(200)) == "h2o-far:near=8,half_life=300"
+    fixed = parse_policy("h2o-far:half_life=10")
+    assert fixed.for_budget(200) == fixed
+    assert parse_policy("snap").for_budget(200) == parse_policy("snap")
+    with pytest.raises(SettingsError, match="half_life is open"):
+        policy.score(head_rows([0, 1]))
 
 
 def test_a_policy_is_one_small_class() -> None:
@@ -508,7 +518,7 @@ def test_scores_are_numbers_and_nothing_is_changed(
     floats = {name: x.astype(dtype) for name, x in arrays.items() if x.dtype == np.float64}
     before = {name: x.copy() for name, x in floats.items()}
 
-    scores = policy.score(replace(rows, **floats))
+    scores = policy.for_budget(20).score(replace(rows, **floats))
 
     assert scores.shape == (40,)
     assert not np.isnan(scores).any()

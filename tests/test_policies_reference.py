@@ -144,6 +144,7 @@ def test_the_best_stay(rng: np.random.Generator, policy: Policy, repeat: int) ->
     """Pinned and recent rows always; of the rest the best of each segment; never more or fewer."""
     n_rows = int(rng.integers(1, 70))
     caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
+    policy = policy.for_budget(parameters.budget)
     spy: Any = Spy(policy)
     compact(caches, parameters, spy, RotaryPlace(n_rows, FREQUENCIES))
 

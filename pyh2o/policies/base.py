@@ -149,6 +149,10 @@ class Policy(ABC):
         """Tokens in which half of the collected attention is forgotten; None keeps all."""
         return None
 
+    def for_budget(self, rows: int) -> Policy:
+        """The policy for a cache that keeps so many rows of each head, without open parameters."""
+        return self
+
     @abstractmethod
     def score(self, rows: HeadRows) -> FloatArray:
         """[n] scores; higher ones are kept. Those of rows that do not compete do not matter.

@@ -123,7 +123,8 @@ class ReferenceLlama:
     ) -> None:
         self.weights = weights
         self._first_eviction = eviction
-        self.policy = parse_policy(policy) if isinstance(policy, str) else policy
+        given = parse_policy(policy) if isinstance(policy, str) else policy
+        self.policy = given.for_budget(eviction.budget) if eviction else given
         self.shape = shape
         _check_shape(shape, self.policy, eviction)
         self._cache_dtype = cache_dtype
