@@ -28,7 +28,15 @@ def main() -> int:
     arguments = parser.parse_args()
 
     on_cpu, on_gpu = (
-        Llama(str(arguments.model), hh=40, recent=40, slack=16, n_gpu_layers=layers, verbose=False)
+        Llama(
+            str(arguments.model),
+            hh=40,
+            recent=40,
+            slack=16,
+            n_gpu_layers=layers,
+            logits_all=True,
+            verbose=False,
+        )
         for layers in (0, -1)
     )
     tokens = on_cpu.tokenize(PROMPT.encode())
