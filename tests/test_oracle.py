@@ -110,6 +110,62 @@ def test_every_step_equals_the_reference(
     assert llm.kv.compactions == reference.n_compactions > 10
 
 
+@pytest.mark.parametrize(("n_head", "n_head_kv"), [(16, 8), (9, 3)])
+def test_probabilities_that_are_computed_in_parts(
+    tmp_path: Path, rng: np.random.Generator, n_head: int, n_head_kv: int
+) -> None:
+    """Of a long prompt those beside flash attention are, a few KV heads at a time."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        seed=3,
+        n_layer=1,  # flash attention rounds what the next layer reads
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_size=16,
+    )
+    budget = {"recent": 1000, "slack": 536}
+    tokens: list[int] = rng.integers(0, N_VOCAB, 1536).tolist()
+    reference = ReferenceLlama.from_gguf(path, heavy=500, **budget)
+    llm = tiny_llama(
+        path,
+        n_ctx=4096,
+        hh=500,
+        **budget,
+        n_batch=512,
+        n_ubatch=512,
+        type_k=KV_TYPES["f32"],
+        type_v=KV_TYPES["f32"],
+        flash_attn=True,
+        attention="ops",
+    )
+    reference.eval(tokens, ubatch=512)
+    llm.eval(tokens)
+
+    positions, scores = llm.kv_rows(0)
+    for head in range(n_head_kv):
+        np.testing.assert_array_equal(positions[head], np.arange(len(tokens)))
+        np.testing.assert_allclose(scores[head], reference.scores(0, head), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["h2o-far", "roco", "snap", "expected", "nacl"])
+def test_the_graph_of_a_deep_model_has_room_for_all_parts(tmp_path: Path, policy: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16)
+    with tiny_llama(
+        path,
+        n_ctx=4096,
+        hh=500,
+        recent=1000,
+        slack=548,
+        policy=policy,
+        n_batch=512,
+        n_ubatch=512,
+        flash_attn=True,
+        attention="ops",
+    ) as llm:
+        llm.eval(list(range(300)))
+        assert llm.n_tokens == 300
+
+
 @pytest.mark.parametrize(
     ("kv_type", "flash_attn", "attention", "rounding", "least_shared"),
     [

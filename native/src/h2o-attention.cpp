@@ -7,6 +7,8 @@
 
 #include "llama-graph.h"
 
+#include <algorithm>
+
 //
 // what the policy collects
 //
@@ -17,20 +19,35 @@ ggml_tensor * llama_h2o_view_collected(
             collected->nb[2], collected->nb[2] * llama_h2o::first_stream(graph.mctx));
 }
 
+// Some of the KV heads of a tensor whose dim 2 is heads, `n_group` of them for each KV head.
+static ggml_tensor * view_heads(ggml_context * ctx, ggml_tensor * t, int64_t n_group, int64_t first, int64_t n) {
+    if (t->ne[2] == n_group * n) {
+        return t;
+    }
+    return ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n_group * n, t->ne[3], t->nb[1], t->nb[2], t->nb[3],
+            t->nb[2] * n_group * first);
+}
+
 // Adds the sum over queries, the mean over the query heads of each KV group.
+//   probs   of the KV heads from `first` on
 //   credit  multiplied with the probabilities; or null
 static void build_sum(const llm_graph_context & graph,
         const llama_h2o::layer & layer,
         ggml_tensor * probs,
         ggml_tensor * credit,
-        ggml_tensor * collected) {
+        ggml_tensor * collected,
+        int64_t first) {
     ggml_context * ctx = graph.ctx0;
 
-    const int64_t n_kv     = probs->ne[0];
-    const int64_t n_stream = probs->ne[3];
+    const int64_t n_kv      = probs->ne[0];
+    const int64_t n_head_kv = probs->ne[2] * layer.n_head_kv / layer.n_head;
+    const int64_t n_stream  = probs->ne[3];
+
+    ggml_tensor * sums = llama_h2o_view_collected(graph, collected, n_kv, n_stream);
+    sums               = view_heads(ctx, sums, 1, first, n_head_kv);
 
     if (layer.on_cuda) {
-        llama_h2o_build_add(graph, llama_h2o_view_collected(graph, collected, n_kv, n_stream), probs, credit);
+        llama_h2o_build_add(graph, sums, probs, credit);
         return;
     }
 
@@ -38,32 +55,32 @@ static void build_sum(const llm_graph_context & graph,
         probs = ggml_mul(ctx, probs, credit);
     }
 
-    const int64_t n_probs = probs->ne[1] * probs->ne[2] / layer.n_head_kv; // queries of a KV group
+    const int64_t n_probs = probs->ne[1] * probs->ne[2] / n_head_kv; // queries of a KV group
 
     // the query heads of a group follow each other: [n_kv, n_probs, n_head_kv, n_stream]
-    ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, layer.n_head_kv, n_stream);
+    ggml_tensor * cur = ggml_reshape_4d(ctx, probs, n_kv, n_probs, n_head_kv, n_stream);
 
     // the outer product sums over dim 1 and, unlike a row sum, reads the probabilities as they lie
     if (n_probs > 1) {
         const size_t size = sizeof(float);
 
-        ggml_tensor * weights = ggml_view_4d(ctx, layer.weights, 1, n_probs, layer.n_head_kv, n_stream, size,
-                size * n_probs, size * n_probs * layer.n_head_kv, 0);
+        ggml_tensor * weights = ggml_view_4d(ctx, layer.weights, 1, n_probs, n_head_kv, n_stream, size, size * n_probs,
+                size * n_probs * n_head_kv, 0);
 
         cur = ggml_out_prod(ctx, cur, weights);
     }
 
-    cur = ggml_add_inplace(ctx, llama_h2o_view_collected(graph, collected, n_kv, n_stream), cur);
-
-    ggml_build_forward_expand(graph.gf, cur);
+    ggml_build_forward_expand(graph.gf, ggml_add_inplace(ctx, sums, cur));
 }
 
-static void build_collected(const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs) {
+//   probs  of the KV heads from `first` on
+static void build_collected(
+        const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs, int64_t first) {
     if (layer.collects) {
-        build_sum(graph, layer, probs, layer.credit, layer.scores);
+        build_sum(graph, layer, probs, layer.credit, layer.scores, first);
     }
     if (layer.squares) {
-        build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), nullptr, layer.squares);
+        build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), nullptr, layer.squares, first);
     }
 }
 
@@ -99,7 +116,7 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
 
     const auto & layer = begin_layer(graph, *h2o, q, probs->ne[0], sinks, kq_scale, il);
 
-    build_collected(graph, layer, probs);
+    build_collected(graph, layer, probs, 0);
 
     llama_h2o_build_queries(graph, q, il);
 }
@@ -117,6 +134,50 @@ ggml_tensor * llama_h2o::layer::build_probs(
     ggml_soft_max_add_sinks(kq, sinks);
 
     return kq;
+}
+
+// How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
+// saves. No ubatch takes more than the largest one, for which the memory is reserved.
+static int64_t heads_at_a_time(
+        const llm_graph_context & graph, const llama_h2o::layer & layer, int64_t n_kv, int64_t n_tokens) {
+    static constexpr int64_t SIZE     = 16 << 20; // bytes that are worth a part of their own
+    static constexpr int64_t MAX_PART = 4;        // each part costs nodes, of which a graph has a limited number
+
+    const int64_t n_head_kv = layer.n_head_kv;
+
+    // a layer's sinks are those of all its heads
+    if (layer.sinks) {
+        return n_head_kv;
+    }
+
+    const int64_t n_group  = layer.n_head / n_head_kv;
+    const int64_t size     = sizeof(float) * n_group * n_kv * n_tokens;
+    const int64_t max_size = sizeof(float) * n_group * layer.scores->ne[0] * graph.cparams.n_ubatch;
+
+    const int64_t n_part = std::clamp<int64_t>((max_size * n_head_kv + SIZE - 1) / SIZE, 1, MAX_PART);
+    const int64_t n_head = (n_head_kv + n_part - 1) / n_part;
+
+    return std::clamp<int64_t>(n_head * max_size / size, 1, n_head_kv);
+}
+
+static void build_collected_again(const llm_graph_context & graph,
+        const llama_h2o::layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * kq_mask) {
+    ggml_context * ctx = graph.ctx0;
+
+    const int64_t n_group = layer.n_head / layer.n_head_kv;
+    const int64_t n_max   = heads_at_a_time(graph, layer, k->ne[1], q->ne[1] * q->ne[3]);
+
+    for (int64_t first = 0; first < layer.n_head_kv; first += n_max) {
+        const int64_t n = std::min(n_max, layer.n_head_kv - first);
+
+        ggml_tensor * some_q = view_heads(ctx, q, n_group, first, n);
+        ggml_tensor * some_k = view_heads(ctx, k, 1, first, n);
+
+        build_collected(graph, layer, layer.build_probs(ctx, some_q, some_k, kq_mask), first);
+    }
 }
 
 //
@@ -149,7 +210,7 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     // flash attention keeps its probabilities to itself
     if (layer.collects) {
-        build_collected(graph, layer, layer.build_probs(graph.ctx0, q, k, kq_mask));
+        build_collected_again(graph, layer, q, k, kq_mask);
     }
 
     return nullptr;

@@ -23,6 +23,8 @@ class llama_io_read_i;
 class llama_io_write_i;
 
 struct llama_h2o {
+    static constexpr uint32_t MAX_LAYER_NODES = 112;
+
     // Allocates the scores, and nothing later. Throws std::exception if that fails.
     llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params);
 
@@ -97,6 +99,9 @@ struct llama_h2o {
     };
 
     layer * find_layer(int32_t il);
+
+    // most nodes that our hooks add to a graph, views and inputs included
+    uint32_t n_graph_nodes() const { return MAX_LAYER_NODES * layers.size(); }
 
     bool is_first(const layer & layer) const { return &layer == &layers.front(); }
 
