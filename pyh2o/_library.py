@@ -20,8 +20,8 @@ def use_own_library() -> None:
     """Import llama_cpp on pyh2o's library; call it before any other import of llama_cpp.
 
     Raises:
-        LibraryError: llama_cpp is loaded already, on another library, or this is the source folder,
-            which has no compiled library.
+        LibraryError: llama_cpp is loaded already, on another library; or this is the source folder,
+            which has no compiled library; or a library that ours needs is missing.
     """
     if not LIBRARY_FOLDER.exists():
         raise LibraryError(
@@ -36,6 +36,9 @@ def use_own_library() -> None:
                 "cannot evict: import pyh2o first (`import pyh2o` above `import llama_cpp`)"
             )
         return
+
+    # Says in one line what the dynamic linker misses; llama_cpp would not.
+    from . import _native  # noqa: F401
 
     previous = os.environ.get(_PATH_VARIABLE)
     os.environ[_PATH_VARIABLE] = str(LIBRARY_FOLDER)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from pyh2o._library import LIBRARY_FOLDER
 
 ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "native" / "include" / "llama-h2o.h"
@@ -92,6 +95,26 @@ def test_source_folder_says_that_it_has_no_library() -> None:
     result = run_python("from pyh2o import Llama", folder=ROOT)
     assert result.returncode == 1
     assert "start Python in another folder" in result.stderr.splitlines()[-1]
+
+
+def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
+    package = shutil.copytree(LIBRARY_FOLDER.parent, tmp_path / "pyh2o")
+    (library,) = (package / "lib").glob("libggml-cpu.*")
+    library.unlink()
+    for module in ("llama", "devices"):
+        result = run_python(f"import pyh2o.{module}", folder=tmp_path)
+        assert result.returncode == 1
+        message = result.stderr.splitlines()[-1]
+        assert message.startswith("pyh2o.errors.LibraryError: ")
+        assert library.name in message
+        assert message.endswith("install pyh2o again, on this machine")
+
+
+def test_missing_libraries_of_cuda_have_a_cure_of_their_own() -> None:
+    from pyh2o._native import how_to_load
+
+    reason = "libcublas.so.13: cannot open shared object file: No such file or directory"
+    assert "pip install nvidia-cublas nvidia-cuda-runtime" in how_to_load(reason)
 
 
 def test_looking_at_the_package_loads_no_library() -> None:

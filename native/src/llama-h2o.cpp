@@ -289,28 +289,47 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
     return LLAMA_H2O_OK;
 }
 
-static std::vector<ggml_backend_dev_t> find_devices() {
-    std::vector<ggml_backend_dev_t> res;
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-
-        const auto type = ggml_backend_dev_type(dev);
-        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
-            res.push_back(dev);
-        }
+// Backends look for their devices when they are first asked for one, and say in several lines what they find.
+struct quiet_log {
+    quiet_log() {
+        ggml_log_get(&callback, &user_data);
+        ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     }
 
-    return res;
+    ~quiet_log() { ggml_log_set(callback, user_data); }
+
+    ggml_log_callback callback;
+    void * user_data;
+};
+
+static bool is_gpu(ggml_backend_dev_t dev) {
+    const auto type = ggml_backend_dev_type(dev);
+
+    return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
 }
 
 int32_t llama_h2o_n_devices(void) {
-    return int32_t(find_devices().size());
+    const quiet_log quiet;
+
+    int32_t n = 0;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        n += is_gpu(ggml_backend_dev_get(i));
+    }
+
+    return n;
 }
 
 const char * llama_h2o_device_name(int32_t i) {
-    const auto devices = find_devices();
+    const quiet_log quiet;
 
-    return i >= 0 && size_t(i) < devices.size() ? ggml_backend_dev_description(devices[i]) : nullptr;
+    for (size_t j = 0; j < ggml_backend_dev_count(); ++j) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(j);
+        if (is_gpu(dev) && i-- == 0) {
+            return ggml_backend_dev_description(dev);
+        }
+    }
+
+    return nullptr;
 }
 
 int64_t llama_h2o_device_bytes(const llama_context * ctx) {

@@ -1,7 +1,28 @@
-"""The C interface of native/include/llama-h2o.h, as it is. Friendlier layers stand above it."""
+"""The C interface of native/include/llama-h2o.h, as it is. Friendlier layers stand above it.
+
+Importing it raises LibraryError if the library cannot be loaded.
+"""
 
 from __future__ import annotations
 
-from ._ffi import ffi, lib
+from ..errors import LibraryError
+
+
+def how_to_load(reason: str) -> str:
+    """What to do about a library that the dynamic linker says is missing or does not fit."""
+    if reason.startswith(("libcublas", "libcudart")):
+        return (
+            "install CUDA's libraries (pip install nvidia-cublas nvidia-cuda-runtime, of CUDA 13) "
+            "or the toolkit that pyh2o was built with"
+        )
+    return "install pyh2o again, on this machine"
+
+
+try:
+    from ._ffi import ffi, lib
+except ImportError as error:
+    raise LibraryError(
+        f"pyh2o's library cannot be loaded: {error}; {how_to_load(str(error))}"
+    ) from error
 
 __all__ = ["ffi", "lib"]
