@@ -18,11 +18,12 @@ from pyh2o.threads import physical_cores
 
 from .errors import reported_errors
 from .eval_output import Outputs
+from .loading import usable_gpu_layers
 from .measured import parse_budget, parse_list, read_text, shared, split_policies
 from .options import takes_run_options
 
 if TYPE_CHECKING:
-    from pyh2o.eval.caches import CacheSettings
+    from pyh2o.eval.caches import CacheSettings, Compute
 
 COMPARED = "What is compared"
 RESULTS = "Results"
@@ -43,6 +44,7 @@ class EvalOptions:
     """What all measurements share."""
 
     model: Annotated[Path | None, shared("model")] = None
+    gpu_layers: Annotated[int, shared("gpu_layers")] = 0
     threads: Annotated[int | None, shared("threads")] = None
     policy: Annotated[
         list[str] | None,
@@ -83,10 +85,13 @@ class EvalOptions:
         typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS),
     ] = None
 
-    @property
-    def thread_count(self) -> int:
-        """CPU threads to compute with."""
-        return self.threads or physical_cores()
+    def compute(self) -> Compute:
+        """What to compute with; says so if there is no GPU."""
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.eval.caches import Compute
+
+        threads = self.threads or physical_cores()
+        return Compute(threads, usable_gpu_layers(self.gpu_layers))
 
     def caches(self, positions: str = "original") -> CacheSettings:
         """What is compared.
@@ -172,6 +177,7 @@ def fidelity(
         words = [(file.name, read_text(file)) for file in text]
         caches = options.caches(positions)
         model = find_model(options.model)
+        compute = options.compute()
 
         from pyh2o.eval.basis import basis_of
         from pyh2o.eval.fidelity import Fidelity, FidelitySettings
@@ -181,7 +187,7 @@ def fidelity(
 
         settings = FidelitySettings(
             model=model,
-            threads=options.thread_count,
+            compute=compute,
             texts=tuple(EvalText(name, normalised(one)) for name, one in words),
             tokens=lengths,
             start=start,
@@ -189,7 +195,7 @@ def fidelity(
             stretch=stretch,
             caches=caches,
         )
-        basis = basis_of(model, caches, start=start)
+        basis = basis_of(model, compute, caches, start=start)
         file = outputs.results("fidelity", basis, settings, with_arrays=True)
         outputs.measure(
             Fidelity(settings, file, outputs.bars, outputs.folder),
@@ -240,6 +246,7 @@ def recall(
         prose = None if text is None else read_text(text)
         caches = options.caches()
         model = find_model(options.model)
+        compute = options.compute()
 
         from pyh2o.eval.basis import basis_of
         from pyh2o.eval.plot import recall_picture
@@ -252,7 +259,7 @@ def recall(
         words = None if prose is None else EvalText(str(text), normalised(prose))
         settings = RecallSettings(
             model=model,
-            threads=options.thread_count,
+            compute=compute,
             tasks=tuple(TASKS) if tasks == ("all",) else tasks,
             tokens=lengths,
             samples=samples,
@@ -261,7 +268,9 @@ def recall(
             seed=seed,
             caches=caches,
         )
-        basis = basis_of(model, caches, seed=seed, text="" if words is None else words.sha256[:12])
+        basis = basis_of(
+            model, compute, caches, seed=seed, text="" if words is None else words.sha256[:12]
+        )
         file = outputs.results("recall", basis, settings)
         outputs.measure(Recall(settings, file, outputs.bars), file, recall_tables, recall_picture)
 
@@ -281,6 +290,7 @@ def instructions(
         outputs = Outputs(options)
         caches = options.caches()
         model = find_model(options.model)
+        compute = options.compute()
 
         from pyh2o.eval.basis import basis_of
         from pyh2o.eval.instructions import Instructions, InstructionSettings, Pin
@@ -289,7 +299,7 @@ def instructions(
 
         settings = InstructionSettings(
             model=model,
-            threads=options.thread_count,
+            compute=compute,
             turns=turns,
             samples=samples,
             pins=tuple(one for one in get_args(Pin) if pin.value in (one, "both")),
@@ -297,7 +307,7 @@ def instructions(
             caches=caches,
         )
         file = outputs.results(
-            "instructions", basis_of(model, caches, seed=seed, turns=turns), settings
+            "instructions", basis_of(model, compute, caches, seed=seed, turns=turns), settings
         )
         outputs.measure(
             Instructions(settings, file, outputs.bars),
@@ -325,6 +335,7 @@ def story(
         outputs = Outputs(options)
         caches = options.caches()
         model = find_model(options.model)
+        compute = options.compute()
 
         from pyh2o.eval.basis import basis_of
         from pyh2o.eval.plot import story_picture
@@ -333,14 +344,14 @@ def story(
 
         settings = StorySettings(
             model=model,
-            threads=options.thread_count,
+            compute=compute,
             prompt=prompt,
             tokens=tokens,
             samples=samples,
             sampling=Sampling(temperature=temp, seed=seed),
             caches=caches,
         )
-        basis = basis_of(model, caches, seed=seed, prompt=prompt, tokens=tokens, temp=temp)
+        basis = basis_of(model, compute, caches, seed=seed, prompt=prompt, tokens=tokens, temp=temp)
         file = outputs.results("story", basis, settings)
         outputs.measure(
             Stories(settings, file, outputs.bars),

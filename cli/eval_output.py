@@ -78,7 +78,6 @@ class Outputs:
             PyH2OError: the picture cannot be drawn.
         """
         self.bars = EvalBars()
-        self._options = options
         self._json = self._plot = None
         if options.json is not None:
             self._json = writable("--json", options.json.expanduser().absolute())
@@ -101,16 +100,13 @@ class Outputs:
         Raises:
             SettingsError: the file is something else, or was measured otherwise.
         """
+        from pyh2o.devices import gpu_names
         from pyh2o.eval.results import ResultFile
 
         self._settings = _record(settings)
-        return ResultFile(
-            self._json,
-            kind,
-            basis,
-            machine_facts(self._options.thread_count),
-            with_arrays=with_arrays,
-        )
+        machine = machine_facts(settings.compute.threads)
+        machine["gpus"] = gpu_names() if settings.compute.gpu_layers else []
+        return ResultFile(self._json, kind, basis, machine, with_arrays=with_arrays)
 
     def measure(
         self,
@@ -151,7 +147,7 @@ def _record(settings: Any) -> dict[str, Any]:
     """The settings, fit for JSON: where files lie is nobody else's business, and texts are long."""
     record: dict[str, Any] = asdict(settings)
     record["model"] = settings.model.name
-    record.pop("threads")
+    record.pop("compute")
     if "texts" in record:
         record["texts"] = [{"name": one.name, "sha256": one.sha256} for one in settings.texts]
     record.pop("prose", None)

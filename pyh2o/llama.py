@@ -110,7 +110,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         hh: heavy rows: a fraction of `n_ctx` (float) or a token count (int).
         recent: recent rows, likewise.
         pinned: first positions that are never evicted (a count).
-        slack: cells beyond the budget; None takes what costs no memory (see EvictionSettings).
+        slack: cells beyond the budget; None is a twentieth of it (see EvictionSettings).
         policy: what makes a row worth keeping: a policy of `pyh2o.policies`, or its text, such as
             "snap:queries=32".
         positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).

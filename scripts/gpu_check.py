@@ -72,6 +72,8 @@ def main() -> int:
         carry(folder, args.python_version)
         return 0
     python = build(folder)
+    if not gpus(python):
+        sys.exit("error: there is no GPU to check: `nvidia-smi` must list one")
     checks: list[Check] = []
     for step in (
         check_tests(python),
@@ -139,8 +141,7 @@ def check_tests(python: Path) -> Iterator[Check]:
         *(TESTS / f"test_{name}.py" for name in ("device", "cuda_kernels", "devices")),
         **EXACT,
     )
-    lines = done.stdout.strip().splitlines()
-    yield Check("tests of a device", lines[-1] if lines else done.stderr[-200:], "pass", done.ok)
+    yield Check("tests of a device", done.last_line, "pass", done.ok)
 
 
 def check_policies(python: Path, folder: Path) -> Iterator[Check]:
@@ -186,9 +187,7 @@ def check_text(python: Path, model: Path | None) -> Iterator[Check]:
         yield Check(name, "left out: no --model", "equal, or a near tie", True)
         return
     done = run(python, ROOT / "benchmarks" / "greedy_text.py", model)
-    lines = done.stdout.strip().splitlines()
-    result = lines[-1] if lines else done.stderr[-200:]
-    yield Check(name, result, "equal, or a near tie", done.ok)
+    yield Check(name, done.last_line, "equal, or a near tie", done.ok)
 
 
 def tiny_model(python: Path, folder: Path, *, n_ctx_train: int) -> Path:
@@ -250,11 +249,10 @@ def speed_checks(result: dict[str, Any], *, is_longest: bool) -> Iterator[Check]
 
 def table(python: Path, checks: Sequence[Check]) -> str:
     """Markdown, with the machine and the version above."""
-    facts = "import json, pyh2o; from pyh2o.devices import gpu_names; "
-    facts += "print(json.dumps([pyh2o.__version__, pyh2o.build_info(), gpu_names()]))"
-    version, info, gpus = json.loads(run(python, "-c", facts).stdout.splitlines()[-1])
+    code = "import json, pyh2o; print(json.dumps([pyh2o.__version__, pyh2o.build_info()]))"
+    version, info = json.loads(run(python, "-c", code).last_line)
     lines = [
-        f"{', '.join(gpus) or 'no GPU'} · pyh2o {version}, llama.cpp {info['llama_cpp_commit']}",
+        f"{', '.join(gpus(python))} · pyh2o {version}, llama.cpp {info['llama_cpp_commit']}",
         "",
         "| check | result | must be | |",
         "|---|---|---|---|",
@@ -265,11 +263,23 @@ def table(python: Path, checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
+def gpus(python: Path) -> list[str]:
+    code = "import json; from pyh2o.devices import gpu_names; print(json.dumps(gpu_names()))"
+    names: list[str] = json.loads(run(python, "-c", code).last_line)
+    return names
+
+
 @dataclass(frozen=True)
 class Finished:
     ok: bool
     stdout: str
     stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """Of what the command printed, or else of its errors."""
+        lines = (self.stdout.strip() or self.stderr.strip() or "nothing was printed").splitlines()
+        return lines[-1]
 
 
 def run(*command: str | Path, **environment: str) -> Finished:

@@ -19,10 +19,11 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from pyh2o import pictures
+from pyh2o import Llama, devices, pictures
 from pyh2o.cli import eval_output
 from pyh2o.cli.errors import InputError
 from pyh2o.cli.measured import split_policies
+from pyh2o.eval import caches
 from pyh2o.settings import DEFAULT_POLICY
 from tiny_chat import CHATML, GEMMA, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
@@ -83,6 +84,33 @@ def files_here() -> list[str]:
 # -------------------------------------------------------------------------------------------------
 # Whole runs
 # -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpus", "layers"), [(["a GPU"], 7), ([], 0)], ids=["a GPU", "no GPU"])
+def test_layers_on_the_gpu(
+    model: str,
+    chat_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[str],
+    layers: int,
+) -> None:
+    asked = []
+
+    class Recording(Llama):
+        def __init__(self, *args: Any, n_gpu_layers: int, **settings: Any) -> None:
+            asked.append(n_gpu_layers)
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr(devices, "gpu_names", lambda: gpus)
+    monkeypatch.setattr(caches, "Llama", Recording)
+    given = arguments("fidelity", model, chat_model)
+    output = run(*given, "--gpu-layers", "7", "--json", "b.json")
+    assert output.code == 0, output.notes
+    assert ("running on the CPU" in output.notes) == (not gpus)
+    assert set(asked[1:]) == {layers}, "all but the one that only tells tokens"
+    data = json.loads(Path("b.json").read_text())
+    assert data["machine"]["gpus"] == (gpus if layers else [])
+    assert data["basis"]["--gpu-layers"] == layers
 
 
 @pytest.mark.parametrize("command", COMMANDS)

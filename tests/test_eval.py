@@ -22,6 +22,7 @@ from pyh2o.eval import full_predictions, table
 from pyh2o.eval.caches import (
     FULL_CACHE,
     CacheSettings,
+    Compute,
     EvalCache,
     caches_to_compare,
     default_recent_share,
@@ -155,7 +156,7 @@ def test_budget_without_a_free_row_is_refused() -> None:
 
 def test_opened_caches_keep_what_they_say(path: Path) -> None:
     cache = EvalCache("a", "streaming", rows=90, heavy=40, recent=40, pinned=10, positions="dense")
-    with open_llama(path, cache, window=600, threads=1) as llm:
+    with open_llama(path, cache, window=600, compute=Compute(threads=1)) as llm:
         kv = llm.kv
         assert (kv.heavy, kv.recent, kv.pinned, kv.window) == (40, 40, 10, 600)
         assert (kv.policy, kv.positions) == ("streaming", "dense")
@@ -163,7 +164,7 @@ def test_opened_caches_keep_what_they_say(path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [2, 600, TRAINED])
 def test_full_cache_evicts_nothing(path: Path, tokens: int) -> None:
-    with open_llama(path, FULL_CACHE, window=tokens, threads=1) as llm:
+    with open_llama(path, FULL_CACHE, window=tokens, compute=Compute(threads=1)) as llm:
         llm.eval([5] * tokens)
         assert llm.kv.compactions == 0
         assert llm.kv.used == tokens
@@ -264,7 +265,7 @@ def test_normalised_texts(path: Path) -> None:
 def fidelity_settings(path: Path, text: str, **changes: Any) -> FidelitySettings:
     settings = FidelitySettings(
         model=path,
-        threads=1,
+        compute=Compute(threads=1),
         texts=(EvalText("a.txt", text),),
         tokens=(400,),
         start=0,
@@ -539,7 +540,7 @@ def test_arrays_of_something_else_are_not_replaced(tmp_path: Path) -> None:
 def recall_settings(path: Path, **changes: Any) -> RecallSettings:
     settings = RecallSettings(
         model=path,
-        threads=1,
+        compute=Compute(threads=1),
         tasks=("niah_multikey_2", "fwe"),
         tokens=(900,),
         samples=2,
@@ -669,7 +670,7 @@ def test_refused_recall(path: Path) -> None:
 def instruction_settings(path: Path, **changes: Any) -> InstructionSettings:
     settings = InstructionSettings(
         model=path,
-        threads=1,
+        compute=Compute(threads=1),
         turns=2,
         samples=2,
         pins=("system", "none"),
@@ -743,7 +744,7 @@ def test_refused_instructions(path: Path, chat_path: Path) -> None:
 def story_settings(path: Path, **changes: Any) -> StorySettings:
     settings = StorySettings(
         model=path,
-        threads=1,
+        compute=Compute(threads=1),
         prompt="once upon a time",
         tokens=60,
         samples=2,
@@ -788,7 +789,7 @@ def test_stories_are_scored_in_overlapping_windows(
     path: Path, rng: np.random.Generator, n: int, window: int, n_prompt: int
 ) -> None:
     tokens = rng.integers(3, 384, n).tolist()
-    with open_llama(path, FULL_CACHE, window=window, threads=1) as llm:
+    with open_llama(path, FULL_CACHE, window=window, compute=Compute(threads=1)) as llm:
         losses = story_surprises(llm, tokens, n_prompt, window)
     assert len(losses) == n - n_prompt
     with tiny_llama(path, n_ctx=512, evict=False, logits_all=True) as llm:

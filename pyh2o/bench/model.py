@@ -83,7 +83,6 @@ def _open(path: Path) -> Any:
 
     if not path.is_file():
         raise ModelError(f"there is no model file {path}: check the path")
-    llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     try:

@@ -8,10 +8,12 @@ from typing import Any
 from ..llama import check_file
 from ..machine import machine_facts
 from ..session import file_identity
-from .caches import CacheSettings
+from .caches import CacheSettings, Compute
 
 
-def basis_of(model: Path, caches: CacheSettings, **options: Any) -> dict[str, Any]:
+def basis_of(
+    model: Path, compute: Compute, caches: CacheSettings, **options: Any
+) -> dict[str, Any]:
     """The model, the program and the settings that change the numbers of every unit.
 
     What only decides which units there are, such as budgets and texts, is no part of it: a later
@@ -19,6 +21,7 @@ def basis_of(model: Path, caches: CacheSettings, **options: Any) -> dict[str, An
 
     Args:
         model: a GGUF file.
+        compute: a GPU rounds otherwise than the CPU.
         caches: what is compared.
         **options: further settings of the command, by the names of its options.
 
@@ -31,6 +34,7 @@ def basis_of(model: Path, caches: CacheSettings, **options: Any) -> dict[str, An
     return {
         "--model": f"{identity['file']} ({identity['bytes']} bytes, {identity['sha256'][:12]})",
         **{name: facts[name] for name in ("pyh2o", "llama_cpp_commit", "patches")},
+        "--gpu-layers": compute.gpu_layers,
         "--recent-share": caches.recent_share,
         "--pinned": caches.pinned,
         **{f"--{name.replace('_', '-')}": value for name, value in options.items()},

@@ -34,6 +34,23 @@ def policy_named(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """What computes.
+
+    Attributes:
+        threads: of the CPU.
+        gpu_layers: layers to run on the GPU; -1 is all of them.
+    """
+
+    threads: int
+    gpu_layers: int = 0
+
+
+# A model that is opened for its tokens only.
+NO_COMPUTE = Compute(threads=1)
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """What the user asks for.
 
@@ -172,7 +189,9 @@ def check_caches(caches: Iterable[EvalCache], window: int, n_ctx_train: int) -> 
             settings.resolve(max(window, cache.rows), n_ctx_train)
 
 
-def open_llama(model: Path, cache: EvalCache, *, window: int, threads: int, **more: Any) -> Llama:
+def open_llama(
+    model: Path, cache: EvalCache, *, window: int, compute: Compute, **more: Any
+) -> Llama:
     """The model with a cache.
 
     The full cache is one whose budget covers the window: it computes attention as those do that
@@ -183,7 +202,7 @@ def open_llama(model: Path, cache: EvalCache, *, window: int, threads: int, **mo
         model: a GGUF file.
         cache: what it keeps.
         window: most tokens of the text.
-        threads: CPU threads.
+        compute: what computes.
         **more: further arguments of `Llama`.
 
     Raises:
@@ -193,8 +212,9 @@ def open_llama(model: Path, cache: EvalCache, *, window: int, threads: int, **mo
     return Llama(
         str(model),
         n_ctx=max(window, cache.rows),
-        n_threads=threads,
-        n_threads_batch=threads,
+        n_threads=compute.threads,
+        n_threads_batch=compute.threads,
+        n_gpu_layers=compute.gpu_layers,
         verbose=False,
         **{**kept, **more},
     )

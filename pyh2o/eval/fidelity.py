@@ -25,7 +25,9 @@ from ..llama import Llama
 from .caches import (
     FULL,
     FULL_CACHE,
+    NO_COMPUTE,
     CacheSettings,
+    Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
@@ -62,7 +64,7 @@ class FidelitySettings:
 
     Attributes:
         model: a GGUF file.
-        threads: CPU threads.
+        compute: what computes.
         texts: to be read.
         tokens: lengths that are read of each.
         start: first token of a text that is read.
@@ -73,7 +75,7 @@ class FidelitySettings:
     """
 
     model: Path
-    threads: int
+    compute: Compute
     texts: tuple[EvalText, ...]
     tokens: tuple[int, ...]
     start: int
@@ -204,7 +206,9 @@ class Fidelity:
         self._file = file
         self._progress = progress
         self._folder = folder
-        with open_llama(settings.model, FULL_CACHE, window=1, threads=1, evict=False) as llm:
+        with open_llama(
+            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
+        ) as llm:
             longest = max(settings.tokens)
             self._texts = {
                 text.name: text_tokens(llm, text, settings.start, longest)
@@ -298,7 +302,7 @@ class Fidelity:
                 self._settings.model,
                 FULL_CACHE,
                 window=n + 1,
-                threads=self._settings.threads,
+                compute=self._settings.compute,
             ) as llm:
                 label = f"{text}, {tokens} tokens, {FULL}"
                 full.read(
@@ -333,7 +337,7 @@ class Fidelity:
                 self._settings.model,
                 cache,
                 window=tokens + self._n_bos,
-                threads=self._settings.threads,
+                compute=self._settings.compute,
                 **settings,
             ) as llm:
                 arrays = self._read(llm, text, tokens, cache, full)

@@ -27,7 +27,9 @@ from ..llama import Llama
 from ..sampling import Sampling
 from .caches import (
     FULL_CACHE,
+    NO_COMPUTE,
     CacheSettings,
+    Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
@@ -65,7 +67,7 @@ class InstructionSettings:
 
     Attributes:
         model: a GGUF file.
-        threads: CPU threads.
+        compute: what computes.
         turns: messages before the request to repeat the system prompt.
         samples: dialogues.
         pins: whether the system prompt is pinned.
@@ -74,7 +76,7 @@ class InstructionSettings:
     """
 
     model: Path
-    threads: int
+    compute: Compute
     turns: int
     samples: int
     pins: tuple[Pin, ...]
@@ -181,7 +183,9 @@ class Instructions:
         self._settings = settings
         self._file = file
         self._progress = progress
-        with open_llama(settings.model, FULL_CACHE, window=1, threads=1, evict=False) as llm:
+        with open_llama(
+            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
+        ) as llm:
             template = ChatTemplate(llm, longest_system())
             self._n_opening = len(template.opening)
             longest = max(
@@ -213,7 +217,7 @@ class Instructions:
         self._progress.plan(len(missing) * (self._settings.turns + 2))
         for cache in dict.fromkeys(cache for cache, _, _ in missing):
             with open_llama(
-                self._settings.model, cache, window=self.tokens, threads=self._settings.threads
+                self._settings.model, cache, window=self.tokens, compute=self._settings.compute
             ) as llm:
                 for one in missing:
                     if one[0] == cache:

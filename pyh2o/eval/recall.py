@@ -34,7 +34,9 @@ from ..text_stream import detokenize, detokenizer
 from ..writer import Writer
 from .caches import (
     FULL_CACHE,
+    NO_COMPUTE,
     CacheSettings,
+    Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
@@ -62,7 +64,7 @@ class RecallSettings:
 
     Attributes:
         model: a GGUF file.
-        threads: CPU threads.
+        compute: what computes.
         tasks: names of RULER's tasks.
         tokens: lengths of a sample, with its answer.
         samples: of each task and length.
@@ -73,7 +75,7 @@ class RecallSettings:
     """
 
     model: Path
-    threads: int
+    compute: Compute
     tasks: tuple[str, ...]
     tokens: tuple[int, ...]
     samples: int
@@ -229,7 +231,9 @@ class Recall:
         self._caches = {
             tokens: caches_to_compare(settings.caches, tokens) for tokens in settings.tokens
         }
-        with open_llama(settings.model, FULL_CACHE, window=1, threads=1, evict=False) as llm:
+        with open_llama(
+            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
+        ) as llm:
             self._check_lengths(llm)
             prompter = Prompter(llm)
             self.is_chat = prompter.is_chat
@@ -332,7 +336,7 @@ class Recall:
     def _open(self, tokens: int, question: str, cache: EvalCache) -> Llama:
         prefill: dict[str, Any] = {"prefill": "exact"} if question == "before" else {}
         return open_llama(
-            self._settings.model, cache, window=tokens, threads=self._settings.threads, **prefill
+            self._settings.model, cache, window=tokens, compute=self._settings.compute, **prefill
         )
 
     def _answer(

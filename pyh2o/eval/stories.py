@@ -25,7 +25,9 @@ from ..sampling import Sampling
 from ..story import Story
 from .caches import (
     FULL_CACHE,
+    NO_COMPUTE,
     CacheSettings,
+    Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
@@ -55,7 +57,7 @@ class StorySettings:
 
     Attributes:
         model: a GGUF file.
-        threads: CPU threads.
+        compute: what computes.
         prompt: what every story goes on after.
         tokens: of a story.
         samples: stories of each cache.
@@ -64,7 +66,7 @@ class StorySettings:
     """
 
     model: Path
-    threads: int
+    compute: Compute
     prompt: str
     tokens: int
     samples: int
@@ -162,7 +164,9 @@ class Stories:
         self._settings = settings
         self._file = file
         self._progress = progress
-        with open_llama(settings.model, FULL_CACHE, window=1, threads=1, evict=False) as llm:
+        with open_llama(
+            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
+        ) as llm:
             self._prompt = prompt_tokens(llm, settings.prompt, None, None)
             self._trained = llm._model.n_ctx_train()
         if not self._prompt:
@@ -189,11 +193,11 @@ class Stories:
             return
         self._progress.plan(2 * self._settings.tokens * len(missing))
         window = min(self._total, self._trained)
-        threads = self._settings.threads
+        compute = self._settings.compute
         model = self._settings.model
-        with open_llama(model, FULL_CACHE, window=window, threads=threads) as scorer:
+        with open_llama(model, FULL_CACHE, window=window, compute=compute) as scorer:
             for cache in dict.fromkeys(cache for cache, _ in missing):
-                with open_llama(model, cache, window=self._total, threads=threads) as writer:
+                with open_llama(model, cache, window=self._total, compute=compute) as writer:
                     for one in missing:
                         if one[0] == cache:
                             self._file.add(_name(*one), asdict(self._story(writer, scorer, *one)))
