@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from pyh2o import Llama
 from pyh2o.reference import select as reference_select
 from pyh2o.settings import Budget
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+# isort: split
+import llama_cpp
 
 
 @pytest.mark.parametrize("attempt", range(200))
@@ -28,3 +36,37 @@ def test_native_and_reference_keep_the_same_rows(rng: np.random.Generator, attem
         )
     ] = True
     np.testing.assert_array_equal(select(scores, positions, budget), expected)
+
+
+def test_threads_that_choose_together_keep_the_same_rows(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """The rows of many heads are shared out; 64 heads of 4,200 rows are enough for two threads."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        seed=3,
+        n_layer=8,
+        n_head=8,
+        n_head_kv=8,
+        head_size=16,
+        n_ctx_train=8192,
+    )
+    capacity = 4200
+    tokens: list[int] = rng.integers(0, 384, capacity + 1).tolist()
+
+    def kept_with(n_threads: int) -> list[list[int]]:
+        with tiny_llama(path, n_ctx=8192, hh=2000, recent=2000, slack=200, n_batch=512) as llm:
+            llm.eval(tokens[:capacity])
+            # from here on, so that all that was computed before is the same
+            llama_cpp.llama_set_n_threads(llm.ctx, n_threads, n_threads)
+            llm.eval(tokens[capacity:])
+            assert llm.kv.compactions == 1
+            return positions_of(llm)
+
+    assert kept_with(2) == kept_with(1)
+
+
+def positions_of(llm: Llama) -> list[list[int]]:
+    """Of every layer and KV head."""
+    layers = [llm.kv_rows(layer)[0] for layer in range(8)]
+    return [positions.tolist() for layer in layers for positions in layer]

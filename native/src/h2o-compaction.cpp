@@ -99,20 +99,12 @@ llama_h2o_rule llama_h2o::rule(uint32_t s) const {
     return res;
 }
 
-// Whether the heads that choose together with this one all come before it.
+// Whether the heads of the layer or of the cache that choose together with this one all come before it.
 bool llama_h2o::ends_scope(size_t ikv, uint32_t head) const {
     const bool last_of_layer = head + 1 == layers[ikv].n_head_kv;
+    const bool last_layer    = ikv + 1 == layers.size();
 
-    switch (policy->scope) {
-        case llama_h2o_scope::head:
-            return true;
-        case llama_h2o_scope::layer:
-            return last_of_layer;
-        case llama_h2o_scope::cache:
-            return last_of_layer && ikv + 1 == layers.size();
-    }
-
-    return true;
+    return last_of_layer && (policy->scope == llama_h2o_scope::layer || last_layer);
 }
 
 llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint32_t> used) {
@@ -127,7 +119,7 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     if (policy->scope == llama_h2o_scope::cache) {
         select_layers(s, 0, layers.size(), probes, rows, keep);
     } else {
-        llama_h2o_parallel(layers.size(), ctx.get_cparams().n_threads,
+        llama_h2o_parallel(layers.size(), llama_h2o_useful_threads(keep.flags.size(), ctx.get_cparams().n_threads),
                 [&](size_t ikv) { select_layers(s, ikv, ikv + 1, probes, rows, keep); });
     }
 
@@ -156,6 +148,11 @@ void llama_h2o::select_layers(uint32_t s,
             selection.set_rows(pos.data(), n_used);
 
             score_head(ikv, head, selection, probes.empty() ? nullptr : &probes[ikv], rows, keep.cells, score.data());
+
+            if (policy->scope == llama_h2o_scope::head) {
+                selection.choose(score.data(), keep.head(h));
+                continue;
+            }
 
             for (size_t i = 0; i < n_used; ++i) {
                 mean[i] += score[i];

@@ -11,6 +11,14 @@
 #include <thread>
 #include <vector>
 
+// How many threads of n_threads have enough to do. Those of ggml wait actively for a while after a graph, so another one
+// needs some milliseconds until it is of use.
+inline size_t llama_h2o_useful_threads(size_t n_rows, size_t n_threads) {
+    static constexpr size_t ROWS_PER_THREAD = 1 << 17;
+
+    return std::clamp<size_t>(n_rows / ROWS_PER_THREAD, 1, std::max<size_t>(n_threads, 1));
+}
+
 // Calls fn(i) for all i below n, on n_threads threads at most. Rethrows the first exception; some calls may then be left
 // out.
 template <typename F>

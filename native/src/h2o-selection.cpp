@@ -16,14 +16,18 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
 //
 
 llama_h2o_standing llama_h2o_rule::standing(int32_t pos) const {
-    const auto next = std::upper_bound(
-            spans.begin(), spans.end(), pos, [](int32_t p, const llama_h2o_span & span) { return p < span.p0; });
-
-    if (pos < int64_t(n_pinned) || (next != spans.begin() && pos < std::prev(next)->p1)) {
+    if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
         return llama_h2o_standing::pinned;
     }
 
     return pos > newest - int64_t(n_recent) ? llama_h2o_standing::recent : llama_h2o_standing::competing;
+}
+
+bool llama_h2o_rule::is_in_span(int32_t pos) const {
+    const auto next = std::upper_bound(
+            spans.begin(), spans.end(), pos, [](int32_t p, const llama_h2o_span & span) { return p < span.p0; });
+
+    return next != spans.begin() && pos < std::prev(next)->p1;
 }
 
 size_t llama_h2o_rule::segment(int32_t pos) const {

@@ -28,6 +28,8 @@ struct llama_h2o_rule {
 
     llama_h2o_standing standing(int32_t pos) const;
 
+    bool is_in_span(int32_t pos) const;
+
     size_t segment(int32_t pos) const;
 
     // positions of each segment whose rows compete, or did: [starts.size() + 1]

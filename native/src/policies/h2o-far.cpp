@@ -20,7 +20,10 @@ struct h2o_far : llama_h2o_policy {
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
-            score[i] = rows.attention[i] / n_weighted(rows.n_seen(i) - n_near);
+            // half of all rows are recent, and the division takes a third of a compaction
+            const bool competes = rows.standing[i] == llama_h2o_standing::competing;
+
+            score[i] = competes ? rows.attention[i] / n_weighted(rows.n_seen(i) - n_near) : 0.0;
         }
     }
 
