@@ -119,7 +119,7 @@ llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint3
     if (policy->scope == llama_h2o_scope::cache) {
         select_layers(s, 0, layers.size(), probes, rows, keep);
     } else {
-        llama_h2o_parallel(layers.size(), llama_h2o_useful_threads(keep.flags.size(), ctx.get_cparams().n_threads),
+        llama_h2o_parallel(layers.size(), keep.flags.size(), ctx.get_cparams().n_threads,
                 [&](size_t ikv) { select_layers(s, ikv, ikv + 1, probes, rows, keep); });
     }
 

@@ -11,18 +11,15 @@
 #include <thread>
 #include <vector>
 
-// How many threads of n_threads have enough to do. Those of ggml wait actively for a while after a graph, so another one
-// needs some milliseconds until it is of use.
-inline size_t llama_h2o_useful_threads(size_t n_rows, size_t n_threads) {
+// Calls fn(i) for all i below n, which together look at n_rows rows, on n_threads threads at most. Rethrows the first
+// exception; some calls may then be left out.
+template <typename F>
+void llama_h2o_parallel(size_t n, size_t n_rows, size_t n_threads, F fn) {
+    // ggml's threads wait actively for a while after a graph, so another one needs some milliseconds until it is of use
     static constexpr size_t ROWS_PER_THREAD = 1 << 17;
 
-    return std::clamp<size_t>(n_rows / ROWS_PER_THREAD, 1, std::max<size_t>(n_threads, 1));
-}
+    n_threads = std::min({ n, n_rows / ROWS_PER_THREAD, n_threads });
 
-// Calls fn(i) for all i below n, on n_threads threads at most. Rethrows the first exception; some calls may then be left
-// out.
-template <typename F>
-void llama_h2o_parallel(size_t n, size_t n_threads, F fn) {
     std::atomic<size_t> next { 0 };
     std::mutex mutex;
     std::exception_ptr error;
@@ -41,7 +38,7 @@ void llama_h2o_parallel(size_t n, size_t n_threads, F fn) {
     std::vector<std::thread> threads;
     threads.reserve(n_threads);
     try {
-        for (size_t i = 1; i < std::min(n, n_threads); ++i) {
+        for (size_t i = 1; i < n_threads; ++i) {
             threads.emplace_back(work);
         }
     } catch (const std::system_error &) {

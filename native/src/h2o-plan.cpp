@@ -70,7 +70,7 @@ llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threa
     }
 
     plan.moves.resize(keep.n_heads);
-    llama_h2o_parallel(keep.n_heads, llama_h2o_useful_threads(keep.flags.size(), n_threads),
+    llama_h2o_parallel(keep.n_heads, keep.flags.size(), n_threads,
             [&](size_t h) { plan.moves[h] = pair_moves(keep.cells, keep.head(h), freed); });
     for (const auto & moves : plan.moves) {
         plan.n_moves += moves.size();
