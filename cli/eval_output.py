@@ -100,12 +100,10 @@ class Outputs:
         Raises:
             SettingsError: the file is something else, or was measured otherwise.
         """
-        from pyh2o.devices import gpu_names
         from pyh2o.eval.results import ResultFile
 
         self._settings = _record(settings)
-        machine = machine_facts(settings.compute.threads)
-        machine["gpus"] = gpu_names() if settings.compute.gpu_layers else []
+        machine = machine_facts(settings.compute.threads, settings.compute.gpu_layers)
         return ResultFile(self._json, kind, basis, machine, with_arrays=with_arrays)
 
     def measure(

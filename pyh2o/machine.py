@@ -15,19 +15,27 @@ _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 
 
-def machine_facts(threads: int) -> dict[str, Any]:
-    """The machine and the versions of what runs on it."""
+def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
+    """The machine and the versions of what runs on it; GPUs where layers run on them."""
     build = pyh2o.build_info()
     return {
         "cpu": cpu_name(),
         "cores": physical_cores(),
         "threads": threads,
+        "gpus": _gpu_names() if gpu_layers else [],
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "pyh2o": pyh2o.__version__,
         "llama_cpp_commit": build.get("llama_cpp_commit"),
         "patches": build.get("patches"),
     }
+
+
+def _gpu_names() -> list[str]:
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from .devices import gpu_names
+
+    return gpu_names()
 
 
 def cpu_name() -> str:

@@ -17,6 +17,7 @@ import pytest
 from pyh2o import Sampling
 from pyh2o.conversation import Conversation
 from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.eval import caches as caches_module
 from pyh2o.eval import fidelity as fidelity_module
 from pyh2o.eval import full_predictions, table
 from pyh2o.eval.caches import (
@@ -411,7 +412,8 @@ def test_run_with_the_same_file_measures_what_is_missing(
         opened.append(cache.name)
         return open_llama(model, cache, **settings)
 
-    monkeypatch.setattr(fidelity_module, "open_llama", known)
+    for module in (fidelity_module, caches_module):
+        monkeypatch.setattr(module, "open_llama", known)
     settings = fidelity_settings(path, random_text(rng, 900))
     few = replace(settings, caches=replace(CACHES, policies=("h2o",), budgets=(100,)))
     target = tmp_path / "a.json"

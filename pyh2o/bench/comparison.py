@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
-from ..devices import gpu_names
 from ..errors import SettingsError
 from ..machine import available_bytes, machine_facts
 from . import bandwidth
@@ -227,8 +226,7 @@ def _kv_bytes(cache: Cache, first: Cache, ready: Ready) -> int:
 
 def _machine(settings: BenchSettings, model: BenchModel) -> dict[str, Any]:
     return {
-        **machine_facts(settings.threads),
-        "gpus": gpu_names() if settings.gpu_layers else [],
+        **machine_facts(settings.threads, settings.gpu_layers),
         "model": model.path.name,
         "model_file_bytes": model.file_bytes,
         "n_ctx_train": model.n_ctx_train,

@@ -46,10 +46,6 @@ class Compute:
     gpu_layers: int = 0
 
 
-# A model that is opened for its tokens only.
-NO_COMPUTE = Compute(threads=1)
-
-
 @dataclass(frozen=True)
 class CacheSettings:
     """What the user asks for.
@@ -218,6 +214,18 @@ def open_llama(
         verbose=False,
         **{**kept, **more},
     )
+
+
+def open_for_tokens(model: Path) -> Llama:
+    """The model, to tokenise with.
+
+    Args:
+        model: a GGUF file.
+
+    Raises:
+        PyH2OError: the model is refused.
+    """
+    return open_llama(model, FULL_CACHE, window=1, compute=Compute(threads=1), evict=False)
 
 
 def _eviction(cache: EvalCache) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from ..llama import Llama
 from .caches import (
     FULL,
     FULL_CACHE,
-    NO_COMPUTE,
     CacheSettings,
     Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
     check_full,
+    open_for_tokens,
     open_llama,
 )
 from .full_predictions import FullPredictions, file_bytes
@@ -206,9 +206,7 @@ class Fidelity:
         self._file = file
         self._progress = progress
         self._folder = folder
-        with open_llama(
-            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
-        ) as llm:
+        with open_for_tokens(settings.model) as llm:
             longest = max(settings.tokens)
             self._texts = {
                 text.name: text_tokens(llm, text, settings.start, longest)

@@ -27,13 +27,13 @@ from ..llama import Llama
 from ..sampling import Sampling
 from .caches import (
     FULL_CACHE,
-    NO_COMPUTE,
     CacheSettings,
     Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
     check_full,
+    open_for_tokens,
     open_llama,
 )
 from .directives import (
@@ -183,9 +183,7 @@ class Instructions:
         self._settings = settings
         self._file = file
         self._progress = progress
-        with open_llama(
-            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
-        ) as llm:
+        with open_for_tokens(settings.model) as llm:
             template = ChatTemplate(llm, longest_system())
             self._n_opening = len(template.opening)
             longest = max(

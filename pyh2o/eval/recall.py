@@ -33,14 +33,13 @@ from ..errors import SettingsError
 from ..text_stream import detokenize, detokenizer
 from ..writer import Writer
 from .caches import (
-    FULL_CACHE,
-    NO_COMPUTE,
     CacheSettings,
     Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
     check_full,
+    open_for_tokens,
     open_llama,
 )
 from .metrics import mean_and_error
@@ -231,9 +230,7 @@ class Recall:
         self._caches = {
             tokens: caches_to_compare(settings.caches, tokens) for tokens in settings.tokens
         }
-        with open_llama(
-            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
-        ) as llm:
+        with open_for_tokens(settings.model) as llm:
             self._check_lengths(llm)
             prompter = Prompter(llm)
             self.is_chat = prompter.is_chat

@@ -25,13 +25,13 @@ from ..sampling import Sampling
 from ..story import Story
 from .caches import (
     FULL_CACHE,
-    NO_COMPUTE,
     CacheSettings,
     Compute,
     EvalCache,
     caches_to_compare,
     check_caches,
     check_full,
+    open_for_tokens,
     open_llama,
 )
 from .metrics import (
@@ -164,9 +164,7 @@ class Stories:
         self._settings = settings
         self._file = file
         self._progress = progress
-        with open_llama(
-            settings.model, FULL_CACHE, window=1, compute=NO_COMPUTE, evict=False
-        ) as llm:
+        with open_for_tokens(settings.model) as llm:
             self._prompt = prompt_tokens(llm, settings.prompt, None, None)
             self._trained = llm._model.n_ctx_train()
         if not self._prompt:
