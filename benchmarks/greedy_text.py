@@ -36,9 +36,11 @@ def main() -> int:
     if why_no_gpu():
         sys.exit("error: there is no GPU; `pyh2o generate --gpu-layers -1` says why")
 
-    text, on_cpu = greedy_text(arguments.model, arguments.n)
-    with_ops = logits_along(arguments.model, text, arguments.n, gpu_layers=0, attention="ops")
-    on_gpu = logits_along(arguments.model, text, arguments.n, gpu_layers=-1, attention="auto")
+    model, n = arguments.model, arguments.n
+    on_cpu = logits_along(open_model(model, gpu_layers=0, attention="auto"), n)
+    text = on_cpu.argmax(axis=1).tolist()
+    with_ops = logits_along(open_model(model, gpu_layers=0, attention="ops"), n, text)
+    on_gpu = logits_along(open_model(model, gpu_layers=-1, attention="auto"), n, text)
 
     usual, usual_most = difference(with_ops, on_cpu)
     ours, ours_most = difference(on_gpu, on_cpu)
@@ -46,13 +48,13 @@ def main() -> int:
     print(f"logits, GPU and CPU: differ by {ours:.3f}, at most {ours_most:.3f}")
     parted = np.flatnonzero(on_gpu.argmax(axis=1) != on_cpu.argmax(axis=1))
     if len(parted) == 0:
-        print(f"{arguments.n} tokens are equal")
+        print(f"{n} tokens are equal")
         return 0 if ours <= ALLOWED * usual else 1
     best = np.sort(on_cpu[parted[0]])
     margin = float(best[-1] - best[-2])
     print(
         f"{parted[0]} tokens are equal, the next was decided by {margin:.3f}; "
-        f"{len(parted)} of {arguments.n} choices differ"
+        f"{len(parted)} of {n} choices differ"
     )
     return 0 if ours <= ALLOWED * usual and margin <= usual_most else 1
 
@@ -70,30 +72,15 @@ def open_model(model: Path, *, gpu_layers: int, attention: Attention) -> Llama:
     )
 
 
-def greedy_text(model: Path, n: int) -> tuple[list[int], Logits]:
-    """The prompt and n tokens on the CPU, and the logits that chose these."""
-    with open_model(model, gpu_layers=0, attention="auto") as llm:
-        text = llm.tokenize(PROMPT.encode())
-        llm.eval(text)
-        rows = []
-        for _ in range(n):
+def logits_along(llm: Llama, n: int, text: list[int] | None = None) -> Logits:
+    """The logits before each of n tokens behind the prompt: of a text, or the likeliest ones."""
+    rows = []
+    with llm:
+        llm.eval(llm.tokenize(PROMPT.encode()))
+        for i in range(n):
             rows.append(llm.scores[llm.n_tokens - 1].copy())
-            text.append(int(rows[-1].argmax()))
-            llm.eval(text[-1:])
-        return text, np.stack(rows)
-
-
-def logits_along(
-    model: Path, text: list[int], n: int, *, gpu_layers: int, attention: Attention
-) -> Logits:
-    """The logits before each of the last n tokens of a text."""
-    with open_model(model, gpu_layers=gpu_layers, attention=attention) as llm:
-        llm.eval(text[:-n])
-        rows = []
-        for token in text[-n:]:
-            rows.append(llm.scores[llm.n_tokens - 1].copy())
-            llm.eval([token])
-        return np.stack(rows)
+            llm.eval([int(rows[-1].argmax()) if text is None else text[i]])
+    return np.stack(rows)
 
 
 def difference(first: Logits, second: Logits) -> tuple[float, float]:
