@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
-NATIVE  := find native/src native/include tests/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+NATIVE  := find native/src native/include tests/native/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .PHONY: help story build test lint format clean
 
@@ -60,7 +60,7 @@ clean: ## remove .venv and everything that was built
 	$(PIP) install --quiet --no-deps --no-cache-dir --requirement requirements.txt
 	@touch $@
 
-# With ggml's RPC backend, which stands for a GPU in tests/test_device.py.
+# With ggml's RPC backend, which stands for a GPU in tests/native/test_device.py.
 RPC        := --config-settings=cmake.define.GGML_RPC=ON
 BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later for seconds
 

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from pyh2o import Conversation, Llama
+from pyh2o.generation.sampling import Sampling
 from pyh2o.models import demo_model_path
-from pyh2o.sampling import Sampling
-from pyh2o.threads import physical_cores
+from pyh2o.system.threads import physical_cores
 
 QUESTION = (
     "This is question {:03d}: what would you like to tell me about the sea, the town and you?"

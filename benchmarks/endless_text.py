@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pyh2o.generation.repetition import RepetitionGuard
+from pyh2o.generation.sampling import Sampling
+from pyh2o.generation.writer import Writer
 from pyh2o.llama import Llama, llama_cpp
-from pyh2o.memory import resident_bytes
 from pyh2o.models import demo_model_path
-from pyh2o.repetition import RepetitionGuard
-from pyh2o.sampling import Sampling
-from pyh2o.threads import physical_cores
-from pyh2o.writer import Writer
+from pyh2o.system.memory import resident_bytes
+from pyh2o.system.threads import physical_cores
 
 STRETCH = 1000
 BLOCK = 50

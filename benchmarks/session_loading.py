@@ -17,7 +17,7 @@ from pydoc_data.topics import topics
 
 from pyh2o import Conversation, Llama
 from pyh2o.models import demo_model_path
-from pyh2o.threads import physical_cores
+from pyh2o.system.threads import physical_cores
 
 
 def seconds(times: list[float]) -> str:

@@ -9,10 +9,13 @@ import typer
 
 import pyh2o
 
-from . import bench, chat, generate, models, serve, sessions
-from . import eval as evaluation
+from . import models, serve, sessions
+from .chat.command import chat
 from .errors import reported_errors
-from .terminal import replace_unprintable, terminal
+from .generate.command import generate
+from .measure import bench
+from .measure import eval as evaluation
+from .terminal.terminal import replace_unprintable, terminal
 
 app = typer.Typer(
     name="pyh2o",
@@ -22,8 +25,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
+app.command("chat")(chat)
+app.command("generate")(generate)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.add_typer(evaluation.app, name="eval")

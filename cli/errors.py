@@ -9,7 +9,7 @@ import typer
 
 from pyh2o.errors import PyH2OError
 
-from .terminal import silence_stdout, terminal
+from .terminal.terminal import silence_stdout, terminal
 
 EXIT_ERROR = 1
 # As a shell reports a program ended by SIGINT (128 + 2) and by SIGPIPE (128 + 13).

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pyh2o.models import find_model
 
-from .interrupts import Interrupts
 from .options import ModelOptions
-from .progress import Bars
-from .terminal import terminal
+from .terminal.interrupts import Interrupts
+from .terminal.progress import Bars
+from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama
@@ -65,7 +65,7 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
 def usable_gpu_layers(asked: int) -> int:
     """How many layers to run on the GPU: none, and a line that says why, if there is no GPU."""
     # Imported here because it loads llama.cpp.
-    from pyh2o.devices import why_no_gpu
+    from pyh2o.system.devices import why_no_gpu
 
     if asked and (missing := why_no_gpu()):
         terminal.say(missing)

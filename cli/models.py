@@ -9,8 +9,8 @@ import typer
 from pyh2o.models import DEMO, fetch_demo_model, list_models, models_folder
 
 from .errors import reported_errors
-from .progress import Bars
-from .terminal import terminal
+from .terminal.progress import Bars
+from .terminal.terminal import terminal
 
 app = typer.Typer(help="The demo model and the models folder.", no_args_is_help=True)
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from pyh2o.cache.settings import DEFAULT_POLICY, Positions, Prefill
+from pyh2o.generation.sampling import LARGEST_SEED
 from pyh2o.policies import POLICIES
-from pyh2o.sampling import LARGEST_SEED
-from pyh2o.settings import DEFAULT_POLICY, Positions, Prefill
 
 MODEL = "Model"
 CACHE = "KV cache"

@@ -14,8 +14,8 @@ import typer
 from . import loading
 from .errors import InputError, reported_errors
 from .options import ModelOptions, takes_run_options
-from .progress import Bars
-from .terminal import terminal
+from .terminal.progress import Bars
+from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama

@@ -10,10 +10,10 @@ import typer
 
 from pyh2o.errors import SessionError
 
+from .chat.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from .errors import InputError, one_line, reported_errors
-from .saved_chats import ChatLock, SavedChat, chats_folder, saved_chats
-from .terminal import terminal
-from .wording import count, shortened
+from .terminal.terminal import terminal
+from .terminal.wording import count, shortened
 
 app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def list_command() -> None:
 def _summary(chat: SavedChat) -> str:
     """How long a conversation is, and how it begins."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.session import read_header
+    from pyh2o.sessions.session_file import read_header
 
     try:
         turns = read_header(chat.path, "conversation")["turns"]

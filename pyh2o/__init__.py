@@ -22,16 +22,16 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from ._library import build_info
+from .cache.settings import EvictionSettings
+from .cache.statistics import KVStatistics
 from .errors import PyH2OError
-from .sampling import Sampling
-from .settings import EvictionSettings
-from .statistics import KVStatistics
+from .generation.sampling import Sampling
+from .library import build_info
 
 if TYPE_CHECKING:
-    from .conversation import Conversation, Turn
     from .llama import HeavyHitter, Llama
-    from .story import Story
+    from .sessions.conversation import Conversation, Turn
+    from .sessions.story import Story
 
 try:
     __version__ = version("pyh2o-llm")
@@ -60,11 +60,11 @@ def __getattr__(name: str) -> Any:
 
         return getattr(llama, name)
     if name in ("Conversation", "Turn"):
-        from . import conversation
+        from .sessions import conversation
 
         return getattr(conversation, name)
     if name == "Story":
-        from . import story
+        from .sessions import story
 
         return story.Story
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,17 +14,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._library import use_own_library
+from .library import use_own_library
 
 use_own_library()
 
 import llama_cpp
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from . import completion
-from .cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model
-from .devices import has_own_kernels, why_no_gpu
-from .drafts import FittingDrafts
+from .cache.kv_cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model
+from .cache.rows import kept_tokens
+from .cache.settings import (
+    DEFAULT_POLICY,
+    Attention,
+    Budget,
+    EvictionSettings,
+    Positions,
+    Prefill,
+    whole_blocks,
+)
+from .cache.statistics import KVStatistics
 from .errors import (
     ContextLimitError,
     EvictedError,
@@ -34,21 +42,13 @@ from .errors import (
     SettingsError,
     StateError,
 )
-from .kept import kept_tokens
-from .openai_words import OpenAIChat, as_json_object
+from .generation.drafts import FittingDrafts
+from .openai import completion
+from .openai.chat import OpenAIChat, as_json_object
 from .policies import Policy
-from .settings import (
-    DEFAULT_POLICY,
-    Attention,
-    Budget,
-    EvictionSettings,
-    Positions,
-    Prefill,
-    whole_blocks,
-)
-from .statistics import KVStatistics
-from .text_stream import PieceDetokenizer, detokenize
-from .threads import physical_cores
+from .system.devices import has_own_kernels, why_no_gpu
+from .system.threads import physical_cores
+from .text.text_stream import PieceDetokenizer, detokenize
 
 # Programs may put the class below in the place of this one.
 StockLlama = llama_cpp.Llama

@@ -264,7 +264,7 @@ def table(python: Path, checks: Sequence[Check]) -> str:
 
 
 def gpus(python: Path) -> list[str]:
-    code = "import json; from pyh2o.devices import gpu_names; print(json.dumps(gpu_names()))"
+    code = "import json; from pyh2o.system.devices import gpu_names; print(json.dumps(gpu_names()))"
     names: list[str] = json.loads(run(python, "-c", code).last_line)
     return names
 

@@ -20,7 +20,7 @@ Read in this order:
 * :mod:`~pyh2o.reference.compaction`: the scores of all layers and heads, and the choice by them;
 * :mod:`~pyh2o.reference.shapes`: budgets that differ between layers or heads, to be measured;
 * :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
-* :mod:`~pyh2o.reference.llama`: the forward pass, and when compactions happen.
+* :mod:`~pyh2o.reference.model`: the forward pass, and when compactions happen.
 
 Only reading a model file needs more than NumPy (the `gguf` package).
 """
@@ -29,7 +29,7 @@ from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, margin, quotas, select
-from .llama import ReferenceLlama
+from .model import ReferenceLlama
 from .shapes import pyramid_places
 from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
 

@@ -1,0 +1,132 @@
+"""One answer of the model: streamed, counted and stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyh2o.cache.statistics import KVStatistics
+
+from ..terminal.interrupts import Interrupts
+from ..terminal.progress import Bars
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.conversation import Conversation
+
+INTERRUPTED = "interrupted"
+STOPPED = "stop"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it took.
+
+    Attributes:
+        finish: the finish reason of the library.
+        kept: whether it is in the conversation now; an answer without a token is not.
+        read, written: tokens of the prompt evaluated for it, and tokens written.
+        read_seconds: until the first text was there.
+        write_seconds: from the first text to the last.
+    """
+
+    finish: str
+    kept: bool
+    read: int
+    read_seconds: float
+    written: int
+    write_seconds: float
+
+
+class Answers:
+    """Runs answers one after the other; Ctrl-C ends an answer between two tokens."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._interrupts = Interrupts()
+        self._read = 0
+
+    def on_read(self, done: int, total: int) -> None:
+        """To be called after each piece of a prompt is read: `done` of `total` tokens.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+        """
+        self._read = done
+        self._bars.reading(done, total)
+        self._interrupts.check()
+
+    def run(
+        self,
+        conversation: Conversation,
+        start: Callable[[], Generator[str]],
+        write: Callable[[str], None],
+    ) -> Answer:
+        """Stream an answer to `write`.
+
+        Args:
+            conversation: where it belongs.
+            start: gives its text, piece by piece; to stop that early keeps what was said.
+            write: takes each piece.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed twice.
+            PyH2OError: the library refused.
+        """
+        turns = conversation.turns
+        began = time.monotonic()
+        with self.undisturbed(), closing(start()) as texts:
+            times, interrupted = self._stream(texts, write)
+        kept = conversation.turns != turns
+        turn = conversation.turns[-1] if kept else None
+        return Answer(
+            finish=turn.finish if turn else INTERRUPTED if interrupted else STOPPED,
+            kept=kept,
+            read=self._read or bool(times),  # no call is made for a prompt of one token
+            read_seconds=(times[0] if times else time.monotonic()) - began,
+            written=turn.end - turn.answer_start if turn else 0,
+            write_seconds=times[-1] - times[0] if times else 0.0,
+        )
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
+        self._read = 0
+        try:
+            with self._interrupts:
+                yield
+        finally:
+            self._bars.clear()
+
+    def _stream(
+        self, texts: Iterator[str], write: Callable[[str], None]
+    ) -> tuple[list[float], bool]:
+        """Write the pieces; the times of all of them, and whether Ctrl-C stopped them."""
+        times: list[float] = []
+        try:
+            for text in texts:
+                times.append(time.monotonic())
+                self._bars.clear()
+                write(text)
+                self._interrupts.check()
+        except KeyboardInterrupt:
+            if self._interrupts.presses != 1:
+                raise
+            return times, True
+        return times, False
+
+
+def why_ended(finish: str, kv: KVStatistics) -> str:
+    """A finish reason for a person; `kv` is the cache at the end."""
+    if finish == STOPPED:
+        return "the model ended its text"
+    if finish == INTERRUPTED:
+        return "stopped by Ctrl-C"
+    if finish == "trained_context":
+        return f"all {kv.position_limit:,} positions the model was trained for are used up"
+    # The token written last has no position yet.
+    if not kv.evicting and kv.position + 1 >= kv.window:
+        return f"the window of {kv.window:,} tokens is full, and --no-evict drops nothing"
+    return "the number of tokens asked for is reached"

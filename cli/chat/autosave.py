@@ -1,0 +1,115 @@
+"""Saves a conversation after each change; a failure to do so never ends the chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from pyh2o.errors import PyH2OError
+
+from ..errors import one_line
+from ..terminal.terminal import terminal
+from .saved import ChatLock, SavedChat, new_chat
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.conversation import Conversation
+
+
+class Autosave:
+    """Where a conversation is saved. A chat without a name gets one when it is first saved.
+
+    Args:
+        enabled: False never saves.
+        chat: the chat that was opened by its name, or None for a new one.
+
+    Raises:
+        InputError: the chat is open elsewhere, or the folder cannot be written.
+    """
+
+    def __init__(self, enabled: bool, chat: SavedChat | None = None) -> None:
+        self.enabled = enabled
+        self._chat = chat
+        self._lock = ChatLock(chat) if enabled and chat else None
+        self._warning = ""
+        self._saving: Future[None] | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1)
+
+    @property
+    def name(self) -> str:
+        """The name to continue with, or "" before the first save."""
+        return self._chat.name if self._chat else ""
+
+    def save(self, conversation: Conversation) -> None:
+        """Begin to save, unless there is nothing to save.
+
+        That goes on while a person reads and types; nothing may be done with the conversation
+        before `settle` has been called.
+        """
+        self.settle()
+        if not self.enabled or not (conversation.turns or self._is_saved()):
+            return
+        try:
+            if self._chat is None:
+                chat = new_chat()
+                self._lock = ChatLock(chat)
+                self._chat = chat
+        except PyH2OError as error:
+            self._warn(error)
+        else:
+            self._saving = self._worker.submit(conversation.save, self._chat.path)
+
+    def settle(self) -> bool:
+        """Wait until all is saved; a failure is said once, in one line.
+
+        Returns:
+            Whether the last save succeeded.
+        """
+        while self._saving is not None:
+            try:
+                # Ctrl-C has to wait: the cache must not go away while it is read.
+                with suppress(KeyboardInterrupt):
+                    self._saving.result()
+                    self._saving, self._warning = None, ""
+            except (PyH2OError, OSError, MemoryError) as error:
+                self._saving = None
+                self._warn(error)
+        return not self._warning
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Settles at the end, whatever happens."""
+        try:
+            yield
+        finally:
+            self.settle()
+
+    def _warn(self, error: Exception) -> None:
+        warning = f"warning: this chat is not saved: {one_line(error)}"
+        if warning != self._warning:
+            terminal.say(warning, style="yellow")
+        self._warning = warning
+
+    def describe(self, conversation: Conversation) -> str:
+        """Where the conversation is saved, for a person."""
+        if not self.enabled:
+            return "no: /save FILE saves a copy"
+        if self._chat is None:
+            return "with the first answer"
+        return f"{self._warning or self._chat.path}"
+
+    def move(self) -> None:
+        """Save in a new place from now on, and leave what is saved as it is."""
+        self.close()
+        self._chat = None
+
+    def close(self) -> None:
+        """Let other chats have the place."""
+        self.settle()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _is_saved(self) -> bool:
+        return self._chat is not None and self._chat.path.exists()

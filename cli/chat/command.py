@@ -1,0 +1,151 @@
+"""`pyh2o chat`: a conversation in a cache of fixed size."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyh2o.generation.sampling import Sampling
+
+from .. import loading
+from ..errors import EXIT_ERROR, reported_errors
+from ..options import CACHE, RunOptions, takes_run_options
+from ..session_options import options_of_header, sampling_given, typed_options
+from ..terminal.progress import Bars
+from ..terminal.terminal import stdout
+from .answers import Answers
+from .autosave import Autosave
+from .input import open_source
+from .loop import Chat, say_recompute
+from .saved import SavedChat, last_chat
+
+if TYPE_CHECKING:
+    from pyh2o.llama import Llama
+    from pyh2o.sessions.conversation import Conversation
+
+SAVING = "Saving"
+
+
+@takes_run_options
+def chat(
+    context: typer.Context,
+    *,
+    options: RunOptions,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            "-s",
+            help="System prompt: what the model is told before the conversation. It is never "
+            "evicted.",
+            show_default="the model's own",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of an answer, against models that never stop.",
+            show_default="as many as the window has",
+        ),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")
+    ] = False,
+    go_on: Annotated[
+        bool,
+        typer.Option(
+            "--continue", "-c", help="Go on with the last conversation.", rich_help_panel=SAVING
+        ),
+    ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on with the conversation of this name, or begin it.",
+            show_default="a new one, named by the time",
+            rich_help_panel=SAVING,
+        ),
+    ] = None,
+    fair_turns: Annotated[
+        bool,
+        typer.Option(
+            "--fair-turns",
+            help="Give each turn its share of the heavy rows, so that no turn is forgotten whole.",
+            rich_help_panel=CACHE,
+        ),
+    ] = False,
+    no_save: Annotated[
+        bool,
+        typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
+    ] = False,
+) -> None:
+    """Talk with a model; the cache never grows beyond its budget and slack.
+
+    Conversations are saved as they go; `pyh2o sessions` lists them. Standard input that is not a
+    terminal is answered line by line (pyh2o chat < script.txt), and saved with --session only.
+    """
+    if go_on and session is not None:
+        raise typer.BadParameter("give either --continue or --session NAME")
+    with reported_errors():
+        opened = last_chat() if go_on else None if session is None else SavedChat(session)
+        source = open_source(keep_history=not no_save)
+        saving = not no_save and (source.interactive or opened is not None)
+        given = typed_options(context)
+        with closing(Autosave(saving, opened)) as autosave:
+            saved = opened.path if opened is not None and opened.path.exists() else None
+            if saved is not None:
+                options = options_of_header(options, given, _header(saved))
+            bars = Bars(hidden=options.verbose)
+            answers = Answers(bars)
+            with (
+                closing(loading.load_llama(options, bars, answers.on_read)) as llm,
+                autosave.settled(),  # before the model goes
+            ):
+                talk = Chat(
+                    _begin(llm, options, system, fair_turns)
+                    if saved is None
+                    else _load(llm, saved),
+                    source,
+                    answers,
+                    autosave,
+                    max_tokens=max_tokens or llm.n_ctx(),
+                    markdown=stdout.is_terminal and not plain,
+                )
+                if saved is not None:
+                    talk.say_last_exchange()
+                    talk.adapt(sampling_given(options, given), system)
+                talk.greet()
+                talk.run()
+        if talk.refused and not source.interactive:
+            raise typer.Exit(EXIT_ERROR)
+
+
+def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool) -> Conversation:
+    from pyh2o.sessions.conversation import Conversation
+
+    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
+    return Conversation(
+        llm,
+        system=system,
+        sampling=sampling,
+        fair_turns=fair_turns,
+        on_recompute=say_recompute,
+    )
+
+
+def _header(saved: Path) -> dict[str, Any]:
+    # Imported here, like the conversation, because it loads llama.cpp: `--help` must not wait.
+    from pyh2o.sessions.session_file import read_header
+
+    return read_header(saved, "conversation")
+
+
+def _load(llm: Llama, saved: Path) -> Conversation:
+    from pyh2o.sessions.conversation import Conversation
+
+    return Conversation.load(saved, llm, on_recompute=say_recompute)

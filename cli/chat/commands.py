@@ -1,0 +1,373 @@
+"""The commands that begin with a slash in a chat."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyh2o.errors import SettingsError
+
+from ..errors import InputError
+from ..terminal.terminal import stderr, terminal
+from ..terminal.wording import count, shortened
+from .kv_picture import kv_picture
+
+if TYPE_CHECKING:
+    from .loop import Chat
+
+EMPTY = '""'
+"""How an empty text is written."""
+# Lines of the screen that `/kv` needs for what stands around the heavy hitters.
+PICTURE_FRAME = 14
+PICTURE_LINES = 16
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the chat.
+
+    Attributes:
+        name: with its slash.
+        argument: how its argument is shown; "" if it takes none, in brackets if it need not be
+            given.
+        summary: one line for /help.
+        run: does it; called with the chat and the argument.
+        details: more lines for /help NAME.
+    """
+
+    name: str
+    argument: str
+    summary: str
+    run: Callable[[Chat, str], None]
+    details: str = ""
+
+    @property
+    def usage(self) -> str:
+        """The command as it is typed."""
+        return f"{self.name} {self.argument}".rstrip()
+
+    @property
+    def takes_file(self) -> bool:
+        """Whether its argument begins with a file."""
+        return "FILE" in self.argument
+
+
+def run_command(chat: Chat, line: str) -> None:
+    """Do what a line says that begins with a slash.
+
+    Raises:
+        PyH2OError: there is no such command, or it cannot be done.
+    """
+    name, argument = (*line.split(maxsplit=1), "")[:2]
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        raise InputError(
+            f"unknown command {name}: {_hint(name, COMMANDS)}begin the line with a space to send "
+            "it to the model"
+        )
+    if argument.strip() and not command.argument:
+        raise InputError(f"{command.name} stands alone: /help {command.name[1:]} explains it")
+    if not argument.strip() and command.argument and command.argument[0] != "[":
+        raise InputError(f"{command.name} needs more: {command.usage}")
+    command.run(chat, argument.strip())
+
+
+def help_text() -> str:
+    """All commands, one line each, and the keys."""
+    width = max(len(command.usage) for command in COMMANDS.values())
+    lines = [f"{each.usage:<{width}}  {each.summary}" for each in COMMANDS.values()]
+    return "\n".join([*lines, KEYS])
+
+
+def _hint(name: str, known: dict[str, Command]) -> str:
+    close = get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {close[0]}? " if close else "/help lists the commands; "
+
+
+def _help(_chat: Chat, argument: str) -> None:
+    if not argument:
+        terminal.say(help_text())
+        return
+    name = argument if argument.startswith("/") else f"/{argument}"
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        raise InputError(f"there is no command {name}: {_hint(name, COMMANDS)}".strip(" ;"))
+    terminal.say("\n".join(filter(None, [command.usage, command.summary, command.details])))
+
+
+def _quit(chat: Chat, _argument: str) -> None:
+    chat.left = True
+
+
+def _clear(chat: Chat, _argument: str) -> None:
+    turns = len(chat.conversation.turns)
+    chat.change(chat.conversation.clear)
+    stays = "; the system prompt stays" if chat.conversation.system else ""
+    terminal.say(f"forgotten: {count(turns, 'turn')}{stays}")
+
+
+def _regen(chat: Chat, _argument: str) -> None:
+    _need_turn(chat)
+    chat.answer(
+        lambda: chat.conversation.regenerate(max_tokens=chat.max_tokens), "the old answer stays"
+    )
+
+
+def _undo(chat: Chat, _argument: str) -> None:
+    _need_turn(chat)
+    message = chat.conversation.turns[-1].user
+    chat.change(chat.conversation.undo)
+    left = count(len(chat.conversation.turns), "turn")
+    terminal.say(f"taken back: {shortened(message)} ({left} left)")
+
+
+def _edit(chat: Chat, argument: str) -> None:
+    _need_turn(chat)
+    if not argument:
+        if not chat.source.interactive:
+            raise InputError("a script has to give the new message: /edit TEXT")
+        argument = chat.source.read("edit> ", chat.conversation.turns[-1].user).strip()
+    if not argument:
+        terminal.say("the message stays as it was")
+        return
+    chat.answer(
+        lambda: chat.conversation.edit(argument, max_tokens=chat.max_tokens),
+        "the message stays as it was",
+    )
+
+
+def _system(chat: Chat, argument: str) -> None:
+    if argument:
+        chat.set_system(None if argument == EMPTY else argument)
+    system = chat.conversation.system
+    terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
+
+
+def _read(chat: Chat, argument: str) -> None:
+    file, question = _file_and_rest(argument)
+    text = _text_of(file)
+    chat.send(f"{text}\n\n{question}" if question else text)
+
+
+def _multi(chat: Chat, argument: str) -> None:
+    chat.send(chat.source.read_multi(argument))
+
+
+def _save(chat: Chat, argument: str) -> None:
+    if argument:
+        path = _whole_file(argument)
+        chat.save_copy(path)
+        terminal.say(f"saved in {path}: /load goes on from here")
+    elif not chat.autosave.enabled:
+        raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
+    elif not chat.conversation.turns:
+        raise InputError("there is nothing to save yet")
+    elif chat.save():
+        terminal.say(f"saved as {chat.autosave.name}")
+
+
+def _load(chat: Chat, argument: str) -> None:
+    chat.load(_whole_file(argument))
+
+
+def _stats(chat: Chat, _argument: str) -> None:
+    for label, text in chat.statistics():
+        terminal.say(f"{label:<14} {text}")
+
+
+def _kv(chat: Chat, argument: str) -> None:
+    if argument == "all":
+        lines = None
+    elif argument.isdecimal() and int(argument) > 0:
+        lines = int(argument)
+    elif argument:
+        raise InputError("/kv takes a number of lines, or all")
+    else:
+        lines = stderr.height - PICTURE_FRAME if stderr.is_terminal else PICTURE_LINES
+        lines = max(lines, PICTURE_LINES // 2)
+    for note in kv_picture(chat.conversation.llm, stderr, lines):
+        terminal.say(note, wrap=True)
+
+
+def _set(chat: Chat, argument: str) -> None:
+    sampling = chat.conversation.sampling
+    values = dataclasses.asdict(sampling)
+    if argument:
+        given, text = (*argument.split(maxsplit=1), "")[:2]
+        name = _setting(given, list(values))
+        if text:
+            try:
+                value = type(values[name])(text)
+            except ValueError:
+                raise SettingsError(f"{name} is {text!r}: give a number") from None
+            sampling = dataclasses.replace(sampling, **{name: value})
+            chat.change(lambda: setattr(chat.conversation, "sampling", sampling))
+        values = {name: getattr(sampling, name)}
+    for name, value in values.items():
+        terminal.say(f"{name:<18} {value}")
+
+
+def _setting(given: str, names: list[str]) -> str:
+    """The name of a setting, which may be given by its first letters.
+
+    Raises:
+        InputError: there is no such setting, or several.
+    """
+    wanted = given.lower().replace("-", "_")
+    matches = [name for name in names if name == wanted] or [
+        name for name in names if name.startswith(wanted)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    near = matches or get_close_matches(wanted, names, n=1) or names
+    raise InputError(f"there is no setting {given}: did you mean {' or '.join(near)}?")
+
+
+def _need_turn(chat: Chat) -> None:
+    if not chat.conversation.turns:
+        raise InputError("there is no message yet: type one")
+
+
+def _whole_file(argument: str) -> Path:
+    file, rest = _file_and_rest(argument)
+    if rest:
+        raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
+    return file
+
+
+def _file_and_rest(argument: str) -> tuple[Path, str]:
+    """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
+    if _is_file(argument):
+        return _path(argument), ""
+    text = StringIO(argument)
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        name = lexer.get_token() or ""
+    except ValueError:
+        raise InputError(f"a quote in {argument!r} is not closed") from None
+    return _path(name), text.read().strip()
+
+
+def _path(name: str) -> Path:
+    try:
+        if "\0" in name:
+            raise ValueError
+        return Path(name).expanduser()
+    except (ValueError, RuntimeError):  # ~ and no such user
+        raise InputError(f"{name!r} cannot be the name of a file") from None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return _path(name).is_file()
+    except (InputError, OSError):  # too long for a name, such as a whole question
+        return False
+
+
+def _text_of(file: Path) -> str:
+    try:
+        # utf-8-sig also takes the mark that some editors put at the start of a file.
+        text = file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"{file} is not UTF-8 text: save it as UTF-8") from None
+    if not text.strip():
+        raise InputError(f"{file} is empty: nothing was sent")
+    return text.replace("\r\n", "\n").removesuffix("\n")
+
+
+_ALL = [
+    Command("/help", "[COMMAND]", "this list, or more about one command", _help),
+    Command("/quit", "", "leave", _quit, "So do Ctrl-D, /exit and /bye."),
+    Command("/clear", "", "forget all messages; the system prompt stays", _clear),
+    Command(
+        "/regen",
+        "",
+        "answer the last message anew",
+        _regen,
+        "The new answer takes the place of the old one.",
+    ),
+    Command(
+        "/undo",
+        "",
+        "take the last message and its answer back",
+        _undo,
+        "Once more takes back the one before.",
+    ),
+    Command(
+        "/edit",
+        "[TEXT]",
+        "change the last message and have it answered anew",
+        _edit,
+        "Without TEXT the message is offered for editing.",
+    ),
+    Command(
+        "/system",
+        "[TEXT]",
+        "show the system prompt, or set it",
+        _system,
+        f"All that was said is read again under a new one. {EMPTY} takes it away.",
+    ),
+    Command(
+        "/read",
+        "FILE [TEXT]",
+        "send the text of a file, and a question after it",
+        _read,
+        "The file is UTF-8 text of any length. Put quotes around a name with spaces.",
+    ),
+    Command(
+        "/multi",
+        "[TEXT]",
+        "begin a message of several lines, which /end ends",
+        _multi,
+        'So does a message between """ and """. Alt-Enter, or a backslash before Enter, begins a '
+        "new line, too.",
+    ),
+    Command(
+        "/save",
+        "[FILE]",
+        "save the conversation, or a copy of it in a file",
+        _save,
+        "Conversations are saved as they go unless --no-save or a script says otherwise.",
+    ),
+    Command(
+        "/load",
+        "FILE",
+        "go on with a saved conversation",
+        _load,
+        "It has to come from the same model with the same cache. What is talked about now stays "
+        "saved where it is.",
+    ),
+    Command("/stats", "", "the conversation and the cache in numbers", _stats),
+    Command(
+        "/kv",
+        "[N|all]",
+        "what the cache holds: a picture of the text, heavy hitters marked",
+        _kv,
+        "In about N lines, or all of it. Every (layer, KV head) pair keeps rows of its own; the "
+        "picture shows the tokens that most of them hold.",
+    ),
+    Command(
+        "/set",
+        "[NAME [VALUE]]",
+        "show how answers are drawn, or change it",
+        _set,
+        "The first letters of a name are enough: /set temp 0.5",
+    ),
+]
+COMMANDS = {command.name: command for command in _ALL}
+ALIASES = {"/exit": "/quit", "/bye": "/quit", "/?": "/help"}
+
+KEYS = """\
+Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
+Alt-Enter, or a backslash before Enter, begins a new line. TAB completes commands and files.
+A line that begins with a space is sent as it is, even if a / follows."""

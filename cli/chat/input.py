@@ -1,0 +1,231 @@
+"""Where the lines of a chat come from: a person at a terminal, or a script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ..errors import InputError
+from .saved import make_chats_folder
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import Output
+
+PROMPT = "> "
+MORE = "  "
+"""In front of every further line of a message."""
+GOES_ON = "\\"
+"""At the end of a line: the message goes on in the next one."""
+QUOTE = '"""'
+END_OF_QUOTE = re.compile(r'"""\s*\Z')
+END_OF_MULTI = re.compile(r"(?:\A|\n)[ \t]*/end\s*\Z")
+
+
+class Dropped(Exception):  # noqa: N818  # nothing went wrong
+    """A person dropped the line that was asked for."""
+
+
+class Source(ABC):
+    """Where lines come from.
+
+    Attributes:
+        interactive: whether a person is asked.
+    """
+
+    interactive: bool
+
+    @abstractmethod
+    def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
+        """The next line, or several: what is typed or pasted at once, and what a `\\` joins.
+
+        Args:
+            prompt: what a person sees in front of it.
+            default: text that a person can edit.
+            verbatim: a backslash at the end is a backslash.
+
+        Raises:
+            EOFError: there are no more.
+            Dropped: a person pressed Ctrl-C.
+            InputError: a line that is not UTF-8.
+        """
+
+    def read_quoted(self, first: str) -> str:
+        """The text between two `\"\"\"`, the first of which begins the line `first`.
+
+        Raises:
+            InputError: the second is missing.
+        """
+        return self._read_until(END_OF_QUOTE, QUOTE, [first.strip().removeprefix(QUOTE)])
+
+    def read_multi(self, first: str) -> str:
+        """The line `first`, and all lines up to one that is `/end`.
+
+        Raises:
+            InputError: there is no such line.
+        """
+        return self._read_until(END_OF_MULTI, "/end", [first] if first else [])
+
+    def _read_until(self, end: re.Pattern[str], name: str, lines: list[str]) -> str:
+        while not (found := end.search("\n".join(lines))):
+            try:
+                lines.append(self.read(MORE, verbatim=True))
+            except EOFError:
+                raise InputError(f"the input ended before {name}: nothing was sent") from None
+        return "\n".join(lines)[: found.start()].strip("\n")
+
+
+class LineSource(Source):
+    """Plain lines of standard input: a script, or a terminal that can do no more."""
+
+    def __init__(self, lines: BinaryIO, interactive: bool) -> None:
+        self.interactive = interactive
+        self._lines = lines
+        self._number = 0
+
+    def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
+        """The next line; `default` cannot be shown."""
+        line = self._next(prompt)
+        while line.endswith(GOES_ON) and not verbatim:
+            line = line.removesuffix(GOES_ON)
+            with contextlib.suppress(EOFError):
+                line += "\n" + self._next(MORE)
+        return line
+
+    def _next(self, prompt: str) -> str:
+        if self.interactive:
+            # Not to stdout, where the text goes.
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        try:
+            line = self._lines.readline()
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+            raise Dropped from None
+        if not line:
+            if self.interactive:
+                sys.stderr.write("\n")
+            raise EOFError
+        self._number += 1
+        try:
+            text = line.decode("utf-8-sig" if self._number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"line {self._number} of standard input is not UTF-8 text") from None
+        return text.rstrip("\r\n")
+
+
+class TerminalSource(Source):
+    """Lines typed by a person, with history, editing and completion.
+
+    Args:
+        history: a file for the lines typed, or None to forget them.
+        keys, screen: other ends than the terminal of the program, for tests.
+    """
+
+    interactive = True
+
+    def __init__(
+        self,
+        history: Path | None,
+        keys: Input | None = None,
+        screen: Output | None = None,
+    ) -> None:
+        # Imported here because it takes a moment that a script need not wait for.
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.output import create_output
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        from .completion import CommandCompleter
+
+        if screen is None:
+            # stdout may be a file, which must hold the text only.
+            screen = create_output(sys.stderr if sys.stderr.isatty() else sys.stdout)
+        self._verbatim = False
+        self._session: PromptSession[str] = PromptSession(
+            completer=CommandCompleter(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            history=_history(history),
+            key_bindings=self._key_bindings(),
+            multiline=True,
+            prompt_continuation=MORE,
+            input=keys,
+            output=screen,
+        )
+
+    def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
+        """What is typed until Enter."""
+        self._verbatim = verbatim
+        try:
+            typed: str = self._session.prompt(prompt, default=default)
+        except KeyboardInterrupt:
+            raise Dropped from None
+        # What the terminal sent may be no UTF-8.
+        return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _key_bindings(self) -> KeyBindings:
+        """Enter sends the message; Alt-Enter, or a backslash before Enter, begins a new line."""
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+        bindings = KeyBindings()
+
+        @bindings.add("enter")
+        def enter(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            goes_on = buffer.text.endswith(GOES_ON) and not self._verbatim
+            if goes_on and buffer.document.is_cursor_at_the_end:
+                buffer.delete_before_cursor()
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @bindings.add("escape", "enter")
+        def alt_enter(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        return bindings
+
+
+def open_source(keep_history: bool) -> Source:
+    """Standard input as it is: with a person at it, or not."""
+    interactive = sys.stdin.isatty()
+    if not interactive or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return LineSource(sys.stdin.buffer, interactive)
+    return TerminalSource(_history_path() if keep_history else None)
+
+
+def _history_path() -> Path | None:
+    """The file of the lines typed in all chats, if there can be one."""
+    with contextlib.suppress(OSError):
+        path = make_chats_folder() / ".history"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return path
+    return None
+
+
+def _history(path: Path | None) -> History:
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class LastingHistory(FileHistory):
+        """A history whose file may become unwritable without ending the chat."""
+
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):
+                super().store_string(string)
+
+        def load_history_strings(self) -> Iterable[str]:
+            with contextlib.suppress(OSError):
+                return super().load_history_strings()
+            return []
+
+    return InMemoryHistory() if path is None else LastingHistory(str(path))

@@ -1,0 +1,236 @@
+"""A chat: line after line is answered, or done if it is a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pyh2o.errors import PyH2OError
+
+from ..errors import InputError, say_error
+from ..terminal.terminal import harmless, terminal
+from ..terminal.wording import count
+from .answers import INTERRUPTED, STOPPED, Answer, Answers, why_ended
+from .autosave import Autosave
+from .commands import run_command
+from .input import PROMPT, QUOTE, Dropped, Source
+from .markdown import MarkdownWriter
+from .report import Tally, footer, statistics
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.conversation import Conversation
+
+
+class Chat:
+    """A conversation with a person or a script.
+
+    Attributes:
+        conversation: what has been said; `/load` puts another one here.
+        source: where the lines come from.
+        autosave: where the conversation is saved.
+        max_tokens: most tokens of an answer.
+        left: set to leave.
+        refused: whether anything could not be done.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        source: Source,
+        answers: Answers,
+        autosave: Autosave,
+        *,
+        max_tokens: int,
+        markdown: bool,
+    ) -> None:
+        self.conversation = conversation
+        self.source = source
+        self.autosave = autosave
+        self.max_tokens = max_tokens
+        self.left = False
+        self.refused = False
+        self._answers = answers
+        self._markdown = markdown
+        self._tally = Tally()
+        self._last: Answer | None = None
+        self._copies: set[Path] = set()
+
+    def run(self) -> None:
+        """Answer line after line until /quit or the end of the input.
+
+        Raises:
+            InputError: a line of a script that is not UTF-8.
+            KeyboardInterrupt: Ctrl-C while a script is answered, or pressed twice.
+        """
+        while not self.left:
+            try:
+                self._take(self.source.read())
+            except EOFError:
+                self.left = True
+            except Dropped:
+                terminal.say("/quit or Ctrl-D leaves")
+        if self.source.interactive and self.autosave.name and self.conversation.turns:
+            terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
+
+    def _take(self, line: str) -> None:
+        self.autosave.settle()
+        try:
+            if line.startswith(QUOTE):
+                self.send(self.source.read_quoted(line))
+            elif line.startswith("/"):
+                run_command(self, line)
+            elif line.strip():
+                self.send(line if "\n" in line else line.strip())
+        except BrokenPipeError:
+            raise
+        except (PyH2OError, OSError) as error:
+            say_error(error)
+            self.refused = True
+
+    def send(self, message: str) -> None:
+        """Have a message answered; a script ends with a message that is refused."""
+        if not message.strip():
+            raise InputError("the message is empty: nothing was sent")
+        self.answer(
+            lambda: self.conversation.say(message, max_tokens=self.max_tokens),
+            "your message was taken back",
+        )
+
+    def answer(self, start: Callable[[], Generator[str]], otherwise: str) -> None:
+        """Show an answer as it comes, then what it took, and save it.
+
+        Args:
+            start: gives its text, piece by piece.
+            otherwise: what happens if there is no answer.
+        """
+        markdown = MarkdownWriter(terminal.write)
+        write = markdown.write if self._markdown else terminal.show
+        try:
+            answer = self._answers.run(self.conversation, start, write)
+        except PyH2OError as error:
+            say_error(error)
+            self.refused = True
+            self.left = not self.source.interactive
+            return
+        finally:
+            markdown.finish()
+            terminal.end_line()
+        self._last = answer
+        self._tally.add(answer)
+        terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
+        self._say_end(answer, otherwise)
+        self.autosave.save(self.conversation)
+        if answer.finish == INTERRUPTED and not self.source.interactive:
+            raise KeyboardInterrupt
+
+    def _say_end(self, answer: Answer, otherwise: str) -> None:
+        """Say why an answer ended, unless the model ended it, or what there is without one."""
+        if answer.finish == INTERRUPTED:
+            what = "what was said so far stays" if answer.kept else otherwise
+            terminal.say(f"stopped by Ctrl-C: {what}")
+        elif not answer.kept:
+            terminal.say(f"the model had nothing to say: {otherwise}")
+        elif answer.finish == "length" and answer.written >= self.max_tokens:
+            terminal.say(
+                f"the answer was cut at {count(self.max_tokens, 'token')}: ask it to go on, or "
+                "give a larger --max-tokens",
+                style="yellow",
+            )
+        elif answer.finish != STOPPED:
+            why = why_ended(answer.finish, self.conversation.llm.kv)
+            terminal.say(
+                f"the answer ends here: {why}; all text is kept, but start a new chat to go on",
+                style="yellow",
+            )
+
+    def save(self) -> bool:
+        """Save the conversation, and wait for it; whether that succeeded."""
+        self.autosave.save(self.conversation)
+        return self.autosave.settle()
+
+    def change(self, action: Callable[[], object]) -> None:
+        """Change the conversation, and save it."""
+        self.autosave.settle()
+        with self._answers.undisturbed():
+            action()
+        self.autosave.save(self.conversation)
+
+    def set_system(self, text: str | None) -> None:
+        """Go on under another system prompt, and say what that costs."""
+        self.change(lambda: self.conversation.set_system(text))
+        if self.conversation.turns:
+            tokens = count(self.conversation.turns[-1].end, "token")
+            terminal.say(f"{tokens} will be read again with the next message")
+
+    def save_copy(self, path: Path) -> None:
+        """Save the conversation in a file, and go on saving it where it is.
+
+        Raises:
+            InputError: there is a file that this chat has not written.
+            SessionError: it cannot be written.
+        """
+        if path.exists() and path.resolve() not in self._copies:
+            raise InputError(f"{path} exists: give another name")
+        self.conversation.save(path)
+        self._copies.add(path.resolve())
+
+    def load(self, path: Path) -> None:
+        """Go on with a saved conversation; this one stays where it is saved.
+
+        Raises:
+            SessionError: there is no such file, or it does not fit; nothing is changed then.
+        """
+        now = self.conversation
+        with TemporaryDirectory() as folder, self._answers.undisturbed():
+            # A file whose fault is found late has emptied the cache by then.
+            way_back = Path(folder) / "now"
+            now.save(way_back)
+            try:
+                loaded = now.load(path, now.llm, on_recompute=say_recompute)
+            except PyH2OError:
+                self.conversation = now.load(way_back, now.llm, on_recompute=say_recompute)
+                raise
+        if self.conversation.turns:
+            self.autosave.move()
+        self.conversation = loaded
+        self.say_last_exchange()
+        self.autosave.save(loaded)
+
+    def statistics(self) -> Iterator[tuple[str, str]]:
+        """Labels and lines for `/stats`."""
+        saved = self.autosave.describe(self.conversation)
+        return statistics(self.conversation, self._last, self._tally, saved)
+
+    def greet(self) -> None:
+        """Tell a person where they are."""
+        if not self.source.interactive:
+            return
+        kv = self.conversation.llm.kv
+        cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
+        terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
+        terminal.say("/help lists the commands", style="dim")
+
+    def say_last_exchange(self) -> None:
+        """Show what a conversation that is continued was about."""
+        turns = self.conversation.turns
+        tokens = turns[-1].end if turns else 0
+        said = f"{count(len(turns), 'turn')}, {count(tokens, 'token')}"
+        terminal.say(f"continuing a conversation of {said}", style="dim")
+        if turns and self.source.interactive:
+            last = turns[-1]
+            exchange = harmless(f"{PROMPT}{last.user}\n{last.answer.rstrip()}")
+            terminal.say(exchange, style="dim")
+
+    def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
+        """Let options that were typed replace what a saved conversation brought along."""
+        self.conversation.sampling = replace(self.conversation.sampling, **sampling)
+        if system is not None and system != self.conversation.system:
+            self.set_system(system)
+
+
+def say_recompute(tokens: int) -> None:
+    """Say that text is read once more, which takes a while."""
+    terminal.say(f"reading {count(tokens, 'token')} again", style="dim")

@@ -1,0 +1,117 @@
+"""A chat in numbers: the line under each answer, and what `/stats` shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyh2o.cache.statistics import KVStatistics
+
+from ..terminal.wording import count, per_second
+from .answers import Answer
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.conversation import Conversation
+
+
+@dataclass
+class Tally:
+    """What all answers since the chat was opened took."""
+
+    read: int = 0
+    read_seconds: float = 0.0
+    written: int = 0
+    write_seconds: float = 0.0
+    answers: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Count an answer in."""
+        self.read += answer.read
+        self.read_seconds += answer.read_seconds
+        self.written += answer.written
+        self.write_seconds += answer.write_seconds
+        self.answers += 1
+
+    @property
+    def steps(self) -> int:
+        """Tokens written after the first of each answer, which belongs to the reading."""
+        return self.written - self.answers
+
+
+def footer(answer: Answer, kv: KVStatistics) -> str:
+    """What an answer took and what the cache holds after it, as one line."""
+    parts = [count(answer.written, "token")]
+    if speed := per_second(answer.written - 1, answer.write_seconds):
+        parts.append(speed)
+    if answer.written:
+        parts.append(f"first after {answer.read_seconds:.1f} s")
+    parts.append(f"KV {kv.used:,}/{kv.capacity:,} cells")
+    if kv.evicting:
+        parts += [f"{kv.tokens_evicted:,} evicted", _memory(kv)]
+    else:
+        parts += ["full cache", f"{mib(kv.bytes_total)} MiB"]
+    return " · ".join(parts)
+
+
+def statistics(
+    conversation: Conversation, last: Answer | None, tally: Tally, saved: str
+) -> Iterator[tuple[str, str]]:
+    """Labels and lines for `/stats`.
+
+    Args:
+        conversation: what has been said.
+        last: the last answer, if there was one since the chat was opened.
+        tally: of all answers since then.
+        saved: where the conversation is saved.
+    """
+    kv = conversation.llm.kv
+    turns = count(len(conversation.turns), "turn")
+    yield "conversation", f"{turns} · {count(kv.position, 'token')} of text"
+    if last is not None:
+        yield "last answer", _took(last, last.written - 1)
+        yield "all answers", _took(tally, tally.steps)
+    yield from _cache(kv).items()
+    sampling = dataclasses.asdict(conversation.sampling)
+    yield "sampling", " · ".join(f"{name} {value}" for name, value in sampling.items())
+    yield "saved", saved
+
+
+def _cache(kv: KVStatistics) -> dict[str, str]:
+    cells = f"{kv.used:,} of {kv.capacity:,} cells"
+    if not kv.evicting:
+        return {
+            "cache": f"{cells} · full cache, nothing is evicted",
+            "memory": f"{mib(kv.bytes_total)} MiB: K {mib(kv.bytes_k)} + V {mib(kv.bytes_v)}",
+        }
+    budget = f"budget {kv.budget:,} ({kv.parts()})"
+    compactions = f"{kv.compactions:,} in {kv.compaction_seconds:.3f} s"
+    tensors = f"K {mib(kv.bytes_k)} + V {mib(kv.bytes_v)} + scores {mib(kv.bytes_scores)}"
+    return {
+        "cache": f"{cells} · {budget} · slack {kv.slack:,} · window {kv.window:,}",
+        "policy": kv.policy,
+        "evicted": f"{count(kv.tokens_evicted, 'token')} · {count(kv.rows_evicted, 'row')}",
+        "compactions": f"{compactions} · {count(kv.rows_moved, 'row')} moved",
+        "re-bases": f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions",
+        "memory": f"{_memory(kv)} of a full cache: {tensors}",
+    }
+
+
+def _took(answers: Answer | Tally, steps: int) -> str:
+    parts = [
+        f"{count(answers.read, 'token')} read",
+        per_second(answers.read, answers.read_seconds),
+        f"{count(answers.written, 'token')} written",
+        per_second(steps, answers.write_seconds),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def mib(size: int) -> str:
+    """Bytes in MiB, without the unit."""
+    return f"{size / 2**20:.1f}"
+
+
+def _memory(kv: KVStatistics) -> str:
+    return f"{mib(kv.bytes_total)} of {mib(kv.bytes_full)} MiB"

@@ -1,0 +1,158 @@
+"""Where chats are saved: a folder with one session file for each, open in one chat at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ..errors import InputError
+
+SUFFIX = ".h2o"
+LONGEST_NAME = 100
+LEFTOVER_SECONDS = 3600
+
+
+def chats_folder() -> Path:
+    """The folder of the saved chats: PYH2O_CHATS, or the user's data folder."""
+    chosen = os.environ.get("PYH2O_CHATS")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(platformdirs.user_data_dir("pyh2o", appauthor=False)) / "chats"
+
+
+def make_chats_folder() -> Path:
+    """The folder, created if it is not there; what people tell a model is for their eyes only.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    folder = chats_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class SavedChat:
+    """A chat that is saved under a name, or will be.
+
+    Raises:
+        InputError: a name that cannot be that of a file everywhere.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if (
+            not name
+            or len(os.fsencode(name)) > LONGEST_NAME
+            or name[0] in ".-"
+            or name != name.strip()
+        ):
+            wrong = f"1 to {LONGEST_NAME} characters, with no dot, dash or space at the start"
+        elif not all(sign.isalnum() or sign in "-_. " for sign in name):
+            wrong = "letters, digits, dashes, dots, underscores and spaces"
+        else:
+            return
+        raise InputError(f"{name!r} cannot be the name of a session: a name has {wrong}")
+
+    @property
+    def path(self) -> Path:
+        """Its session file."""
+        return chats_folder() / f"{self.name}{SUFFIX}"
+
+    @property
+    def lock_path(self) -> Path:
+        """A file of its own that is locked: the session file is another one after each save."""
+        return chats_folder() / f".{self.name}.lock"
+
+
+def saved_chats() -> list[SavedChat]:
+    """All chats that are saved, the one last changed first."""
+    found = []
+    for path in chats_folder().glob(f"[!.]*{SUFFIX}"):
+        with contextlib.suppress(OSError, InputError):  # removed since the listing, or not ours
+            found.append((path.stat().st_mtime_ns, SavedChat(path.name.removesuffix(SUFFIX))))
+    return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
+def last_chat() -> SavedChat:
+    """The chat that was last changed.
+
+    Raises:
+        InputError: none is saved.
+    """
+    chats = saved_chats()
+    if not chats:
+        raise InputError(
+            f"no conversation is saved in {chats_folder()}: start one without --continue"
+        )
+    return chats[0]
+
+
+def new_chat() -> SavedChat:
+    """A chat with a name made of the time, which no other chat has."""
+    name = time.strftime("%Y-%m-%d-%H%M%S")
+    chat, number = SavedChat(name), 1
+    while chat.path.exists() or chat.lock_path.exists():
+        number += 1
+        chat = SavedChat(f"{name}-{number}")
+    return chat
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed save left; a younger file may belong to one that is running."""
+    for file in folder.glob(".pyh2o-session-*.tmp"):
+        with contextlib.suppress(OSError):  # the other save has ended
+            if time.time() - file.stat().st_mtime > LEFTOVER_SECONDS:
+                file.unlink()
+
+
+class ChatLock:
+    """Holds a chat as long as it is open here; the system lets go of it if the program is killed.
+
+    Raises:
+        InputError: the chat is open elsewhere, or the folder cannot be written.
+    """
+
+    def __init__(self, chat: SavedChat) -> None:
+        self._path = chat.lock_path
+        try:
+            _remove_leftovers(make_chats_folder())
+            self._file = self._lock()
+        except BlockingIOError:
+            raise InputError(
+                f"session {chat.name} is open in another chat: leave that one first, or give "
+                "another --session"
+            ) from None
+        except OSError as error:
+            raise InputError(
+                f"{chats_folder()} cannot be used ({error.strerror}): make it writable, set "
+                "PYH2O_CHATS to another folder, or give --no-save"
+            ) from None
+
+    def _lock(self) -> int:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another chat that has just ended may have removed the file that we hold.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file), self._path.stat()):
+                        return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def close(self) -> None:
+        """Let other chats have it."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._file)

@@ -1,0 +1,1 @@
+"""`pyh2o generate`."""

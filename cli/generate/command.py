@@ -1,0 +1,264 @@
+"""`pyh2o generate`: write a story, and go on with it later."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from pyh2o.generation.sampling import Sampling
+
+from .. import loading
+from ..errors import InputError, reported_errors
+from ..options import RunOptions, takes_run_options
+from ..session_options import options_of_header, sampling_given, typed_options
+from ..terminal.progress import Bars
+from ..terminal.terminal import terminal
+from .story_file import NewStory, ResumedStory
+from .story_run import StoryRun, end_of
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.story import Story
+
+STDIN = Path("-")
+STORY_FILE = "Story file"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to write: None is what the story had, or the default."""
+
+    prompt: str | None
+    max_tokens: int | None
+    until: list[str] | None
+    loop_guard: bool | None
+    ignore_eos: bool | None
+    checkpoint: int
+
+
+@takes_run_options
+def generate(
+    context: typer.Context,
+    *,
+    options: RunOptions,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The text to go on with.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt-file", "-f", help="A UTF-8 file with that text; - is standard input."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens to write.",
+            show_default="until the model stops",
+        ),
+    ] = None,
+    until: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Stop before this text; may be given again. '' is none."),
+    ] = None,
+    loop_guard: Annotated[
+        bool | None,
+        typer.Option(
+            "--loop-guard/--no-loop-guard",
+            help="Break loops, and stop where there is no end of them.",
+            show_default="on",
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--no-ignore-eos",
+            help="Do not let the model end its text.",
+            show_default="no-ignore-eos",
+        ),
+    ] = None,
+    echo: Annotated[
+        bool, typer.Option("--echo/--no-echo", help="Begin the text with the prompt.")
+    ] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File for the text, which grows as it is written. FILE.h2o is its checkpoint, and "
+            "FILE.jsonl has a line for each.",
+            show_default="standard output",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an existing file.", rich_help_panel=STORY_FILE),
+    ] = False,
+    checkpoint: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens between two checkpoints.", rich_help_panel=STORY_FILE),
+    ] = 1000,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the story in --output at the exact token, also after a crash.",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = False,
+) -> None:
+    """Go on with a text: a story of any length in a cache of fixed size.
+
+    Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there;
+    --resume goes on with what is in a file.
+    """
+    _check_usage(prompt, prompt_file, output, force=force, resume=resume)
+    with reported_errors():
+        text = None if prompt is None else _checked(prompt)
+        if prompt_file is not None:
+            text = read_prompt(prompt_file)
+        task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
+        if resume:
+            go_on(options, typed_options(context), task, ResumedStory(cast(Path, output)))
+        else:
+            file = None if output is None else NewStory(output, replace=force)
+            if (
+                file
+                and not echo
+                and prompt_file
+                and prompt_file.expanduser().resolve() == file.path
+            ):
+                raise InputError(
+                    f"--no-echo would lose the prompt in {output}: give another --output"
+                )
+            begin(options, task, file, echo=echo)
+
+
+def _check_usage(
+    prompt: str | None,
+    prompt_file: Path | None,
+    output: Path | None,
+    *,
+    force: bool,
+    resume: bool,
+) -> None:
+    if prompt is not None and prompt_file is not None:
+        raise typer.BadParameter("give either --prompt TEXT or --prompt-file FILE")
+    if prompt is None and prompt_file is None and not resume:
+        raise typer.BadParameter("give --prompt TEXT or --prompt-file FILE, or --resume")
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs --output FILE, the story to go on with")
+    if resume and force:
+        raise typer.BadParameter("give either --resume or --force")
+
+
+def read_prompt(file: Path) -> str:
+    """The text of a prompt file, without its last line break, which editors add.
+
+    Raises:
+        InputError: a file that is not there, cannot be read, is not UTF-8 or is empty.
+    """
+    name = "standard input" if file == STDIN else str(file)
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else file.expanduser().read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no prompt file {name}") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a folder: give --prompt-file a text file") from None
+    try:
+        # utf-8-sig also takes the mark that some editors put at the start of a file.
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from None
+    return _checked(text.replace("\r\n", "\n").removesuffix("\n"))
+
+
+def _checked(prompt: str) -> str:
+    if not prompt:
+        raise InputError("the prompt is empty: give the model at least one word to go on with")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not UTF-8 text") from None
+    return prompt
+
+
+def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool) -> None:
+    """Load the model and write a new story.
+
+    Raises:
+        PyH2OError: the library refused the model, the settings or the prompt.
+        typer.Exit: Ctrl-C was pressed; what was written stays.
+    """
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.sessions.story import Story
+
+    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
+    run = _run(options, task)
+    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+        story = Story(
+            llm,
+            cast(str, task.prompt),
+            sampling=sampling,
+            until=task.until or (),
+            echo=echo,
+            loop_guard=task.loop_guard is not False,
+            ignore_eos=task.ignore_eos is True,
+            on_loop=run.on_loop,
+        )
+        run.write(story, file)
+
+
+def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) -> None:
+    """Load the model and go on with a story; `given` are the options that were typed.
+
+    Raises:
+        PyH2OError: the story does not fit the options, or its file was changed.
+        typer.Exit: Ctrl-C was pressed; what was written stays.
+    """
+    from pyh2o.sessions.session_file import read_session
+    from pyh2o.sessions.story import KIND, Story
+
+    session = read_session(file.checkpoint, KIND)
+    options = options_of_header(options, given, session.header)
+    run = _run(options, task)
+    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+        story = Story.resume(
+            session,
+            llm,
+            until=task.until,
+            loop_guard=task.loop_guard,
+            ignore_eos=task.ignore_eos,
+            on_loop=run.on_loop,
+        )
+        if task.prompt is not None and not story.begins_with(task.prompt):
+            raise InputError(
+                f"the story in {file.path} has another prompt: leave the prompt out to go on with "
+                "it, or give another --output"
+            )
+        _say_own_sampling(story, sampling_given(options, given))
+        file.expect(story.text(), end_of(story))
+        run.write(story, file)
+
+
+def _run(options: RunOptions, task: Task) -> StoryRun:
+    bars = Bars(hidden=options.verbose)
+    return StoryRun(bars, max_tokens=task.max_tokens, checkpoint_every=task.checkpoint)
+
+
+def _say_own_sampling(story: Story, given: dict[str, float]) -> None:
+    """A story keeps its sampling; say so to who typed another."""
+    own = {name: getattr(story.sampling, name) for name in given}
+    others = [f"{name} {value}" for name, value in own.items() if value != given[name]]
+    if others:
+        terminal.say(f"the story goes on with its own sampling: {', '.join(others)}")

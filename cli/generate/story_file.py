@@ -1,0 +1,351 @@
+"""A story file that grows while it is written, and never costs the user another text.
+
+Beside it lie its checkpoint, which `--resume` goes on from, and its records, one JSON line for each
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from ..errors import InputError
+
+CHECKPOINT = ".h2o"
+RECORDS = ".jsonl"
+
+
+class StoryFile:
+    """A context manager around the file of `--output`; `NewStory` and `ResumedStory` open it.
+
+    Attributes:
+        path: the file, with symbolic links followed.
+        special: whether it is a device or a pipe, which has no checkpoints.
+        aside: where text is kept that was in the file before and is needed still, or None.
+        written: whether there is any text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Check the place before a model is loaded for it.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        self._name = path
+        given = path.expanduser()
+        self.special = given.exists() and not given.is_file()
+        # A link such as /dev/stdout may lead to a pipe that has no name in any folder.
+        self.path = given if self.special else given.resolve()
+        self.aside: Path | None = None
+        self.written = False
+        self._file: BinaryIO | None = None
+        folder = self.path.parent
+        if self.path.is_dir():
+            raise InputError(f"{self._name} is a folder: give --output the name of a file")
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {folder}: create it, or give another --output")
+        # A device or a pipe is written in place; anything else is created in its folder.
+        place = self.path if self.special else folder
+        if not os.access(place, os.W_OK):
+            raise InputError(f"{place} is not writable: give --output another folder")
+
+    @property
+    def checkpoint(self) -> Path:
+        """The session file beside it."""
+        return beside(self.path, CHECKPOINT)
+
+    def __enter__(self) -> StoryFile:
+        self._file = self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._file is not None
+        try:
+            with self._file as opened:
+                self._sync(opened)
+        except OSError as failure:
+            # After a failed write closing fails alike; the first error is the one to show.
+            if error is None:
+                raise self._unwritable(failure) from None
+
+    def write(self, text: str) -> None:
+        """Append text; it is in the file when this returns.
+
+        Raises:
+            InputError: the disk is full or broken.
+            BrokenPipeError: the reader of a pipe has gone.
+        """
+        assert self._file is not None
+        self.written = self.written or bool(text)
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut.
+
+        Raises:
+            InputError: the disk is full or broken.
+        """
+        assert self._file is not None
+        try:
+            self._sync(self._file)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _sync(self, file: BinaryIO) -> None:
+        file.flush()
+        if not self.special:
+            os.fsync(file.fileno())
+
+    def record(self, line: str) -> None:
+        """Append a line to the records.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        with beside(self.path, RECORDS).open("ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # the last line was cut off by a crash
+                    file.write(b"\n")
+            file.write(f"{line}\n".encode())
+
+    def settle(self) -> None:
+        """The text ends here: nothing that an earlier run wrote comes after it."""
+
+    def complete(self) -> None:
+        """The text is whole: an earlier one that it replaces is no longer needed."""
+
+    def kept(self) -> str:
+        """For a person: what is kept in `aside`."""
+        return f"the earlier {self.path.name} is kept as {self.aside}"
+
+    def _open(self) -> BinaryIO:
+        raise NotImplementedError
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Keep other runs off the file until it is closed, also by a crash."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise InputError(
+                f"{self._name} is being written by another run: wait for its end, or give another "
+                "--output"
+            ) from None
+        except OSError:
+            pass  # a file system that has no locks
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write {self._name}: {error.strerror}; what is in it stays: make room, or give "
+            "another --output"
+        )
+
+
+class NewStory(StoryFile):
+    """The file of a new story.
+
+    A file that is to be replaced is moved aside first, with its checkpoint and its records. It
+    comes back if nothing was written, is removed once the new text is complete, and stays if the
+    new text was cut short.
+    """
+
+    def __init__(self, path: Path, replace: bool) -> None:
+        """Check the place before a model is loaded for it.
+
+        Raises:
+            InputError: the file cannot be written, or exists and is not to be replaced.
+        """
+        super().__init__(path)
+        self._replace = replace
+        self._earlier: Path | None = None
+        self._complete = False
+        if not replace and not self.special:
+            for suffix in ("", CHECKPOINT, RECORDS):
+                if beside(self.path, suffix).exists():
+                    raise self._exists(suffix)
+
+    def _exists(self, suffix: str) -> InputError:
+        resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
+        return InputError(
+            f"{beside(self._name, suffix)} exists: {resume}give another --output, or replace it "
+            "with --force"
+        )
+
+    def _open(self) -> BinaryIO:
+        if self.special:
+            return self.path.open("wb")
+        if self._replace:
+            self._move_aside()
+        try:
+            # "x" refuses a file that another program has made since the check.
+            file = self.path.open("xb")
+        except FileExistsError:
+            raise self._exists("") from None
+        except OSError:
+            self._bring_back()
+            raise
+        self._lock(file)
+        if self.aside is not None:
+            shutil.copymode(self.aside, self.path)
+        return file
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if not self.written and not self.special:
+            self.path.unlink(missing_ok=True)
+            self._bring_back()
+        elif self._complete and self._earlier is not None:
+            for suffix in ("", CHECKPOINT, RECORDS):
+                beside(self._earlier, suffix).unlink(missing_ok=True)
+            self.aside = None
+
+    def complete(self) -> None:
+        """The text is whole: the earlier file is no longer needed."""
+        self._complete = True
+
+    def _move_aside(self) -> None:
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                self._lock(file)
+            self.aside = _new_name(self.path)
+        self._earlier = self.aside or _new_name(self.path)
+        _move(self.path, self._earlier)
+
+    def _bring_back(self) -> None:
+        if self._earlier is not None:
+            _move(self._earlier, self.path)
+        self.aside = None
+
+
+class ResumedStory(StoryFile):
+    """The file of a story that is gone on with.
+
+    Text that came after the checkpoint comes again. The file keeps it until then, and if something
+    else comes, it is kept beside the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Check the place before a model is loaded for it.
+
+        Raises:
+            InputError: the file cannot be written, or is no file.
+        """
+        super().__init__(path)
+        if self.special:
+            raise InputError(f"{self._name} is not a file: only a story in a file can be resumed")
+        if not self.checkpoint.exists():
+            raise InputError(
+                f"there is no checkpoint {beside(self._name, CHECKPOINT)}: nothing to go on from; "
+                "start without --resume"
+            )
+        self._text = b""
+        self._end: bytes | None = None
+        self._rest = b""
+
+    def expect(self, text: str, end: str | None) -> None:
+        """Tell, before the file is opened, what the checkpoint knows of it.
+
+        Args:
+            text: that it begins with; it gets back what is missing of that.
+            end: what comes after that; None if anything may, because the story was cut off.
+        """
+        self._text = text.encode()
+        self._end = None if end is None else end.encode()
+        self.written = bool(text)
+
+    def _open(self) -> BinaryIO:
+        file = self.path.open("r+b" if self.path.exists() else "x+b")
+        self._lock(file)
+        try:
+            content = file.read()
+            self._check(content)
+            file.seek(min(len(content), len(self._text)))
+            file.write(self._text[len(content) :])
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _check(self, content: bytes) -> None:
+        """Compare the file with what the checkpoint knows of it.
+
+        Raises:
+            InputError: it was changed.
+        """
+        begin, self._rest = content[: len(self._text)], content[len(self._text) :]
+        is_known = self._end is None or self._end.startswith(self._rest)
+        if not (self._text.startswith(begin) and is_known):
+            raise InputError(
+                f"{self._name} was changed since it was written: undo the changes, or begin a new "
+                f"story with it (--prompt-file {self._name} and another --output)"
+            )
+
+    def write(self, text: str) -> None:
+        """Write text over the same text of the run before, or behind it."""
+        data = text.encode()
+        if self._end is not None or not (
+            self._rest.startswith(data) or data.startswith(self._rest)
+        ):
+            self.settle()
+        self._rest = self._rest[len(data) :]
+        super().write(text)
+
+    def settle(self) -> None:
+        """Take away what comes after this place, and keep it aside unless it was the known end."""
+        assert self._file is not None
+        if self._rest.strip() and self._end is None:
+            self.aside = _new_name(self.path)
+            with self.aside.open("xb") as file:
+                file.write(self._rest)
+                file.flush()
+                os.fsync(file.fileno())
+        if self._rest:
+            self._file.truncate()
+        self._rest, self._end = b"", None
+
+    def kept(self) -> str:
+        """For a person: what is kept in `aside`."""
+        return (
+            f"what {self.path.name} had after the checkpoint, and did not come again, is kept as "
+            f"{self.aside}"
+        )
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The file of that name with the suffix added."""
+    return path.with_name(path.name + suffix)
+
+
+def _new_name(path: Path) -> Path:
+    """A name beside the file that no other file has."""
+    return beside(path, f".{secrets.token_hex(4)}.old")
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename a story, its checkpoint and its records, as many of them as there are."""
+    for suffix in ("", CHECKPOINT, RECORDS):
+        with contextlib.suppress(FileNotFoundError):
+            beside(source, suffix).rename(beside(target, suffix))

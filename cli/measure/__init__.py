@@ -1,0 +1,1 @@
+"""`pyh2o bench` and `pyh2o eval`."""

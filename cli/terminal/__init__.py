@@ -1,0 +1,1 @@
+"""What every command shows on a terminal."""

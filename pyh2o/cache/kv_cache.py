@@ -1,0 +1,232 @@
+"""A context's KV cache seen from Python: attach eviction, read counters, scores and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import ffi, lib
+from ..errors import NativeError, UnsupportedModelError
+from ..policies import Policy, parse_policy
+from .settings import Budget
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+# What the native library answers to more pinned tokens than there is room for.
+ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
+
+
+def check_model(model_address: int) -> None:
+    """Refuse a loaded model whose rows cannot be evicted, before memory is taken for it.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    status = lib.llama_h2o_supports(ffi.cast("struct llama_model *", model_address))
+    if status != lib.LLAMA_H2O_OK:
+        raise UnsupportedModelError(
+            f"eviction cannot be used with this model: {_text(status)}; "
+            "evict=False (--no-evict) runs it with the full cache"
+        )
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The native statistics of one sequence (struct llama_h2o_stats in llama-h2o.h)."""
+
+    n_cells: int = 0
+    n_used: int = 0
+    n_layer: int = 0
+    n_pinned: int = 0
+    pos_removable: int = 0
+    pos_limit: int = 0
+    n_compactions: int = 0
+    n_cells_freed: int = 0
+    n_rows_evicted: int = 0
+    n_rows_moved: int = 0
+    n_rebases: int = 0
+    t_compactions_us: int = 0
+    t_rebases_us: int = 0
+    size_k: int = 0
+    size_v: int = 0
+    size_scores: int = 0
+
+
+class KVCache:
+    """The KV cache of a llama.cpp context, which must outlive this object.
+
+    Args:
+        context_address: address of the `llama_context`.
+    """
+
+    def __init__(self, context_address: int) -> None:
+        self._context = ffi.cast("struct llama_context *", context_address)
+
+    def attach(self, budget: Budget) -> None:
+        """Evict down to the budget from now on; the context must be empty.
+
+        Raises:
+            NativeError: the context, the model or the cache type does not allow it.
+        """
+        _check(lib.llama_h2o_attach(self._context, _params(budget)))
+
+    def pin(self, n_pinned: int, seq_id: int = 0) -> None:
+        """Never evict the first positions of a sequence, until it is cleared.
+
+        Raises:
+            NativeError: they are more than the pinned and heavy rows.
+        """
+        _check(lib.llama_h2o_pin(self._context, seq_id, n_pinned))
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]], seq_id: int = 0) -> None:
+        """Never evict these half-open ranges of positions either, until the sequence is cleared.
+
+        Args:
+            spans: ascending and apart; in place of those given before.
+            seq_id: the sequence.
+
+        Raises:
+            NativeError: they are out of order, or more than the pinned and heavy rows.
+        """
+        native = ffi.new("struct llama_h2o_span[]", list(spans))
+        _check(lib.llama_h2o_pin_spans(self._context, seq_id, native, len(spans)))
+
+    def share_fairly(self, starts: Sequence[int], seq_id: int = 0) -> None:
+        """Give each segment of the text its share of the heavy rows, until it is cleared.
+
+        Args:
+            starts: positions above 0, ascending, where the text is cut; none for one segment.
+            seq_id: the sequence.
+
+        Raises:
+            NativeError: they are out of order.
+        """
+        native = ffi.new("int32_t[]", list(starts))
+        _check(lib.llama_h2o_share_fairly(self._context, seq_id, native, len(starts)))
+
+    def enlarge(self, n_cells: int) -> None:
+        """Have at least so many cells for a while, and evict nothing.
+
+        Raises:
+            NativeError: out of memory; everything is as it was.
+        """
+        _check(lib.llama_h2o_enlarge(self._context, n_cells))
+
+    def shrink(self) -> None:
+        """Go back to the cells there were, with a compaction if the rows do not fit."""
+        _check(lib.llama_h2o_shrink(self._context))
+
+    def counters(self, seq_id: int = 0) -> Counters:
+        """Counters of a sequence; all 0 for a kind of cache that has none."""
+        stats = ffi.new("struct llama_h2o_stats *")
+        status = lib.llama_h2o_get_stats(self._context, seq_id, stats)
+        if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
+            return Counters()
+        _check(status)
+        return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
+
+    def device_bytes(self) -> int:
+        """Memory of GPUs that the context takes: weights, caches and work space."""
+        return _check(lib.llama_h2o_device_bytes(self._context))
+
+    def rows(self, layer: int, seq_id: int = 0) -> tuple[IntArray, FloatArray]:
+        """Token positions and scores of the rows one layer holds, in the order of the text.
+
+        Returns:
+            positions [n_head_kv, n_used] ascending for each head, and scores of the same shape;
+            both empty for a layer without a KV cache.
+
+        Raises:
+            NativeError: no such layer or sequence, or eviction is not attached.
+        """
+        n_used = self.counters(seq_id).n_used
+        n_head_kv = self._get_rows(seq_id, layer, 0, ffi.NULL, ffi.NULL)
+        positions = np.empty((n_head_kv, n_used), dtype=np.int32)
+        scores = np.empty((n_head_kv, n_used), dtype=np.float32)
+        if positions.size:
+            pointers = (
+                ffi.from_buffer("int32_t[]", positions),
+                ffi.from_buffer("float[]", scores),
+            )
+            self._get_rows(seq_id, layer, n_used, *pointers)
+        order = np.argsort(positions, axis=1)
+        return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
+
+    def _get_rows(self, seq_id: int, layer: int, n_rows: int, pos: Any, score: Any) -> int:
+        return _check(lib.llama_h2o_get_rows(self._context, seq_id, layer, n_rows, pos, score))
+
+
+def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArray[np.bool_]:
+    """The native selection for one head, on its own.
+
+    Args:
+        scores: [n_rows].
+        positions: [n_rows], all different.
+        budget: row counts; its slack, window and positions do not matter here.
+
+    Returns:
+        [n_rows] True for the rows that stay.
+    """
+    scores = np.ascontiguousarray(scores, dtype=np.float32)
+    positions = np.ascontiguousarray(positions, dtype=np.int32)
+    keep = np.zeros(scores.size, dtype=np.uint8)
+    _check(
+        lib.llama_h2o_select(
+            ffi.from_buffer("float[]", scores),
+            ffi.from_buffer("int32_t[]", positions),
+            scores.size,
+            _params(budget),
+            ffi.from_buffer("uint8_t[]", keep),
+        )
+    )
+    return keep.astype(np.bool_)
+
+
+def _params(budget: Budget) -> Any:
+    """struct llama_h2o_params."""
+    schemes = {
+        "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
+        "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
+    }
+    values = {
+        "heavy": budget.heavy,
+        "recent": budget.recent,
+        "pinned": budget.pinned,
+        "slack": budget.slack,
+        "n_pos": budget.n_pos,
+        "positions": schemes[budget.positions],
+        "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
+        "policy": _policy_params(parse_policy(budget.policy).for_budget(budget.rows)),
+    }
+    # unlike a dict as an argument, this sets what is not named to 0
+    return ffi.new("struct llama_h2o_params *", values)[0]
+
+
+def _policy_params(policy: Policy) -> dict[str, Any]:
+    """struct llama_h2o_policy_params."""
+    native_names = {
+        "queries": "n_queries",
+        "pool": "n_pool",
+        "horizon": "n_horizon",
+        "sinks": "n_sinks",
+        "near": "n_near",
+    }
+    parameters = {native_names.get(name, name): value for name, value in asdict(policy).items()}
+    name = policy.name.upper().replace("-", "_")
+    return {"type": getattr(lib, f"LLAMA_H2O_POLICY_{name}"), **parameters}
+
+
+def _text(status: int) -> str:
+    return str(ffi.string(lib.llama_h2o_strerror(status)).decode())
+
+
+def _check(status: int) -> int:
+    """The count that a native function returned, or its refusal as an exception."""
+    if status < 0:
+        raise NativeError(status, _text(status))
+    return status

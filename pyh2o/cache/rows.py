@@ -1,0 +1,70 @@
+"""Which tokens of the text the cache still holds, counted over all layers and KV heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ..llama import Llama
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The tokens that at least one (layer, KV head) pair still holds, in the order of the text.
+
+    Attributes:
+        positions: [n] token positions, ascending.
+        rows: [n] how many pairs hold each.
+        scores: [n] attention each collected, the mean over all pairs; a pair that has evicted it
+            counts as 0, and so does every pair of a full cache, which keeps no scores.
+        pairs: how many (layer, KV head) pairs the model has.
+    """
+
+    positions: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    pairs: int
+
+    @property
+    def shares(self) -> npt.NDArray[np.float64]:
+        """[n] the share of the pairs that hold each, above 0 and up to 1."""
+        return self.rows / self.pairs
+
+    def heaviest(self, n: int) -> npt.NDArray[np.int64]:
+        """Indices of the n tokens with the highest scores, highest first; of equals the newer."""
+        newest_first = np.arange(len(self.scores))[::-1]
+        order = np.argsort(-self.scores[newest_first], kind="stable")
+        return newest_first[order[:n]]
+
+
+def kept_tokens(llm: Llama, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
+    """What the cache of `llm` holds now; a full cache holds everything.
+
+    Args:
+        llm: the model.
+        layer: only this layer; None for all.
+        head: only this KV head; None for all.
+
+    Raises:
+        NativeError: no such layer.
+        IndexError: no such KV head.
+    """
+    if not llm.evicting:
+        everything = np.arange(llm.n_tokens, dtype=np.int64)
+        return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)
+    heads = slice(None) if head is None else [head]
+    layers = [llm.kv_rows(each) for each in (range(llm._n_layer) if layer is None else [layer])]
+    held = np.concatenate([positions[heads].ravel() for positions, _ in layers])
+    scores = np.concatenate([scores[heads].ravel() for _, scores in layers])
+    pairs = sum(len(positions[heads]) for positions, _ in layers)
+    positions, index = np.unique(held, return_inverse=True)
+    return KeptTokens(
+        positions=positions.astype(np.int64),
+        rows=np.bincount(index, minlength=len(positions)),
+        scores=np.bincount(index, weights=scores, minlength=len(positions)) / pairs,
+        pairs=pairs,
+    )

@@ -1,0 +1,199 @@
+"""Eviction settings: what the user asks for, and the row counts it comes to for one window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..errors import SettingsError
+from ..policies import parse_policy
+
+# How rotary embeddings count: as the text does until the trained context is used up, or dense from
+# 0 again at every compaction (the paper's streaming variant).
+Positions = Literal["original", "dense"]
+
+# What computes attention and scores: the fastest there is, llama.cpp's own ops (which run on every
+# device), or the op of ours for one instruction set.
+Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
+
+# How a text that is longer than the cache is read: in chunks with compactions between them, or in
+# full in a larger cache, which is compacted once.
+Prefill = Literal["stream", "exact"]
+
+# What makes a row worth keeping, where nobody says (see pyh2o.policies).
+DEFAULT_POLICY = "h2o-far"
+
+# llama.cpp allocates cells in blocks of this size, so a smaller slack would save no memory.
+CELL_BLOCK = 256
+# A compaction sorts every row's score; over this many tokens its cost is lost in the noise. More
+# rows take longer: at least one token for so many of them.
+MIN_SLACK = 64
+ROWS_PER_SLACK = 20
+
+
+@dataclass(frozen=True)
+class EvictionSettings:
+    """What to keep, as fractions of the window (0 < x <= 1, a float) or token counts (an int).
+
+    Attributes:
+        hh: heavy rows, kept for the score that the policy gives them.
+        recent: rows of the newest positions, never evicted; at least one.
+        pinned: number of first positions that are never evicted (a count).
+        slack: cells beyond the budget that fill up between two compactions; None is 64, or
+            a twentieth of a larger budget, and what fills the last block of cells llama.cpp
+            allocates anyway. 1 is the paper's algorithm.
+        policy: what makes a row worth keeping, as text such as "snap:queries=32" (see
+            pyh2o.policies). It is stored as `str` of the policy gives it.
+        positions: "original" positions for the rotary embeddings until those the model was trained
+            on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
+            the order of the text, at every compaction.
+        attention: what computes attention and scores. Everything but "auto" and "ops" is refused
+            where it cannot be used; all give the same result but for the order of additions.
+        prefill: "stream" reads a text that is longer than the cache in chunks, with compactions
+            between them; "exact" reads it in full in a larger cache, which is compacted once and
+            freed.
+        prefill_mib: most MiB that the larger cache may take; None for what it needs.
+    """
+
+    hh: float | int = 0.1
+    recent: float | int = 0.1
+    pinned: int = 0
+    slack: int | None = None
+    policy: str = DEFAULT_POLICY
+    positions: Positions = "original"
+    attention: Attention = "auto"
+    prefill: Prefill = "stream"
+    prefill_mib: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense with any window.
+
+        Raises:
+            SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, a
+                recent window of 0, or an unknown policy.
+        """
+        # One text for one policy, so that settings can be compared.
+        object.__setattr__(self, "policy", str(parse_policy(self.policy)))
+        _check("hh", self.hh)
+        _check("recent", self.recent)
+        if self.hh == 0 and self.recent == 0:
+            raise SettingsError(
+                "hh and recent are both 0, which keeps nothing: give --hh 0.1 --recent 0.1, "
+                "or turn eviction off with --no-evict"
+            )
+        if self.recent == 0:
+            raise SettingsError(
+                "recent is 0, but a token just written must be kept: give recent at least 1 token"
+            )
+        if self.pinned < 0:
+            raise SettingsError(f"pinned is {self.pinned}: give a count of 0 or more")
+        if self.slack is not None and self.slack < 1:
+            raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
+        if self.positions not in get_args(Positions):
+            raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
+        if self.prefill not in get_args(Prefill):
+            raise SettingsError(f"prefill is {self.prefill!r}: give 'stream' or 'exact'")
+        if self.prefill_mib is not None and self.prefill_mib < 1:
+            raise SettingsError(f"prefill_mib is {self.prefill_mib}: give 1 or more MiB")
+        if self.attention not in get_args(Attention):
+            raise SettingsError(
+                f"attention is {self.attention!r}: give one of {', '.join(get_args(Attention))}"
+            )
+
+    def resolve(self, window: int, n_pos: int) -> Budget:
+        """Row counts for a window of `window` tokens.
+
+        The rows in the cache need a position each. If budget and slack together are more than
+        `n_pos`, which a budget of the whole window is, the heavy rows are so many fewer.
+
+        Args:
+            window: tokens.
+            n_pos: positions the model was trained on.
+
+        Raises:
+            SettingsError: the budget is larger than the window or than `n_pos`.
+        """
+        heavy, recent = _count(self.hh, window), _count(self.recent, window)
+        budget = self.pinned + heavy + recent
+        if budget > window:
+            raise SettingsError(
+                f"the budget of {budget} rows (pinned {self.pinned} + heavy {heavy} + recent "
+                f"{recent}) is larger than the window of {window} tokens: lower hh or recent, or "
+                "raise n_ctx (--ctx)"
+            )
+        slack = self.slack
+        if slack is None:
+            slack = whole_blocks(budget + max(MIN_SLACK, budget // ROWS_PER_SLACK)) - budget
+        excess = max(0, budget + slack - n_pos)
+        if budget > n_pos or excess > heavy:
+            raise SettingsError(
+                f"the budget of {budget} rows and the slack of {slack} need more positions than "
+                f"the {n_pos} the model was trained on: lower hh, recent or slack"
+            )
+        return Budget(
+            window=window,
+            heavy=heavy - excess,
+            recent=recent,
+            pinned=self.pinned,
+            slack=slack,
+            n_pos=n_pos,
+            policy=self.policy,
+            positions=self.positions,
+            attention=self.attention,
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Resolved row counts per (layer, KV head), all in tokens, and how they are worked with."""
+
+    window: int
+    heavy: int
+    recent: int
+    pinned: int
+    slack: int
+    n_pos: int = 0  # positions for rotary embeddings; 0: those the model was trained on
+    policy: str = DEFAULT_POLICY
+    positions: Positions = "original"
+    attention: Attention = "auto"
+
+    @property
+    def rows(self) -> int:
+        """Rows per (layer, KV head) right after a compaction."""
+        return self.pinned + self.heavy + self.recent
+
+    @property
+    def capacity(self) -> int:
+        """Most cells in use at any time."""
+        return self.rows + self.slack
+
+    @property
+    def cells(self) -> int:
+        """Cells llama.cpp allocates for it."""
+        return whole_blocks(self.capacity)
+
+
+def whole_blocks(cells: int) -> int:
+    """Cells that llama.cpp allocates for so many."""
+    return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
+
+
+def _check(name: str, value: float | int) -> None:
+    """Refuse what is neither a fraction nor a count."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise SettingsError(f"{name} is {value!r}: give a fraction such as 0.1 or a token count")
+    if value < 0:
+        raise SettingsError(f"{name} is {value}: give 0 or more")
+    if isinstance(value, float) and value > 1:
+        raise SettingsError(
+            f"{name} is {value}, more than the whole window: give a fraction up to 1.0, or a whole "
+            "number of tokens"
+        )
+
+
+def _count(value: float | int, window: int) -> int:
+    """A fraction of the window or a count, as a count."""
+    if isinstance(value, int):
+        return value
+    return max(1, int(value * window)) if value > 0 else 0

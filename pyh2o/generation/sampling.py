@@ -1,0 +1,69 @@
+"""How the next token is drawn from the model's logits: one frozen record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import SettingsError
+
+# llama.cpp reads 2**32 - 1 as "choose a seed", which could not be repeated.
+LARGEST_SEED = 2**32 - 2
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of llama.cpp's samplers, in the order in which they are applied.
+
+    The same settings after the same text draw the same tokens, also in another process: the record
+    holds everything that the draws depend on. `dataclasses.asdict` makes it fit for JSON.
+
+    Attributes:
+        repeat_penalty: logits of tokens among the last 64 drawn are weakened by it; 1 is off.
+        frequency_penalty: taken off such a token's logit for each time it was drawn.
+        presence_penalty: taken off such a token's logit once.
+        top_k: draw from the k likeliest tokens; 0 is off.
+        typical_p: draw from the tokens closest to the expected surprise that make up this
+            probability; 1 is off.
+        top_p: draw from the likeliest tokens that make up this probability; 1 is off.
+        min_p: drop tokens below this share of the likeliest token's probability; 0 is off.
+        temperature: 0 always takes the likeliest token.
+        seed: start of the random numbers, 0 to 2**32 - 2.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.1
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler can work with.
+
+        Raises:
+            SettingsError: a value out of its range, or no number.
+        """
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise SettingsError(f"{name} is {value!r}: give a whole number")
+        for name in ("frequency_penalty", "presence_penalty"):
+            self._check(name, -math.inf, math.inf, "a number such as 0.5; 0 is off")
+        for name in ("top_p", "min_p", "typical_p"):
+            self._check(name, 0, 1, "a share from 0 to 1")
+        self._check("temperature", 0, math.inf, "0 for the likeliest token, or more, such as 0.8")
+        self._check("top_k", 0, math.inf, "a number of tokens; 0 is off")
+        self._check("seed", 0, LARGEST_SEED, f"a number from 0 to {LARGEST_SEED}")
+        self._check("repeat_penalty", 0, math.inf, "a number above 0, such as 1.1; 1 is off")
+        if self.repeat_penalty == 0:
+            raise SettingsError("repeat_penalty is 0, which divides by nothing: 1 switches it off")
+
+    def _check(self, name: str, least: float, most: float, cure: str) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not least <= value <= most:
+            raise SettingsError(f"{name} is {value!r}: give {cure}")

@@ -1,0 +1,187 @@
+"""One process with one cache, which does what it is told and says how long it took."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from .messages import Command, Done, Failed, Generate, GoBack, KVUse, Read, Ready, Start
+
+# Tokens that are evaluated before the first measurement, as a prompt and one at a time.
+WARM_UP = (8, 2)
+
+_STATUS = Path("/proc/self/status")
+
+
+class Model(Protocol):
+    """A model with the cache that is measured."""
+
+    @property
+    def position(self) -> int:
+        """Tokens of text so far."""
+
+    def read(self, tokens: Sequence[int], *, last: bool) -> None:
+        """Evaluate tokens of a prompt; `last` says that generation comes next."""
+
+    def generate(self, token: int) -> None:
+        """Evaluate one token."""
+
+    def go_back(self, position: int) -> None:
+        """Forget the text after this position, if the cache can; always so for 0."""
+
+    def use(self) -> KVUse:
+        """What the cache takes now."""
+
+
+class LlamaModel:
+    """llama.cpp, with the full cache or this runtime's."""
+
+    def __init__(self, start: Start) -> None:
+        from ...llama import KV_TYPES, Llama
+
+        # isort: split
+        import llama_cpp
+
+        cache = start.cache
+        kv_type = KV_TYPES[cache.kv_type]
+        evicting = cache.kind == "evicting"
+        # Left out, this runtime takes what is best for it.
+        attention: dict[str, Any] = {} if evicting else {"flash_attn": cache.flash_attention}
+        self._llm = Llama(
+            str(start.model),
+            evict=evicting,
+            hh=cache.heavy,
+            recent=max(1, cache.recent),
+            pinned=cache.pinned,
+            policy=cache.policy,
+            n_ctx=start.window if evicting else cache.cells,
+            n_threads=start.threads,
+            n_threads_batch=start.threads,
+            n_gpu_layers=start.gpu_layers,
+            type_k=kv_type,
+            type_v=kv_type,
+            verbose=False,
+            **attention,
+        )
+        # A GPU may still be computing when an evaluation returns.
+        self._synchronize: Callable[[Any], None] = llama_cpp.llama_synchronize
+
+    @property
+    def position(self) -> int:
+        return self._llm.n_tokens
+
+    def read(self, tokens: Sequence[int], *, last: bool) -> None:
+        self._llm.eval(tokens)
+        self._synchronize(self._llm.ctx)
+
+    def generate(self, token: int) -> None:
+        self._llm.eval([token])
+        self._synchronize(self._llm.ctx)
+
+    def go_back(self, position: int) -> None:
+        if position == 0:
+            self._llm.reset()
+        else:
+            self._llm.remove_tail(position)
+
+    def use(self) -> KVUse:
+        kv = self._llm.kv
+        return KVUse(
+            bytes_rows=kv.bytes_k + kv.bytes_v,
+            bytes_scores=kv.bytes_scores,
+            cells=kv.cells,
+            used=kv.used,
+            bytes_device=self._llm.device_bytes,
+            compactions=kv.compactions,
+            compaction_seconds=kv.compaction_seconds,
+        )
+
+
+def serve(connection: Connection) -> None:
+    """Do what the process at the other end says, until it hangs up or something goes wrong."""
+    try:
+        try:
+            start: Start = connection.recv()
+            model = open_model(start)
+            warm_up(model, start.tokens)
+            connection.send(Ready(model.use(), own_bytes()))
+            while True:
+                command: Command = connection.recv()
+                connection.send(perform(model, command, start.tokens))
+        except (EOFError, BrokenPipeError):
+            return
+        except Exception as error:
+            message = " ".join(str(error).split())
+            connection.send(Failed(message or type(error).__name__))
+    except BrokenPipeError:
+        return
+
+
+def open_model(start: Start) -> Model:
+    """The model and cache that were asked for.
+
+    Raises:
+        PyH2OError: the model or the cache is refused.
+    """
+    if start.cache.kind in ("full", "evicting"):
+        return LlamaModel(start)
+    from .transformers_worker import open_transformers
+
+    return open_transformers(start)
+
+
+def warm_up(model: Model, tokens: Sequence[int]) -> None:
+    """Use every path once, so that what is done only once is not measured."""
+    n_prompt, n_single = WARM_UP
+    model.read(tokens[:n_prompt], last=True)
+    for token in tokens[:n_single]:
+        model.generate(token)
+    model.go_back(0)
+
+
+def perform(model: Model, command: Command, tokens: Sequence[int]) -> Done:
+    """Carry out one command, and take the time of the evaluations alone."""
+    before = model.use()
+    position = model.position
+    seconds = 0.0
+    if isinstance(command, GoBack):
+        model.go_back(command.position)
+    else:
+        part = tokens[position : position + command.tokens]
+        started = time.perf_counter()
+        if isinstance(command, Generate):
+            for token in part:
+                model.generate(token)
+        elif isinstance(command, Read):
+            model.read(part, last=command.last)
+        seconds = time.perf_counter() - started
+    return Done(seconds, model.position, before, model.use(), peak_bytes())
+
+
+def peak_bytes() -> int:
+    """Most memory of this process that was in RAM at any time.
+
+    Linux counts the parent's memory in `ru_maxrss` of a process that it started.
+    """
+    if _STATUS.exists():
+        return _status("VmHWM")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def own_bytes() -> int:
+    """Memory of this process that is no mapped file: 0 where the system does not tell."""
+    return _status("RssAnon") if _STATUS.exists() else 0
+
+
+def _status(name: str) -> int:
+    """A line such as "VmHWM:  1234 kB" of /proc/self/status, in bytes."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

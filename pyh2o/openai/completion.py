@@ -1,0 +1,416 @@
+"""Text completion whose work per token does not grow with the text.
+
+It stands in for `llama_cpp.Llama._create_completion`, which decodes the whole completion again for
+every token and ends at `n_ctx`. Results have the same shapes and, where that function is right, the
+same contents. These differ:
+
+* `max_tokens` is exact. There, a completion could run on to finish a character, and an empty prompt
+  counted its BOS token as generated text.
+* The chunks of a stream, joined, are the text of the plain result. There, text held back lost its
+  characters of several tokens, and one invalid byte silenced the rest of the stream.
+* The text ends at the first stop string in it, whichever is first in the list. An empty one is
+  none.
+* Tokens of more than 32 bytes have text.
+* `suffix` uses the model's own fill-in-the-middle tokens; without such tokens it is appended to the
+  text. There, token 0 stood for each of them.
+* `logit_bias` and `logits_processor` work together. There, both were dropped.
+* Stopping criteria end a completion when they end the generation; they are not asked once more.
+* Log probabilities are Python floats, `text_offset` counts characters, and a chunk that took
+  several tokens has an entry for each.
+* The echo of a prompt of tokens is their text.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama import LogitsProcessor
+from llama_cpp.llama_cpp import llama_vocab_is_eog
+from llama_cpp.llama_types import CompletionLogprobs, CreateCompletionResponse
+
+from ..text.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
+from ..text.text_stream import Piece, TextStream, detokenizer
+from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_TRAINED_CONTEXT = "trained_context"
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
+
+    prompt: str | Sequence[int]
+    suffix: str | None = None
+    max_tokens: int | None = 16
+    temperature: float = 0.8
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    logprobs: int | None = None
+    echo: bool = False
+    stop: str | Sequence[str] | None = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    top_k: int = 40
+    stream: bool = False
+    seed: int | None = None
+    tfs_z: float = 1.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    model: str | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    logits_processor: LogitsProcessorList | None = None
+    grammar: LlamaGrammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+    @property
+    def stops(self) -> list[bytes]:
+        """The stop strings. An empty one is none: chat templates without an end sign give it."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop.encode() for stop in stops if stop]
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate, or None for as many as the model likes."""
+        return self.max_tokens if self.max_tokens is not None and self.max_tokens > 0 else None
+
+
+def complete(
+    llama: Llama, request: CompletionRequest, *, position_limit: int, evicting: bool
+) -> Iterator[CreateCompletionResponse]:
+    """Complete a prompt: yields the chunks of a stream, or the one result.
+
+    A stream carries new text only: neither an echo nor a suffix to append is in it.
+
+    Args:
+        llama: the model. Its `generate` ends when `position_limit` positions are used up.
+        request: what to complete, and how.
+        position_limit: positions there are: `n_ctx`, or with eviction what the model was trained
+            for.
+        evicting: whether the KV cache evicts rows. If so, the end of the positions is reported
+            as `FINISH_TRAINED_CONTEXT`.
+
+    Raises:
+        ContextLimitError: the prompt leaves no position to generate at.
+        ValueError: the prompt has no token, log probabilities are asked for that the model does
+            not keep, or a logit bias for a token that is not in the vocabulary.
+    """
+    envelope = _Envelope(llama.model_path if request.model is None else request.model)
+    infill = InfillTokens.of(llama)
+    tokens = prompt_tokens(llama, request.prompt, request.suffix, infill)
+    check_prompt(llama, tokens, position_limit, evicting)
+    _check_logprobs(llama, request)
+    if llama.cache is not None:
+        _load_state(llama, tokens)
+    _set_seed(llama, request.seed)
+
+    room = None if evicting else position_limit - len(tokens)
+    generation = Generation(llama, request, tokens, room)
+    if request.stream:
+        yield from _chunks(generation, envelope)
+        if llama.cache is not None:
+            _save_state(llama, tokens + generation.tokens)
+        return
+    appended = request.suffix if request.suffix is not None and infill is None else ""
+    result = _result(generation, envelope, appended)
+    if llama.cache is not None:
+        _save_state(llama, tokens + generation.tokens)
+    yield result
+
+
+# ---------------------------------------------------------------------------------------------
+# Generating
+# ---------------------------------------------------------------------------------------------
+
+
+class Generation:
+    """One completion: its tokens as they come, their text, and why they ended.
+
+    Attributes:
+        tokens: generated so far, without the one that means "end".
+        finish_reason: final when `pieces` has ended.
+        logprobs: of the tokens, if they are asked for.
+    """
+
+    def __init__(
+        self, llama: Llama, request: CompletionRequest, prompt: list[int], room: int | None
+    ) -> None:
+        """`room` is the number of tokens to end at; None leaves it to `generate`."""
+        self.llama = llama
+        self.request = request
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self.finish_reason = FINISH_LENGTH
+        self._room = room
+        criteria = request.stopping_criteria
+        self._criteria = None if criteria is None else _WatchedCriteria(criteria)
+        self._bytes = detokenizer(llama, prompt, starts_text=len(request.prompt) == 0)
+        self._text = TextStream(request.stops)
+        self.logprobs: LogprobRecorder | None = None
+        if request.logprobs is not None:
+            offset = len(prompt_text(llama, request.prompt))
+            self.logprobs = LogprobRecorder(
+                self._bytes, llama.token_bos(), request.logprobs, offset
+            )
+
+    def pieces(self) -> Iterator[Piece]:
+        """Generate to the end, yielding text as soon as no stop string can begin in it."""
+        vocab = self.llama._model.vocab
+        limits = [limit for limit in (self.request.token_limit, self._room) if limit is not None]
+        limit = min(limits, default=None)
+        if self.llama.verbose:
+            self.llama._ctx.reset_timings()
+        for token in self._generate():
+            if llama_vocab_is_eog(vocab, token):
+                self.finish_reason = FINISH_STOP
+                break
+            yield from self._add(token)
+            if self._text.stopped:
+                self.finish_reason = FINISH_STOP
+                break
+            if len(self.tokens) == limit:
+                self.finish_reason = FINISH_LENGTH
+                break
+        else:
+            self.finish_reason = self._why_generate_ended()
+        if self.llama.verbose:
+            self.llama._ctx.print_timings()
+        held_back = self._bytes.finish()
+        if held_back and not self._text.stopped:
+            yield from self._text.feed(held_back, tokens=0)
+        yield from self._text.finish()
+
+    def _add(self, token: int) -> list[Piece]:
+        if self.logprobs is not None:
+            self.logprobs.record(token, self._logits())
+        data = self._bytes.feed(token)
+        if self.logprobs is not None:
+            self.logprobs.advance(data)
+        self.tokens.append(token)
+        return self._text.feed(data)
+
+    def _logits(self) -> npt.NDArray[np.single]:
+        """Logits that the token after `tokens` was drawn from; [n_vocab]."""
+        position = len(self.prompt) + len(self.tokens)
+        logits: npt.NDArray[np.single] = self.llama.scores[position - 1]
+        return logits
+
+    def _why_generate_ended(self) -> str:
+        if self._criteria is not None and self._criteria.ended:
+            return FINISH_STOP
+        return FINISH_TRAINED_CONTEXT if self._room is None else FINISH_LENGTH
+
+    def _generate(self) -> Iterator[int]:
+        request = self.request
+        tokens: Iterator[int] = self.llama.generate(
+            self.prompt,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            typical_p=request.typical_p,
+            temp=request.temperature,
+            tfs_z=request.tfs_z,
+            mirostat_mode=request.mirostat_mode,
+            mirostat_tau=request.mirostat_tau,
+            mirostat_eta=request.mirostat_eta,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            repeat_penalty=request.repeat_penalty,
+            stopping_criteria=self._criteria,
+            logits_processor=_logits_processors(request, self.llama.n_vocab()),
+            grammar=request.grammar,
+        )
+        return tokens
+
+
+class _WatchedCriteria:
+    """Stopping criteria that remember whether they ended the generation."""
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self._criteria = criteria
+        self.ended = False
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
+        self.ended = bool(self._criteria(input_ids, logits))
+        return self.ended
+
+
+def _logits_processors(request: CompletionRequest, n_vocab: int) -> LogitsProcessorList | None:
+    """The user's processors, then the logit bias."""
+    if request.logit_bias is None:
+        return request.logits_processor
+    bias = {int(token): float(value) for token, value in request.logit_bias.items()}
+    return LogitsProcessorList([*(request.logits_processor or []), _bias_processor(bias, n_vocab)])
+
+
+def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
+    for token in bias:
+        if not 0 <= token < n_vocab:
+            raise ValueError(
+                f"logit_bias names token {token}, but the model has tokens 0 to {n_vocab - 1}: "
+                "take the numbers from tokenize()"
+            )
+    tokens = np.array(list(bias), dtype=np.intp)
+    values = np.array(list(bias.values()), dtype=np.single)
+
+    def add_bias(
+        input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        scores[tokens] += values
+        return scores
+
+    return add_bias
+
+
+# ---------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------
+
+
+class _Envelope:
+    """What all responses to one request have in common."""
+
+    def __init__(self, model: str) -> None:
+        self.id = f"cmpl-{uuid.uuid4()}"
+        self.created = int(time.time())
+        self.model = model
+
+    def response(
+        self, text: str, logprobs: CompletionLogprobs | None, finish_reason: str | None
+    ) -> CreateCompletionResponse:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [
+                {
+                    "text": text,
+                    "index": 0,
+                    "logprobs": logprobs,
+                    # llama_cpp's type knows the first two reasons only.
+                    "finish_reason": cast(Any, finish_reason),
+                }
+            ],
+        }
+
+
+def _chunks(generation: Generation, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
+    """One chunk for each piece of text, and an empty one with the finish reason."""
+    recorder = generation.logprobs
+    for piece in generation.pieces():
+        logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
+        yield envelope.response(piece.text, logprobs, None)
+    yield envelope.response("", None, generation.finish_reason)
+
+
+def _result(generation: Generation, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
+    """The whole text, with the `appended` one behind it, and the number of tokens used."""
+    request = generation.request
+    text = "".join(piece.text for piece in generation.pieces()) + appended
+    if request.echo:
+        text = prompt_text(generation.llama, request.prompt) + text
+    response = envelope.response(text, _all_logprobs(generation), generation.finish_reason)
+    n_prompt, n_completion = len(generation.prompt), len(generation.tokens)
+    response["usage"] = {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_completion,
+        "total_tokens": n_prompt + n_completion,
+    }
+    return response
+
+
+# ---------------------------------------------------------------------------------------------
+# Log probabilities
+# ---------------------------------------------------------------------------------------------
+
+
+def _check_logprobs(llama: Llama, request: CompletionRequest) -> None:
+    if request.logprobs is not None and not llama._logits_all:
+        raise ValueError(
+            "logprobs is not supported for models created with logits_all=False: create this one "
+            "with logits_all=True"
+        )
+
+
+def _all_logprobs(generation: Generation) -> CompletionLogprobs | None:
+    """Those of every token generated, and with an echo of the prompt's tokens before them."""
+    if generation.logprobs is None:
+        return None
+    records = generation.logprobs.take()
+    if generation.request.echo:
+        first, *others = _prompt_records(generation) + records
+        # Nothing comes before the first token, to predict it.
+        records = [replace(first, logprob=None, top=None), *others]
+    return completion_logprobs(records)
+
+
+def _prompt_records(generation: Generation) -> list[TokenLogprobs]:
+    llama = generation.llama
+    parts = detokenizer(llama, [], starts_text=False)
+    recorder = LogprobRecorder(parts, llama.token_bos(), generation.request.logprobs or 0, 0)
+    for position, token in enumerate(generation.prompt):
+        recorder.record(token, llama.scores[max(position - 1, 0)])
+        recorder.advance(parts.feed(token))
+    return recorder.take()
+
+
+# ---------------------------------------------------------------------------------------------
+# Random numbers and the prompt cache
+# ---------------------------------------------------------------------------------------------
+
+
+def _set_seed(llama: Llama, seed: int | None) -> None:
+    """Set the seed; without one, draw it from the model's last, so that runs can be repeated."""
+    # The same range as in llama_cpp gives the same answers as there.
+    llama.set_seed(random.Random(llama._seed).randint(0, 2**32) if seed is None else seed)
+
+
+def _load_state(llama: Llama, prompt: list[int]) -> None:
+    """Load the state that spares more of the prompt than what is in the KV cache, if any does.
+
+    `generate` goes on from it. If rows were evicted that the prompt needs, where it leaves the text
+    of the state, `generate` reads the prompt anew.
+    """
+    assert llama.cache is not None
+    try:
+        state = llama.cache[prompt]
+    except KeyError:
+        _log(llama, "prompt cache: nothing to re-use")
+        return
+    spared = Llama.longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), prompt)
+    if spared <= Llama.longest_token_prefix(llama._input_ids.tolist(), prompt):
+        return
+    try:
+        llama.load_state(state)
+    except (RuntimeError, ValueError) as error:
+        # Caches can be shared, on disk even, by models and settings that differ.
+        warnings.warn(f"a state in the prompt cache is left: {error}", RuntimeWarning, stacklevel=2)
+        llama.reset()
+    else:
+        _log(llama, f"prompt cache: state with {spared} of the prompt's tokens loaded")
+
+
+def _save_state(llama: Llama, tokens: list[int]) -> None:
+    assert llama.cache is not None
+    llama.cache[tokens] = llama.save_state()
+    _log(llama, f"prompt cache: state after {len(tokens)} tokens saved")
+
+
+def _log(llama: Llama, message: str) -> None:
+    if llama.verbose:
+        print(message, file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Text and tokens: prompts, chat templates, and from tokens back to text."""

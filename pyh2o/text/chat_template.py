@@ -1,0 +1,367 @@
+"""The chat template of a model, applied turn by turn.
+
+llama_cpp renders a conversation from its messages and reads it anew for every answer. But the text
+of an answer, rendered and cut into tokens again, rarely gives the tokens that were generated, and
+the work grows with the conversation. Here the template is asked, with placeholders for what was
+said before, only for what surrounds a new message. What it answers does not depend on how long the
+conversation is.
+
+So an answer stays in the text as it was generated, also where a template would shorten it later:
+the thoughts of a reasoning model stay, and what the template writes to open them does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from ..llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
+
+# isort: split
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+# Stand for messages. No template and no person writes them.
+QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"
+ANSWER, NEXT_ANSWER = "answer-x8qr1f", "answer-x8qr2f"
+SYSTEM = "system-x8qr0f"
+
+_MARK = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+_NO_LOGITS: npt.NDArray[np.single] = np.empty(0, dtype=np.single)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What the template writes around a message."""
+
+    before: str
+    after: str
+
+    def inside(self, text: str) -> str | None:
+        """The message in `text`, or None if it changed what is around it."""
+        if len(text) < len(self.before) + len(self.after):
+            return None
+        if not text.startswith(self.before) or not text.endswith(self.after):
+            return None
+        return text[len(self.before) : len(text) - len(self.after)]
+
+
+class ChatTemplate:
+    """What to feed a model for each message of a conversation.
+
+    The tokens of the first turn are those of `Llama.create_chat_completion`, with one exception: a
+    message in which the text of a special token stands, such as `<|im_end|>`, does not become that
+    token, so no message can end its own turn. Templates whose marks are ordinary text, such as
+    "USER:", cannot be guarded like that.
+
+    Attributes:
+        system: the system prompt that was given, or None.
+        stops: strings that end an answer.
+        opening: tokens before the text of the first message, whatever that is: BOS, the system
+            prompt, the first sign of the person's turn.
+        fingerprint: differs between templates.
+    """
+
+    def __init__(self, llm: Llama, system: str | None) -> None:
+        """Ask the template what it writes.
+
+        Args:
+            llm: the model; its `chat_format` or `chat_handler` count as in llama_cpp.
+            system: system prompt; None for the template's own, if it has one.
+
+        Raises:
+            SettingsError: the template has no place for a system prompt.
+            UnsupportedModelError: the template cannot be applied turn by turn.
+        """
+        if llm.tokenize(b"", add_bos=False, special=True):
+            raise UnsupportedModelError(
+                "a conversation cannot be kept with this tokenizer, which adds tokens to every "
+                "piece of text: use the model's own"
+            )
+        self._llm = llm
+        self.system = system
+        self._is_sentencepiece = (
+            llama_cpp.llama_vocab_type(llm._model.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
+        )
+        if system is not None:
+            self._check_system()
+        self._read_frames()
+        self._marks = self._user_defined_marks()
+        self.opening = _common(self.first_turn("A"), self.first_turn("1"))
+
+    def first_turn(self, message: str) -> list[int]:
+        """Tokens that begin a text: system prompt, message and the call for an answer.
+
+        Raises:
+            PyH2OError: the template refuses the message.
+        """
+        prompt = self._render(message)
+        return self._tokenize(prompt.text, self._first, message, add_bos=prompt.add_bos)
+
+    def next_turn(self, message: str) -> list[int]:
+        """Tokens that follow an answer: its end, the message and the call for an answer.
+
+        Raises:
+            PyH2OError: the template refuses the message.
+        """
+        text = self._render(QUESTION, ANSWER, message).text
+        return self._tokenize(text.partition(ANSWER)[2], self._next, message, add_bos=None)
+
+    def ends(self, token: int) -> bool:
+        """Whether a token ends the answer although the model may not take it for its end."""
+        # A formatter's criteria look at the newest token; the text before would have to be copied.
+        criteria = self._stopping_criteria
+        return criteria is not None and bool(criteria(np.array([token], np.intc), _NO_LOGITS))
+
+    # ---------------------------------------------------------------------------------------------
+    # Texts
+    # ---------------------------------------------------------------------------------------------
+
+    def _check_system(self) -> None:
+        cure = "put what it says into your first message"
+        try:
+            prompt = _render(self._llm, _messages(SYSTEM, QUESTION))
+        except _RefusedError as error:
+            _render_or_refuse(self._llm, _messages(None, QUESTION))
+            raise SettingsError(
+                f"the model's chat template refuses a system prompt ({error}): {cure}"
+            ) from error
+        if SYSTEM not in prompt.text:
+            raise SettingsError(f"the model's chat template ignores a system prompt: {cure}")
+
+    def _read_frames(self) -> None:
+        """Render conversations of placeholders and find the pieces they consist of."""
+        prompt = self._render(QUESTION)
+        opening, call = _around(prompt.text, QUESTION)
+        dialogue = self._render(QUESTION, ANSWER, NEXT_QUESTION).text
+        first_answer, rest = _around(dialogue, ANSWER)
+        _, first_answer = _around(first_answer, QUESTION)
+        between, next_call = _around(rest, NEXT_QUESTION)
+        longer = self._render(QUESTION, ANSWER, NEXT_QUESTION, NEXT_ANSWER, LAST_QUESTION).text
+        _, rest = _around(longer, NEXT_QUESTION)
+        next_answer, _ = _around(rest, NEXT_ANSWER)
+
+        two_turns = f"{opening}{QUESTION}{first_answer}{ANSWER}{between}{NEXT_QUESTION}"
+        answered = f"{two_turns}{next_answer}{NEXT_ANSWER}{between}{LAST_QUESTION}{next_call}"
+        is_regular = (dialogue, longer) == (two_turns + next_call, answered)
+        if not is_regular or not _fit(call, first_answer) or not _fit(next_call, next_answer):
+            raise self._irregular()
+        self._first = _Frame(opening, call)
+        self._next = _Frame(between, next_call)
+        self.stops = tuple(stop.encode() for stop in prompt.stops if stop)
+        self._stopping_criteria = prompt.stopping_criteria
+        parts = json.dumps([between, next_call, prompt.stops])
+        self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
+
+    def _irregular(self) -> PyH2OError:
+        """Why the pieces do not fit together."""
+        reason = (
+            "the model's chat template changes earlier turns when later ones come, which a text "
+            "that is read once cannot follow"
+        )
+        if self.system is not None and _is_usable(self._llm):
+            return SettingsError(
+                f"with a system prompt {reason}: put what it says into your first message"
+            )
+        return UnsupportedModelError(f"{reason}: choose another (chat_format)")
+
+    def _render(self, *contents: str) -> _Prompt:
+        return _render_or_refuse(self._llm, _messages(self.system, *contents))
+
+    # ---------------------------------------------------------------------------------------------
+    # Tokens
+    # ---------------------------------------------------------------------------------------------
+
+    def _tokenize(
+        self, text: str, frame: _Frame, message: str, *, add_bos: bool | None
+    ) -> list[int]:
+        """Tokens of a turn.
+
+        Args:
+            text: the turn as it was rendered.
+            frame: what is around the message in it.
+            message: as it was said.
+            add_bos: for a turn that begins the text, whether the tokenizer adds BOS; None for one
+                that follows an answer.
+        """
+        if not self._looks_special(message):
+            return self._tokens_after(None, text, add_bos=add_bos)
+        inside = frame.inside(text)
+        if inside is None:
+            raise UnsupportedModelError(
+                "the message has the text of a special token in it, and the model's chat template "
+                "does not show where the message ends: leave it out"
+            )
+        tokens = self._tokens_after(None, frame.before, add_bos=add_bos)
+        for piece in self._without_marks(inside):
+            last = tokens[-1] if tokens else None
+            tokens += self._tokens_after(last, piece, special=False)
+        return tokens + self._tokens_after(tokens[-1] if tokens else None, frame.after)
+
+    def _tokens_after(
+        self, last: int | None, text: str, *, special: bool = True, add_bos: bool | None = None
+    ) -> list[int]:
+        """Tokens of a text that follows the token `last`, or begins a text if `add_bos` is given.
+
+        Without `last` it follows an ordinary token.
+        """
+        if not text and not add_bos:
+            return []
+        begins = add_bos is not None or (last is not None and self._is_mark(last))
+        if begins or not self._is_sentencepiece:
+            return self._llm_tokens(text, special=special, add_bos=bool(add_bos))
+        # SentencePiece puts a space before the first word of a text. It goes to a sign put in
+        # front, whose tokens are then taken off again.
+        sign = "\N{WHITE SMILING FACE}"
+        return self._llm_tokens(sign + text, special=special)[len(self._llm_tokens(sign)) :]
+
+    def _llm_tokens(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+        tokens: list[int] = self._llm.tokenize(text.encode(), add_bos=add_bos, special=special)
+        return tokens
+
+    def _is_mark(self, token: int) -> bool:
+        return bool(llama_cpp.llama_vocab_get_attr(self._llm._model.vocab, token) & _MARK)
+
+    def _looks_special(self, message: str) -> bool:
+        plain = self._llm_tokens(message, special=False)
+        return plain != self._llm_tokens(message) or any(mark in message for mark in self._marks)
+
+    def _user_defined_marks(self) -> list[str]:
+        """Marks of the template that are found in any text: user-defined tokens.
+
+        Control tokens need not be listed; the tokenizer looks for them only if it is told to.
+        """
+        texts = (self._first.before, self._next.before, self._next.after)
+        tokens = {token for text in texts for token in self._llm_tokens(text, special=False)}
+        marks = [self._llm._model.token_get_text(token) for token in tokens if self._is_mark(token)]
+        return sorted(mark for mark in marks if len(mark) > 1)
+
+    def _without_marks(self, text: str) -> list[str]:
+        """Pieces of a text, cut behind the first character of each mark."""
+        cuts = [f"(?<={re.escape(mark[0])})(?={re.escape(mark[1:])})" for mark in self._marks]
+        return re.split("|".join(cuts), text) if cuts else [text]
+
+
+# -------------------------------------------------------------------------------------------------
+# What llama_cpp would feed
+# -------------------------------------------------------------------------------------------------
+
+
+class _RefusedError(Exception):
+    """The template refused the messages."""
+
+
+@dataclass
+class _Prompt:
+    """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed."""
+
+    chat_format: str
+    chat_handler: Any
+    _chat_handlers: dict[str, Any]
+    verbose: bool = False
+    text: str = ""
+    add_bos: bool = True
+    stops: list[str] = field(default_factory=list)
+    stopping_criteria: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise _RefusedError(f"its handler does more than write a prompt, it uses {name}")
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        self.text, self.add_bos = text.decode(), add_bos
+        return []
+
+    def create_completion(self, prompt: str | list[int], **settings: Any) -> Iterator[Any]:
+        if isinstance(prompt, str):
+            self.text = prompt
+        stop = settings.get("stop") or []
+        self.stops = [stop] if isinstance(stop, str) else list(stop)
+        self.stopping_criteria = settings.get("stopping_criteria")
+        return iter(())
+
+
+def _render(llm: Llama, messages: list[dict[str, str]]) -> _Prompt:
+    """What `create_chat_completion` would feed for the messages.
+
+    Raises:
+        _RefusedError: the template raised an error.
+    """
+    prompt = _Prompt(llm.chat_format, llm.chat_handler, llm._chat_handlers)
+    try:
+        llama_cpp.Llama.create_chat_completion(prompt, messages=messages, stream=True)
+    except Exception as error:
+        # Templates are programs: besides refusing they can fail in any way.
+        raise _RefusedError(" ".join(str(error).split()) or type(error).__name__) from error
+    return prompt
+
+
+def _render_or_refuse(llm: Llama, messages: list[dict[str, str]]) -> _Prompt:
+    try:
+        return _render(llm, messages)
+    except _RefusedError as error:
+        raise UnsupportedModelError(
+            f"the model's chat template refuses the conversation: {error}"
+        ) from error
+
+
+def _messages(system: str | None, *contents: str) -> list[dict[str, str]]:
+    """Messages of the person and the model by turns, the person's first.
+
+    Raises:
+        PyH2OError: a text that cannot be encoded.
+    """
+    try:
+        "".join([system or "", *contents]).encode()
+    except UnicodeEncodeError as error:
+        raise PyH2OError(
+            f"the text is not Unicode ({error}): leave these characters out"
+        ) from error
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    roles = ("user", "assistant")
+    messages += [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return messages
+
+
+def _around(text: str, placeholder: str) -> tuple[str, str]:
+    """What is before and behind a placeholder.
+
+    Raises:
+        UnsupportedModelError: it is not there once.
+    """
+    parts = text.split(placeholder)
+    if len(parts) != 2:
+        raise UnsupportedModelError(
+            "the model's chat template does not write every message once: choose another "
+            "(chat_format)"
+        )
+    return parts[0], parts[1]
+
+
+def _fit(call: str, before_answer: str) -> bool:
+    """Whether an answer can be called for by one text and be led in by another later.
+
+    They may differ at the end: a call may open thoughts that are dropped later, and a template may
+    write what the model is expected to begin with.
+    """
+    return call.startswith(before_answer) or before_answer.startswith(call)
+
+
+def _is_usable(llm: Llama) -> bool:
+    """Whether the template can be applied turn by turn without a system prompt."""
+    try:
+        ChatTemplate(llm, None)
+    except PyH2OError:
+        return False
+    return True
+
+
+def _common(a: list[int], b: list[int]) -> list[int]:
+    """The longest common beginning."""
+    pairs = zip(a, b, strict=False)
+    return a[: next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))]

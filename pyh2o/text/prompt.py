@@ -1,0 +1,118 @@
+"""The tokens of a completion's prompt: BOS and EOS where they belong, a gap to fill, its limits."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llama_cpp import Llama
+
+from ..errors import ContextLimitError
+from .text_stream import detokenize, detokenizer
+
+
+@dataclass(frozen=True)
+class InfillTokens:
+    """The tokens that mark the parts of a text with a gap in it."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+    @classmethod
+    def of(cls, llama: Llama) -> InfillTokens | None:
+        """Those of the model, or None if it was not made to fill gaps."""
+        model = llama._model
+        tokens = cls(model.token_prefix(), model.token_suffix(), model.token_middle())
+        return tokens if min(tokens.prefix, tokens.suffix, tokens.middle) >= 0 else None
+
+
+def prompt_tokens(
+    llama: Llama, prompt: str | Sequence[int], suffix: str | None, infill: InfillTokens | None
+) -> list[int]:
+    """Tokens to feed: the prompt, with BOS and EOS where the model's vocabulary asks for them.
+
+    A model that fills gaps is shown the suffix too. A prompt of tokens without a suffix is taken
+    as it is.
+    """
+    fills_gap = suffix is not None and infill is not None
+    if isinstance(prompt, str):
+        tokens = _tokenize(llama, prompt, special=not fills_gap)
+    else:
+        tokens = list(prompt)
+        if suffix is None:
+            return tokens
+    if suffix is not None and infill is not None:
+        head = [infill.prefix, *tokens]
+        tail = [infill.suffix, *_suffix_tokens(llama, suffix)]
+        tokens = [*tail, *head] if llama.spm_infill else [*head, *tail]
+        tokens.append(infill.middle)
+    return [*_bos_tokens(llama), *tokens, *_eos_tokens(llama)]
+
+
+def prompt_text(llama: Llama, prompt: str | Sequence[int]) -> str:
+    """The prompt as the user would read it."""
+    if isinstance(prompt, str):
+        return prompt
+    parts = detokenizer(llama, [], starts_text=False)
+    return detokenize(parts, prompt).decode(errors="ignore")
+
+
+def check_prompt(llama: Llama, tokens: Sequence[int], position_limit: int, evicting: bool) -> None:
+    """Refuse a prompt that is empty or leaves no position to generate at; warn of two BOS tokens.
+
+    Raises:
+        ValueError: no tokens.
+        ContextLimitError: `position_limit` tokens or more.
+    """
+    if not tokens:
+        raise ValueError(
+            "the prompt is empty and the model adds no BOS token: give a prompt of at least a token"
+        )
+    if len(tokens) >= position_limit:
+        cure = (
+            "the model was trained for no more positions: shorten the prompt"
+            if evicting
+            else "shorten the prompt, raise n_ctx, or turn eviction on"
+        )
+        # Programs, such as llama_cpp's server, recognise the error by its first words.
+        raise ContextLimitError(
+            f"Requested tokens ({len(tokens)}) exceed context window of {position_limit}: {cure}"
+        )
+    bos = llama.token_bos()
+    if list(tokens[:2]) == [bos, bos]:
+        warnings.warn(
+            f"the prompt begins with two BOS tokens ({llama._model.token_get_text(bos)}), which "
+            "makes answers worse: the model adds one itself, so leave yours out",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _tokenize(llama: Llama, text: str, *, special: bool) -> list[int]:
+    return llama.tokenize(text.encode(), add_bos=False, special=special) if text else []
+
+
+def _suffix_tokens(llama: Llama, suffix: str) -> list[int]:
+    """Tokens of a text that follows another one, without the space some tokenizers put first."""
+    if llama.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
+        return _tokenize(llama, suffix, special=False)
+    # That space goes to a sign put in front, whose tokens are then taken off again.
+    sign = "\N{WHITE SMILING FACE}"
+    sign_tokens = _tokenize(llama, sign, special=False)
+    return _tokenize(llama, sign + suffix, special=False)[len(sign_tokens) :]
+
+
+def _bos_tokens(llama: Llama) -> list[int]:
+    bos = llama.token_bos()
+    return [bos] if bos != -1 and llama._model.add_bos_token() else []
+
+
+def _eos_tokens(llama: Llama) -> list[int]:
+    """The end of a prompt, for vocabularies with a separator or an EOS after each text."""
+    separator: int = llama._model.token_sep()
+    if separator != -1:
+        return [separator]
+    eos = llama.token_eos()
+    return [eos] if eos != -1 and llama._model.add_eos_token() else []

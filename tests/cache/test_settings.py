@@ -1,0 +1,81 @@
+"""Eviction settings: fractions, counts, and what makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyh2o.cache.settings import DEFAULT_POLICY, Budget, EvictionSettings
+from pyh2o.errors import SettingsError
+
+
+def test_fractions_are_of_the_window() -> None:
+    budget = EvictionSettings(hh=0.1, recent=0.1).resolve(8192, 8192)
+    assert (budget.heavy, budget.recent, budget.rows) == (819, 819, 1638)
+
+
+def test_counts_are_taken_as_they_are() -> None:
+    budget = EvictionSettings(hh=256, recent=1, pinned=4, slack=7).resolve(2048, 8192)
+    assert budget == Budget(window=2048, heavy=256, recent=1, pinned=4, slack=7, n_pos=8192)
+    assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
+
+
+def test_default_slack_fills_the_last_block_of_cells() -> None:
+    for window in (512, 2048, 8192, 100_000):
+        budget = EvictionSettings().resolve(window, 100_000)
+        assert budget.capacity == budget.cells
+        least = max(64, budget.rows // 20)
+        assert least <= budget.slack < least + 256
+
+
+def test_whole_window_is_a_budget() -> None:
+    assert EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 8192).rows == 2048
+    assert EvictionSettings(hh=0, recent=1.0).resolve(2048, 8192).rows == 2048
+
+
+def test_rows_need_positions() -> None:
+    budget = EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 2048)
+    assert (budget.capacity, budget.recent, budget.slack) == (2048, 1024, 256)
+    with pytest.raises(SettingsError, match="need more positions than the 2048"):
+        EvictionSettings(hh=0.3, recent=0.3).resolve(8192, 2048)
+
+
+def test_small_fraction_is_at_least_one_row() -> None:
+    assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
+
+
+def test_a_policy_is_stored_in_one_way_of_writing_it() -> None:
+    for text in ("snap", "snap:queries=32", " snap : pool = 5 "):
+        settings = EvictionSettings(policy=text)
+        assert settings == EvictionSettings(policy="snap")
+        assert settings.policy == settings.resolve(1000, 8192).policy == "snap"
+    assert EvictionSettings().policy == EvictionSettings().resolve(1000, 8192).policy
+    assert EvictionSettings().policy == DEFAULT_POLICY
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": "best"}, "there is no policy 'best': give one of h2o, "),
+        ({"policy": "snap:pool=2"}, "snap: pool is 2: give an odd number"),
+        ({"policy": None}, "policy is None: give a text"),
+        ({"hh": 1.5}, "hh is 1.5, more than the whole window"),
+        ({"hh": 0, "recent": 0}, "hh and recent are both 0"),
+        ({"hh": 0.0, "recent": 0.0}, "hh and recent are both 0"),
+        ({"recent": 0}, "recent is 0"),
+        ({"hh": -1}, "hh is -1"),
+        ({"recent": -0.5}, "recent is -0.5"),
+        ({"hh": 0.9, "recent": 0.9}, "larger than the window of 1000"),
+        ({"hh": 2000}, "larger than the window of 1000"),
+        ({"hh": 0.5, "recent": 0.5, "pinned": 4}, "larger than the window of 1000"),
+        ({"pinned": -1}, "pinned is -1"),
+        ({"slack": 0}, "slack is 0"),
+        ({"hh": float("nan")}, "hh is nan"),
+        ({"hh": True}, "hh is True"),
+        ({"hh": "many"}, "hh is 'many'"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        EvictionSettings(**settings).resolve(1000, 8192)  # type: ignore[arg-type]
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

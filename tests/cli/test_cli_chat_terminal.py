@@ -1,0 +1,393 @@
+"""`pyh2o chat` with a person at a terminal: keys, history, colours; and as a real program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from cli_fakes import (
+    ENDLESS,
+    Output,
+    Screen,
+    press_ctrl_c,
+    run,
+    run_program,
+    start_program,
+    wait_until,
+)
+from fake_conversation import FakeConversation, FakeLlama, Script, fake_chat
+from pyh2o.cli.chat import command as chat
+from pyh2o.cli.chat.completion import CommandCompleter
+from pyh2o.cli.chat.input import TerminalSource
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+ENTER, ALT_ENTER = "\r", "\x1b\r"
+CTRL_C, CTRL_D = "\x03", "\x04"
+UP = "\x1b[A"
+
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
+    return fake_chat(monkeypatch)
+
+
+@pytest.fixture
+def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
+    """Runs `pyh2o chat` for a person who types these keys."""
+
+    def type_keys(
+        keys: str, *arguments: str, session: str | None = "work", history: Path | None = None
+    ) -> Output:
+        with create_pipe_input() as pipe:
+            pipe.send_text(keys)
+            source = TerminalSource(history, pipe, DummyOutput())
+            monkeypatch.setattr(chat, "open_source", lambda **_: source)
+            return run("chat", *arguments, *(["--session", session] if session else []))
+
+    return type_keys
+
+
+def said() -> list[str]:
+    return FakeConversation.last.said
+
+
+def notes(output: Output) -> list[str]:
+    """The notes without the footers."""
+    return [line for line in output.notes.splitlines() if " · KV " not in line]
+
+
+FAREWELL = "saved as work: pyh2o chat -c goes on"
+GREETING = ["window 1,000 tokens, budget 200 (100 heavy + 100 recent)", "/help lists the commands"]
+
+
+def test_keys(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    fake.answers.extend(Script(["a"]) for _ in range(4))
+    pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
+    output = type_keys(
+        f"one{ENTER}one{ALT_ENTER}two{ENTER}one\\{ENTER}two{ENTER}{pasted}{ENTER}"
+        f"lost{CTRL_C}{CTRL_D}"
+    )
+    assert said() == ["one", "one\ntwo", "one\ntwo", "three\n  four\n/five"]
+    assert output.code == 0
+    assert notes(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
+
+
+def test_pasted_commands_of_several_lines(
+    fake: FakeLlama, type_keys: Callable[..., Output]
+) -> None:
+    output = type_keys(f"/etc/passwd\\{ENTER}two{ENTER}/system Be\\{ENTER}kind.{ENTER}/quit{ENTER}")
+    assert output.code == 0  # a person has seen it
+    assert "error: unknown command /etc/passwd: " in output.notes
+    assert FakeConversation.last.system == "Be\nkind."
+    assert said() == []
+
+
+def test_multi(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    fake.answers.extend(Script(["a"]) for _ in range(2))
+    output = type_keys(
+        f"/multi{ENTER}one \\{ENTER}/two{ENTER}/end{ENTER}"
+        f'"""three{ENTER}lost{CTRL_C}'
+        f"/multi{ENTER}lost{ENTER}{CTRL_D}"
+        f"four{ENTER}{CTRL_D}"
+    )
+    assert said() == ["one \\\n/two", "four"]
+    assert notes(output) == [
+        *GREETING,
+        "/quit or Ctrl-D leaves",
+        "error: the input ended before /end: nothing was sent",
+        FAREWELL,
+    ]
+
+
+def test_edit_offers_the_last_message(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    fake.answers.extend(Script(["a"]) for _ in range(2))
+    type_keys(f"Hello\\{ENTER}you{ENTER}/edit{ENTER} two{ENTER}/quit{ENTER}")
+    assert said() == ["Hello\nyou", "Hello\nyou two"]
+
+
+def test_edit_can_be_dropped(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    fake.answers.append(Script(["a"]))
+    empty = "\x7f" * 5
+    output = type_keys(f"Hello{ENTER}/edit{ENTER}x{CTRL_C}/edit{ENTER}{empty}{ENTER}/quit{ENTER}")
+    assert said() == ["Hello"]
+    assert notes(output) == [
+        *GREETING,
+        "/quit or Ctrl-D leaves",
+        "the message stays as it was",
+        FAREWELL,
+    ]
+
+
+def test_history_that_cannot_be_written(
+    fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path
+) -> None:
+    fake.answers.append(Script(["a"]))
+    assert type_keys(f"one{ENTER}{CTRL_D}", history=tmp_path).code == 0
+    assert said() == ["one"]
+
+
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
+    fake: FakeLlama, type_keys: Callable[..., Output]
+) -> None:
+    fake.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
+    output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
+    assert (output.code, output.text) == (0, "ab\nd\n")
+    assert notes(output) == [*GREETING, "stopped by Ctrl-C: what was said so far stays", FAREWELL]
+    assert [turn.answer for turn in FakeConversation.last.turns] == ["ab", "d"]
+
+
+def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
+    fake: FakeLlama, type_keys: Callable[..., Output]
+) -> None:
+    fake.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
+    output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
+    assert (output.code, output.text) == (130, "a\nb\n")
+    run("chat", "-c", stdin="")
+    assert [turn.user for turn in FakeConversation.last.turns] == ["one"]
+
+
+def test_refusals_do_not_end_the_chat(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    from pyh2o.errors import ContextLimitError
+
+    fake.answers.extend([ContextLimitError("too long"), Script(["a"])])
+    output = type_keys(f"Hello{ENTER}/read none.txt{ENTER}Who?{ENTER}{CTRL_D}")
+    assert (output.code, output.text) == (0, "a\n")
+    assert notes(output)[2:4] == [
+        "error: too long",
+        "error: cannot read none.txt: No such file or directory",
+    ]
+
+
+def test_last_exchange_is_shown(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+    fake.answers.extend([Script(["a"]), Script(["one", " two\n"])])
+    type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
+    assert notes(type_keys(CTRL_D)) == [
+        "continuing a conversation of 2 turns, 4 tokens",
+        "> Who?",
+        "one two",
+        *GREETING,
+        FAREWELL,
+    ]
+
+
+def test_chat_without_a_name_is_named_by_the_time(
+    fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path
+) -> None:
+    fake.answers.extend(Script(["a"]) for _ in range(2))
+    for _ in range(2):
+        type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
+    _, second = sorted((tmp_path / "chats").iterdir())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
+    output = type_keys(CTRL_D, "-c", session=None)
+    assert notes(output)[0] == "continuing a conversation of 1 turn, 2 tokens"
+    assert FakeConversation.last.saves == []
+
+
+def test_no_save(fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path) -> None:
+    fake.answers.append(Script(["a"]))
+    output = type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", "--no-save", session=None)
+    assert "error: this chat is not saved as it goes: /save FILE saves a copy of it" in output.notes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompt_does_not_wait_for_the_disk(
+    fake: FakeLlama, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the next answer does, and so does leaving."""
+    prompts = saving = prompts_before = 0
+    save, read = FakeConversation.save, TerminalSource.read
+
+    def answering() -> None:
+        nonlocal prompts_before
+        prompts_before = prompts
+        assert saving == 0
+
+    def slow_save(conversation: FakeConversation, path: Path) -> None:
+        nonlocal saving
+        saving += 1
+        wait_until(lambda: prompts > prompts_before)
+        time.sleep(0.05)
+        save(conversation, path)
+        saving -= 1
+
+    def counted_read(source: TerminalSource, *arguments: Any, **keywords: Any) -> str:
+        nonlocal prompts
+        prompts += 1
+        return read(source, *arguments, **keywords)
+
+    monkeypatch.setattr(FakeConversation, "save", slow_save)
+    monkeypatch.setattr(TerminalSource, "read", counted_read)
+    fake.answers.extend(Script([answering, "a"]) for _ in range(2))
+    assert type_keys(f"one{ENTER}two{ENTER}{CTRL_D}").code == 0
+    assert saving == 0
+    run("chat", "-c", stdin="")
+    assert [turn.user for turn in FakeConversation.last.turns] == ["one", "two"]
+
+
+def completions(line: str) -> list[str]:
+    found = CommandCompleter().get_completions(Document(line), CompleteEvent())
+    return [line[: len(line) + each.start_position] + each.text for each in found]
+
+
+def test_completion(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "night").mkdir()
+    assert completions("/re") == ["/regen", "/read"]
+    assert completions("/help st") == ["/help stats"]
+    assert completions("/kv ") == ["/kv all"]
+    assert completions("/set top") == ["/set top_k", "/set top_p"]
+    assert completions("/read n") == ["/read night", "/read notes.txt"]
+    assert completions("/load not") == ["/load notes.txt"]
+    assert completions("n") == completions("/system n") == completions("x /re") == []
+
+
+# -------------------------------------------------------------------------------------------------
+# The real program
+# -------------------------------------------------------------------------------------------------
+
+real = pytest.mark.real
+READY = r"\x1b\[\?2004h[^\n]*>"
+"""The prompt: first it lets the terminal tell what is pasted."""
+ANSWERED = r"\x1b\[\?2004l\s*[^\s\x1b]{5}"
+"""What was typed is no longer the prompt's, and there are some characters of an answer."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return write_tiny_gguf(path, seed=17, n_ctx_train=1 << 17, chat_template=CHAT_TEMPLATE)
+
+
+FOOTER = re.compile(rb"^[1-9]\d* tokens? .* KV ", re.MULTILINE)
+"""The line under an answer; one without a token is none."""
+
+
+@real
+def test_chat_script(tiny: Path) -> None:
+    script = "Hello\n/nonsense\n/stats\n/kv\n/regen\n/quit\nx\n"
+    output = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
+    assert output.code == 1
+    assert len(output.text.splitlines()) >= 2
+    assert "error: unknown command /nonsense: " in output.notes
+    assert re.search(r"^cache .* · window 131,072$", output.notes, re.MULTILINE)
+    assert "\x1b" not in output.text + output.notes
+    again = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
+    assert again.text == output.text
+
+
+@real
+def test_chat_on_a_terminal(tiny: Path) -> None:
+    screen = Screen("chat", "-m", tiny, *ENDLESS)
+    screen.wait_for(r"window 131,072 tokens, budget 26,214 ")
+    screen.wait_for(READY)
+    screen.type("Hello\r")
+    screen.wait_for(ANSWERED)
+    screen.type(CTRL_C)
+    screen.wait_for("stopped by Ctrl-C: what was said so far stays\r\n")
+    screen.wait_for(READY)
+    screen.type(f"lost{CTRL_C}")
+    screen.wait_for("/quit or Ctrl-D leaves")
+    screen.type("/what\r")
+    screen.wait_for("unknown command /what")
+    screen.wait_for(READY)
+    screen.type(f"{UP}{UP}")  # the line before the last
+    screen.wait_for("Hello")
+    screen.type(CTRL_C)
+    screen.wait_for("/quit or Ctrl-D leaves")
+    screen.wait_for(READY)
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+
+    screen = Screen("chat", "--continue", "-m", tiny)
+    screen.wait_for("continuing a conversation of 1 turn, ")
+    screen.wait_for("> Hello")
+    screen.wait_for("/help lists the commands")
+    screen.wait_for(READY)
+    screen.type(UP)
+    screen.wait_for("/what")
+    screen.type(f"{CTRL_C}{CTRL_D}")
+    assert screen.end() == 0
+
+
+@real
+def test_killed_at_any_moment(tiny: Path, rng: np.random.Generator) -> None:
+    """The session that is left is whole, and has every turn but those of the last moment."""
+    small = ["--hh=32", "--recent=32", "--slack=8", "-n30"]
+    answered = 0
+    for _ in range(6):
+        program = start_program(
+            "chat", "-m", tiny, "--session", "work", *small, stdin=subprocess.PIPE
+        )
+        assert program.stdin is not None
+        assert program.stderr is not None
+        program.stdin.write(b"Tell me more.\n" * 1000)
+        program.stdin.flush()
+        for _ in range(int(rng.integers(1, 4))):
+            line = b"..."
+            while not FOOTER.match(line):
+                line = program.stderr.readline()
+                assert line, "the program ended"
+            answered += 1
+        time.sleep(rng.uniform(0, 0.1))
+        program.kill()
+        _, rest = program.communicate()
+        answered += len(FOOTER.findall(rest))
+        output = run_program("chat", "--continue", "--no-save", stdin="/stats\n")
+        assert output.code == 0, output.notes
+        turns = int(re.search(r"^conversation +([\d,]+) turn", output.notes, re.MULTILINE)[1])
+        # A footer is shown before its turn is saved.
+        assert answered - 1 <= turns <= answered + 1
+        answered = turns
+
+
+@real
+def test_resumed_is_as_uninterrupted(tiny: Path) -> None:
+    small = ["-m", str(tiny), "--hh=32", "--recent=32", "--slack=8", "-n100", "--seed=5"]
+    whole = run_program("chat", *small, stdin="One\nTwo\nThree\n")
+    text = ""
+    for word in ("One", "Two", "Three"):
+        part = run_program("chat", *small, "--session", "x", stdin=f"{word}\n")
+        assert part.code == 0, part.notes
+        text += part.text
+    assert text == whole.text
+
+
+@real
+def test_two_chats_on_one_session(tiny: Path) -> None:
+    screen = Screen("chat", "-m", tiny, "--session", "work")
+    screen.wait_for(READY)
+    other = run_program("chat", "-m", tiny, "--session", "work", stdin="Hello\n")
+    assert (other.code, other.text) == (1, "")
+    assert other.notes.startswith("error: session work is open in another chat")
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+
+
+@real
+def test_text_goes_to_a_file_and_all_else_to_the_terminal(tiny: Path, tmp_path: Path) -> None:
+    screen = Screen("chat", "-m", tiny, "-n20", *ENDLESS, stdout=tmp_path / "answers.txt")
+    screen.wait_for(READY)
+    screen.type("Hello\r")
+    screen.wait_for("tokens/s")
+    screen.wait_for(READY)
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+    text = (tmp_path / "answers.txt").read_text()
+    assert len(text) > 10
+    assert text.endswith("\n")
+    assert "\x1b" not in text
+    assert "Hello" not in text

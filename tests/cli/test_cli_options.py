@@ -1,0 +1,124 @@
+"""The options that commands share: what is typed reaches the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import run
+from fake_story import FakeModel, fake_model, open_tiny
+from pyh2o import Llama
+from pyh2o.cli.options import KVType, RunOptions
+from pyh2o.generation.sampling import Sampling
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
+    llm = open_tiny(tmp_path_factory.mktemp("model"))
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    return fake_model(llm, monkeypatch)
+
+
+def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
+    fake.script = ["a"]
+    output = run("generate", "-p", "x", *arguments)
+    assert output.code == 0, output.notes
+    assert isinstance(fake.options, RunOptions)
+    return fake.options
+
+
+def test_defaults_reach_the_model(fake: FakeModel) -> None:
+    assert options_of(fake) == RunOptions()
+    assert (RunOptions().hh, RunOptions().recent) == (0.1, 0.1)
+
+
+def test_every_option_reaches_the_model(fake: FakeModel) -> None:
+    arguments = (
+        "-m m.gguf --ctx 512 --gpu-layers -1 --threads 3 --threads-batch 2 --verbose --hh 0.2 "
+        "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 --positions dense "
+        "--prefill exact --prefill-mib 100 "
+        "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 "
+        "--seed 0"
+    )
+    given = options_of(fake, *arguments.split())
+    assert given == RunOptions(
+        model=Path("m.gguf"),
+        ctx=512,
+        gpu_layers=-1,
+        threads=3,
+        threads_batch=2,
+        verbose=True,
+        hh=0.2,
+        recent=30,
+        pinned=4,
+        slack=1,
+        policy="snap:pool=7",
+        positions="dense",
+        prefill="exact",
+        prefill_mib=100,
+        no_evict=True,
+        kv_type=KVType.q8_0,
+        temp=0.0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.0,
+        repeat_penalty=1.0,
+        seed=0,
+    )
+    assert fake.sampling == Sampling(
+        temperature=0.0, top_k=5, top_p=0.5, min_p=0.0, repeat_penalty=1.0, seed=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"), [("1", 1), ("1.0", 1.0), ("256", 256), ("0.1", 0.1), ("1e-1", 0.1), ("0", 0)]
+)
+def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float) -> None:
+    given = options_of(fake, "--hh", text, "--recent", text)
+    assert (given.hh, given.recent) == (rows, rows)
+    assert type(given.hh) is type(given.recent) is type(rows)
+
+
+def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYH2O_MODEL", "env.gguf")
+    monkeypatch.setenv("PYH2O_THREADS", "2")
+    given = options_of(fake)
+    assert (given.model, given.threads) == (Path("env.gguf"), 2)
+    assert options_of(fake, "-m", "m.gguf").model == Path("m.gguf")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--hh abc",
+        "--recent 1,5",
+        "--kv-type q5_1",
+        "--slack 0",
+        "--pinned -1",
+        "--ctx -1",
+        "--threads 0",
+        "--threads-batch 0",
+        "--prefill-mib 0",
+        "--prefill fast",
+        "--seed -1",
+        "--seed 4294967295",
+        "--temp -1",
+        "--top-p 1.1",
+        "--max-tokens 0",
+        "--no-such-option",
+    ],
+)
+def test_wrong_usage(fake: FakeModel, arguments: str) -> None:
+    output = run("generate", "-p", "x", *arguments.split())
+    assert (output.code, output.text) == (2, "")
+    assert "Traceback" not in output.notes
+    assert fake.options is None

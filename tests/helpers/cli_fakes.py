@@ -1,0 +1,208 @@
+"""What the tests of the command line share: the program run in place, and as a process."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pyh2o.cache.statistics import KVStatistics
+from pyh2o.cli.app import app
+
+
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outside tmp_path is read or written, whatever the user has set."""
+    for name in list(os.environ):
+        if name.startswith("PYH2O_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+@contextmanager
+def ctrl_c_reaches_us() -> Iterator[None]:
+    """Also where the tests run in the background, which starts programs with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+EMPTY_CACHE = KVStatistics(
+    evicting=True,
+    window=1000,
+    position=0,
+    position_limit=1000,
+    policy="h2o",
+    positions="original",
+    cells=512,
+    used=0,
+    capacity=300,
+    budget=200,
+    heavy=100,
+    recent=100,
+    pinned=0,
+    slack=100,
+    compactions=0,
+    tokens_evicted=0,
+    rows_evicted=0,
+    rows_moved=0,
+    compaction_seconds=0.25,
+    rebases=0,
+    rebase_seconds=0.0,
+    bytes_k=2**20,
+    bytes_v=2**20,
+    bytes_scores=2**20,
+    bytes_full=2**23,
+)
+
+
+def cache_with(position: int, **changes: Any) -> KVStatistics:
+    """The cache of a fake model after so many tokens."""
+    return replace(EMPTY_CACHE, **{"position": position, "used": position, **changes})
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run printed and returned."""
+
+    code: int
+    text: str
+    notes: str
+
+
+def run(*arguments: str, stdin: str | bytes | None = None) -> Output:
+    """The program in this process."""
+    result = CliRunner().invoke(app, arguments, input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Output(result.exit_code, result.stdout, result.stderr)
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# -------------------------------------------------------------------------------------------------
+# The real program
+# -------------------------------------------------------------------------------------------------
+
+PATIENCE = 120
+"""Seconds after which a test gives up: far more than is needed even on a busy machine."""
+
+# With the likeliest tokens only, the tiny model repeats a few letters for ever.
+ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
+
+
+def program_environment() -> dict[str, str]:
+    """One thread: more of them only wait for each other over a tiny model on a busy machine.
+
+    The terminals of the tests do not tell where their cursor is.
+    """
+    return {**os.environ, "PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+
+
+def pyh2o_command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "pyh2o.cli", *map(str, arguments)]
+
+
+def run_program(*arguments: str | Path, stdin: str = "") -> Output:
+    done = subprocess.run(
+        pyh2o_command(*arguments),
+        input=stdin.encode(),
+        env=program_environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return Output(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def start_program(
+    *arguments: str | Path, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    # A test runner in the background may itself ignore Ctrl-C, and its children with it.
+    return subprocess.Popen(
+        pyh2o_command(*arguments),
+        env=program_environment(),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Screen:
+    """The program on a terminal of its own, as a person has it."""
+
+    def __init__(self, *arguments: str | Path, stdout: Path | None = None) -> None:
+        """Start it, with its standard output on the terminal or in a file."""
+        command = pyh2o_command(*arguments)
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if stdout is not None:
+                os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
+            os.execve(command[0], command, {**program_environment(), "TERM": "xterm"})
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def wait_for(self, pattern: str) -> str:
+        """Read until the pattern is shown, and forget what is shown up to its end.
+
+        Returns:
+            What is forgotten.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while (found := re.search(pattern, self.shown)) is None:
+            assert time.monotonic() < deadline, self.shown
+            if not self._read():
+                raise AssertionError(f"the program ended before {pattern!r}: {self.shown}")
+        seen, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return seen
+
+    def end(self) -> int:
+        """Read to the end; the exit code."""
+        while self._read():
+            pass
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        """End the program as a crash of the machine would."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.end()
+
+    def _read(self) -> bool:
+        if not select.select([self._terminal], [], [], PATIENCE)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+            raise AssertionError(f"nothing more came after {self.shown!r}")
+        try:
+            data = os.read(self._terminal, 1 << 16)
+        except OSError:  # how Linux reports that the program has gone
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)

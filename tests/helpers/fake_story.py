@@ -1,0 +1,126 @@
+"""The tiny model for `generate`, whose draws are written by the test; all else is real."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+
+from pyh2o import Llama
+from pyh2o.cli import loading
+from pyh2o.cli.options import ModelOptions
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions import story
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+WINDOW = 1024
+
+
+def tiny_model(folder: Path) -> Path:
+    """A model that never ends its text, and is trained for longer ones than any test writes.
+
+    The logit of its end-of-text token is always 0, and the 40 likeliest of 384 have more.
+    """
+    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, n_ctx_train=1 << 17)
+    reader = GGUFReader(path, "r+")
+    end = int(reader.fields["tokenizer.ggml.eos_token_id"].contents())
+    [output] = [tensor for tensor in reader.tensors if tensor.name == "output.weight"]
+    output.data[end] = 0.0
+    return path
+
+
+@dataclass
+class FakeModel:
+    """What `generate` loads.
+
+    Attributes:
+        llm: the model.
+        script: the text to be drawn, a token for each byte; what is called in between happens
+            before the next token is drawn. At its end the model ends its text.
+        options: what the model was loaded with.
+        sampling: what the story draws with.
+        before_reading: called when a prompt is about to be read.
+        closed: how often the model was closed.
+        error: raised instead of loading.
+    """
+
+    llm: Llama
+    script: list[str | Callable[[], None]] = field(default_factory=list)
+    options: ModelOptions | None = None
+    sampling: Sampling | None = None
+    before_reading: Callable[[], None] = lambda: None
+    closed: int = 0
+    error: Exception | None = None
+
+    def n_prompt(self, prompt: str) -> int:
+        """Tokens of a prompt."""
+        return len(self.llm.tokenize(prompt.encode()))
+
+    def load(
+        self, options: ModelOptions, _bars: object, on_read: Callable[[int, int], None]
+    ) -> Llama:
+        self.options = options
+        if self.error is not None:
+            raise self.error
+        self.llm.prompt_progress = on_read
+        return self.llm
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def tokens(self, start: int) -> Generator[int, None, None]:
+        """The tokens of the script, without the first `start`; what is called comes when due."""
+        byte_0 = self.llm.tokenize(b"\x01", add_bos=False)[-1] - 1
+        for item in self.script:
+            if callable(item):
+                if start == 0:
+                    item()
+                continue
+            for byte in item.encode():
+                if start == 0:
+                    yield byte_0 + byte
+                else:
+                    start -= 1
+        yield self.llm.token_eos()
+
+
+def fake_model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    """Let `generate` load it; a token takes half a second, and so does the reading of a prompt."""
+    fake = FakeModel(llm)
+
+    class ScriptedWriter:
+        def __init__(
+            self, llm: Llama, sampling: Sampling, *, written: Sequence[int], **_: Any
+        ) -> None:
+            fake.sampling = sampling
+            self._llm = llm
+            self._drawn = len(written)
+
+        def write(self, tokens: Sequence[int]) -> Generator[int, None, None]:
+            if len(tokens) > 1:
+                fake.before_reading()
+            self._llm.eval(tokens)
+            for token in fake.tokens(self._drawn):
+                self._drawn += 1
+                yield token
+                self._llm.eval([token])
+
+    llm.reset()
+    monkeypatch.setattr(llm, "close", fake.close)
+    monkeypatch.setattr(loading, "load_llama", fake.load)
+    monkeypatch.setattr(story, "Writer", ScriptedWriter)
+    ticks = itertools.count()
+    monkeypatch.setattr(story, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 2))
+    return fake
+
+
+def open_tiny(folder: Path) -> Llama:
+    """The model for `fake_model`; opened once, as its weights do not matter."""
+    return tiny_llama(tiny_model(folder), n_ctx=WINDOW, hh=20, recent=20, slack=8)

@@ -1,0 +1,49 @@
+"""`Llama` on a tiny model."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, get_args
+
+import llama_cpp
+
+from pyh2o import Llama
+from pyh2o.cache.settings import Attention
+from pyh2o.errors import SettingsError
+from pyh2o.reference import ReferenceLlama
+
+# A thread that has to wait for its core makes all others wait: slow, where anything else runs.
+ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
+
+# Two right implementations round differently. Where a choice was closer than this, both are right.
+CLEAR_MARGIN = 1e-4
+
+
+def chose_clearly(reference: ReferenceLlama) -> bool:
+    """Whether every compaction so far was decided by more than rounding."""
+    return reference.smallest_margin > CLEAR_MARGIN
+
+
+def tiny_llama(path: Path, *, verbose: bool = False, policy: str = "h2o", **settings: Any) -> Llama:
+    """Our class, with the paper's policy, as the reference has it, unless told otherwise."""
+    return Llama(str(path), verbose=verbose, policy=policy, **ONE_THREAD, **settings)
+
+
+@functools.cache
+def kernels_here(path: Path) -> tuple[Attention, ...]:
+    """The kinds of attention in one op that this machine can run."""
+    return tuple(kind for kind in get_args(Attention)[2:] if _runs_here(path, kind))
+
+
+def _runs_here(path: Path, attention: Attention) -> bool:
+    try:
+        tiny_llama(path, hh=8, recent=8, attention=attention).close()
+    except SettingsError:
+        return False
+    return True
+
+
+def tiny_parent(path: Path, **settings: Any) -> llama_cpp.Llama:
+    """llama_cpp's class, which knows no eviction."""
+    return llama_cpp.Llama(str(path), verbose=False, **ONE_THREAD, **settings)

@@ -1,0 +1,122 @@
+"""The declarations cffi reads are those of the header, and only one llama.cpp runs in a process."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pyh2o.library import LIBRARY_FOLDER
+
+ROOT = Path(__file__).parents[2]
+HEADER = ROOT / "native" / "include" / "llama-h2o.h"
+DECLARATIONS = ROOT / "pyh2o" / "_native" / "_ffi.cdef.txt"
+
+
+def words(text: str) -> list[str]:
+    """Declarations without comments, preprocessor lines and layout; enum values count as `...`."""
+    text = re.sub(r"//[^\n]*", "", text)
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r'extern "C" \{|\bLLAMA_H2O_API\b', "", text)
+    text = re.sub(r"=\s*-?\d+", "= ...", text)
+    return re.findall(r"\w+|[^\w\s]+?", text)
+
+
+def test_declarations_are_those_of_the_header() -> None:
+    header = words(HEADER.read_text())
+    assert header[-1] == "}", "the brace that closes extern C"
+    assert words(DECLARATIONS.read_text()) == header[:-1]
+
+
+def test_every_status_has_a_text_of_its_own() -> None:
+    from pyh2o._native import ffi, lib
+
+    declared = re.findall(r"LLAMA_H2O_(?:OK|ERR_\w+)\s*=\s*(-?\d+)", HEADER.read_text())
+    codes = {int(code) for code in declared}
+    texts = {code: ffi.string(lib.llama_h2o_strerror(code)).decode() for code in codes}
+    assert len(codes) == 30
+    assert len(set(texts.values())) == len(codes)
+    assert ffi.string(lib.llama_h2o_strerror(-1000)) == b"unknown status"
+
+
+def test_null_pointers_are_refused() -> None:
+    from pyh2o._native import ffi, lib
+
+    params = {"heavy": 1, "recent": 1, "pinned": 0, "slack": 1}
+    refused = lib.LLAMA_H2O_ERR_ARGUMENT
+    assert lib.llama_h2o_supports(ffi.NULL) == refused
+    assert lib.llama_h2o_attach(ffi.NULL, params) == refused
+    assert lib.llama_h2o_get_stats(ffi.NULL, 0, ffi.NULL) == refused
+    assert lib.llama_h2o_get_rows(ffi.NULL, 0, 0, 0, ffi.NULL, ffi.NULL) == refused
+    assert lib.llama_h2o_select(ffi.NULL, ffi.NULL, 3, params, ffi.NULL) == refused
+
+
+def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:
+    """Run code in a folder; Python looks for packages there first."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
+    )
+
+
+def test_another_llama_cpp_in_the_process_is_refused() -> None:
+    # stands for a llama_cpp that was imported first and loaded its own library
+    result = run_python(
+        "import sys, types\n"
+        "stock = types.ModuleType('llama_cpp.llama_cpp')\n"
+        "stock._lib = types.SimpleNamespace(_name='/usr/lib/stock/libllama.so')\n"
+        "sys.modules['llama_cpp'] = types.ModuleType('llama_cpp')\n"
+        "sys.modules['llama_cpp.llama_cpp'] = stock\n"
+        "import pyh2o\n"
+        "try:\n"
+        "    pyh2o.Llama\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("LibraryError llama_cpp was imported before pyh2o")
+    assert "import pyh2o first" in result.stdout
+
+
+def test_llama_cpp_runs_on_our_library() -> None:
+    result = run_python(
+        "from pyh2o import Llama\n"
+        "import llama_cpp, os\n"
+        "from pyh2o.library import LIBRARY_FOLDER\n"
+        "assert issubclass(Llama, llama_cpp.Llama)\n"
+        "assert os.path.dirname(llama_cpp.llama_cpp._lib._name) == str(LIBRARY_FOLDER)\n"
+        "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_source_folder_says_that_it_has_no_library() -> None:
+    result = run_python("from pyh2o import Llama", folder=ROOT)
+    assert result.returncode == 1
+    assert "start Python in another folder" in result.stderr.splitlines()[-1]
+
+
+def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
+    package = shutil.copytree(LIBRARY_FOLDER.parent, tmp_path / "pyh2o")
+    (library,) = (package / "lib").glob("libggml-cpu.*")
+    library.unlink()
+    for module in ("llama", "system.devices"):
+        result = run_python(f"import pyh2o.{module}", folder=tmp_path)
+        assert result.returncode == 1
+        message = result.stderr.splitlines()[-1]
+        assert message.startswith("pyh2o.errors.LibraryError: ")
+        assert library.name in message
+        assert message.endswith("install pyh2o again, on this machine")
+
+
+def test_missing_libraries_of_cuda_have_a_cure_of_their_own() -> None:
+    from pyh2o._native import how_to_load
+
+    reason = "libcublas.so.13: cannot open shared object file: No such file or directory"
+    assert "pip install nvidia-cublas nvidia-cuda-runtime" in how_to_load(reason)
+
+
+def test_looking_at_the_package_loads_no_library() -> None:
+    result = run_python("import pyh2o, sys; assert 'llama_cpp' not in sys.modules")
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,144 @@
+"""A cache that is not in host memory: rows are moved and rotated where they lie.
+
+Runs on the GPU if there is one. Elsewhere ggml's RPC backend stands for it: its buffers cannot be
+reached by pointer. Needs a build with it, as `make test` makes: CMAKE_ARGS="-DGGML_RPC=ON".
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pyh2o import build_info
+from pyh2o.library import LIBRARY_FOLDER
+from pyh2o.system.devices import gpu_names
+from tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.skipif(
+    not gpu_names() and "rpc" not in str(build_info()["backends"]),
+    reason="no GPU, and built without GGML_RPC",
+)
+
+# Tokens at once; a single one takes another way through the kernels of a GPU.
+CHUNK = 7
+
+SERVER = """
+import ctypes, sys
+folder, endpoint = sys.argv[1:]
+load = lambda name: ctypes.CDLL(f"{folder}/lib{name}.so", mode=ctypes.RTLD_GLOBAL)
+_, _, ggml, rpc = map(load, ("ggml-base", "ggml-cpu", "ggml", "ggml-rpc"))
+ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+cpu = (ctypes.c_void_p * 1)(ggml.ggml_backend_dev_by_type(0))
+one = ctypes.c_size_t(1)
+rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, one, one, cpu)
+"""
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[str]:
+    """This machine's GPU, or a server on loopback that computes for others."""
+    if gpu_names():
+        yield "gpu"
+        return
+    with server() as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A server on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    endpoint = f"127.0.0.1:{address[1]}"
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(LIBRARY_FOLDER), endpoint])
+    deadline = time.monotonic() + 30
+    while not _listens(address):
+        assert time.monotonic() < deadline, "the RPC server did not start"
+        time.sleep(0.1)
+    yield endpoint
+    process.terminate()
+    process.wait()
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(address) == 0
+
+
+@pytest.mark.parametrize(
+    ("attention", "policy", "chunk"),
+    [
+        ("composed", "h2o", CHUNK),
+        ("flash", "h2o", CHUNK),
+        ("flash", "h2o", 1),
+        ("composed", "h2o-far:near=4", CHUNK),
+        ("composed", "h2o-far:near=4", 1),
+        ("composed", "roco", CHUNK),
+        ("composed", "snap:queries=5,pool=1", CHUNK),
+        ("composed", "keydiff", CHUNK),
+        ("composed", "expected:queries=6,covariance=true", CHUNK),
+    ],
+)
+def test_rows_on_a_device_are_those_of_the_reference(
+    tmp_path: Path, device: str, attention: str, policy: str, chunk: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    compare(device, path, "reference", attention, policy, str(chunk))
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "head_size", "gpu_layers"),
+    [
+        ("f16", 32, -1),
+        ("f16", 32, 2),
+        ("q8_0", 64, -1),
+        ("q8_0", 32, 3),
+        ("q4_0", 32, -1),
+    ],
+)
+def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
+    tmp_path: Path, device: str, kv_type: str, head_size: int, gpu_layers: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
+    compare(device, path, "host", kv_type, str(gpu_layers))
+
+
+def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    run_client(device, path, "split")
+
+
+@pytest.mark.skipif(gpu_names() != [], reason="for two devices that are servers")
+def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
+    with server() as other:
+        log = run_client(f"{device},{other}", path, "reference", "composed", "h2o", str(CHUNK))
+    assert "dev = RPC0" in log
+    assert "dev = RPC1" in log
+
+
+def compare(device: str, path: Path, *arguments: str) -> None:
+    """Fails if the two differ, or if the cache is not where it should be."""
+    log = run_client(device, path, *arguments)
+    assert any("KV buffer" in line and "CPU" not in line for line in log.splitlines())
+
+
+def run_client(device: str, path: Path, *arguments: str) -> str:
+    """The log of a comparison that found no difference."""
+    client = Path(__file__).parents[1] / "helpers" / "rows_on_a_device.py"
+    result = subprocess.run(
+        [sys.executable, str(client), device, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stderr

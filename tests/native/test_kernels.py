@@ -1,0 +1,139 @@
+"""Attention and scores in one op: every kernel, row type and shape gives the same numbers."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.cache.settings import Attention
+from pyh2o.errors import SettingsError
+from pyh2o.llama import KV_TYPES
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import kernels_here, tiny_llama
+
+# Of logits with standard deviation 1: kernels differ only in the order of their additions. The
+# models have one layer: the rows of a second one would be rounded to its type from other numbers.
+ROUNDING = 1e-4
+
+SHAPES: dict[str, dict[str, int]] = {
+    "gqa of 3": {"n_head": 6, "n_head_kv": 2},
+    "gqa of 5, more than one group of queries": {"n_head": 5, "n_head_kv": 1},
+    "mha": {"n_head": 4, "n_head_kv": 4},
+    "rows of 3 blocks": {"n_head": 2, "n_head_kv": 1, "head_size": 96},
+    "more heads in a group than few queries": {"n_head": 18, "n_head_kv": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=4, n_layer=1)
+
+
+def result(
+    path: Path, tokens: npt.NDArray[np.int64], attention: Attention, **settings: Any
+) -> dict[str, npt.NDArray[Any]]:
+    """Logits, kept positions and scores after chunks of one, of few and of many tokens."""
+    llm = Llama(
+        str(path),
+        hh=30,
+        recent=30,
+        slack=40,
+        attention=attention,
+        logits_all=True,
+        verbose=False,
+        **{"n_threads": 1, "n_threads_batch": 1, **settings},
+    )
+    start = 0
+    for size in (70, 1, 1, 2, 3, 5, 9, 30, 1, 40, 1, 6, 80):
+        llm.eval(tokens[start : start + size].tolist())
+        start += size
+    assert llm.kv.compactions > 2
+    positions, scores = llm.kv_rows(0)
+    return {"logits": llm.scores[:start].copy(), "positions": positions, "scores": scores}
+
+
+def assert_same(one: dict[str, npt.NDArray[Any]], other: dict[str, npt.NDArray[Any]]) -> None:
+    np.testing.assert_array_equal(one["positions"], other["positions"])
+    np.testing.assert_allclose(one["logits"], other["logits"], atol=ROUNDING, rtol=0)
+    np.testing.assert_allclose(one["scores"], other["scores"], atol=ROUNDING, rtol=ROUNDING)
+
+
+def test_this_machine_has_the_kernels_of_its_kind(path: Path) -> None:
+    here = kernels_here(path)
+    assert "portable" in here
+    if platform.machine() in ("aarch64", "arm64"):
+        assert here == ("portable", "neon")
+    else:
+        assert "neon" not in here
+        assert "avx2" in here or "avx512" not in here
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_agree(
+    tmp_path: Path, path: Path, rng: np.random.Generator, shape: str, kv_type: str
+) -> None:
+    """Where no choice was closer than rounding; a text with a close choice is drawn again."""
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=1, **SHAPES[shape])
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    portable, *others = kernels_here(path)
+    for attempt in range(3):
+        tokens = rng.integers(0, 384, 300)
+        expected = result(model, tokens, portable, **types)
+        try:
+            for kernel in others:
+                assert_same(result(model, tokens, kernel, **types), expected)
+            return
+        except AssertionError:
+            if attempt == 2:
+                raise
+
+
+@pytest.mark.parametrize("n_threads", [2, 3, 5])
+def test_threads_change_nothing_but_rounding(
+    path: Path, rng: np.random.Generator, n_threads: int
+) -> None:
+    tokens = rng.integers(0, 384, 300)
+    threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+    many = result(path, tokens, "auto", **threads)
+    assert_same(many, result(path, tokens, "auto"))
+    again = result(path, tokens, "auto", **threads)
+    for name, values in many.items():
+        np.testing.assert_array_equal(again[name], values, err_msg=name)
+
+
+def test_k_and_v_of_different_types(path: Path, rng: np.random.Generator) -> None:
+    tokens = rng.integers(0, 384, 300)
+    types = {"type_k": KV_TYPES["q8_0"], "type_v": KV_TYPES["f16"]}
+    portable, *others = kernels_here(path)
+    expected = result(path, tokens, portable, **types)
+    for kernel in others:
+        assert_same(result(path, tokens, kernel, **types), expected)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_close_to_the_ops_of_ggml(path: Path, rng: np.random.Generator, flash_attn: bool) -> None:
+    """Those round the queries to f16 before they meet an f16 row."""
+    tokens = rng.integers(0, 384, 100)
+    settings: dict[str, Any] = {"hh": 60, "recent": 60, "logits_all": True}
+    ours = tiny_llama(path, **settings)
+    theirs = tiny_llama(path, attention="ops", flash_attn=flash_attn, **settings)
+    for llm in (ours, theirs):
+        llm.eval(tokens.tolist())
+    np.testing.assert_allclose(ours.scores[:100], theirs.scores[:100], atol=0.02, rtol=0)
+    np.testing.assert_allclose(ours.kv_rows(0)[1], theirs.kv_rows(0)[1], atol=0.02, rtol=0.02)
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(SettingsError, match="give one of auto, ops, portable"):
+        tiny_llama(path, attention="fast")
+    for settings in ({"flash_attn": False}, {"type_k": 6, "type_v": 6}):  # 6: q5_0
+        with pytest.raises(SettingsError, match=r"does not fit .* use auto"):
+            tiny_llama(path, hh=8, recent=8, attention="portable", **settings)
+        tiny_llama(path, hh=8, recent=8, **settings).eval([1, 2, 3])

@@ -1,0 +1,319 @@
+"""Every policy in the native library against the NumPy reference, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.cache.settings import Attention
+from pyh2o.errors import NativeError, StateError
+from pyh2o.llama import KV_TYPES
+from pyh2o.policies import POLICIES, parse_policy
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+HEAVY, RECENT, SLACK = 14, 9, 7
+N_LAYER, N_HEAD_KV, N_VOCAB = 3, 2, 384
+N_POS = 96  # positions that the model was trained on
+TOLERANCE = 2e-4
+# Two right implementations round differently: a closer choice may go either way.
+CLEAR_MARGIN = 2e-6
+
+# each policy, and those parameters that switch something on
+ALL = [
+    *POLICIES,
+    "h2o-decay:half_life=12",
+    "h2o-far:near=4,half_life=12",
+    "roco:guard=0.5",
+    "snap:queries=3,pool=1",
+    "snap:queries=6,pool=3",
+    "nacl:queries=4,random=0.5,seed=9",
+    "expected:queries=6,horizon=20",
+    "expected:queries=6,covariance=true",
+    "streaming:sinks=2",
+    "random:seed=5",
+]
+# the two ways through the graph: our op, and llama.cpp's own without flash attention
+WAYS: list[Attention] = ["auto", "ops"]
+
+
+def llama_of(path: Path, policy: str, attention: Attention = "ops", **settings: Any) -> Llama:
+    values: dict[str, Any] = {
+        "hh": HEAVY,
+        "recent": RECENT,
+        "slack": SLACK,
+        "type_k": KV_TYPES["f32"],
+        "type_v": KV_TYPES["f32"],
+        "flash_attn": attention != "ops",
+        "logits_all": True,
+    }
+    return tiny_llama(path, policy=policy, attention=attention, **{**values, **settings})
+
+
+def reference_of(path: Path, policy: str, **settings: Any) -> ReferenceLlama:
+    values: dict[str, Any] = {"heavy": HEAVY, "recent": RECENT, "slack": SLACK, "n_pos": N_POS}
+    return ReferenceLlama.from_gguf(path, policy=policy, **{**values, **settings})
+
+
+def clear_text(
+    make: Callable[[], ReferenceLlama], rng: np.random.Generator, n: int, ubatch: int
+) -> npt.NDArray[np.int64]:
+    """Random tokens whose every compaction is decided by more than rounding."""
+    for _ in range(200):
+        tokens = rng.integers(0, N_VOCAB, n)
+        reference = make()
+        for start in range(0, n, ubatch):
+            reference.eval(tokens[start : start + ubatch], ubatch=ubatch)
+            if reference.smallest_margin < CLEAR_MARGIN:
+                break
+        else:
+            return tokens
+    raise AssertionError("no text without close choices")
+
+
+def assert_same(llm: Llama, reference: ReferenceLlama) -> None:
+    for layer in range(N_LAYER):
+        positions, scores = llm.kv_rows(layer)
+        for head in range(N_HEAD_KV):
+            pair = f"layer {layer}, KV head {head}, after {llm.n_tokens} tokens"
+            np.testing.assert_array_equal(
+                positions[head], reference.positions(layer, head), err_msg=pair
+            )
+            np.testing.assert_allclose(
+                scores[head],
+                reference.scores(layer, head),
+                atol=TOLERANCE,
+                rtol=TOLERANCE,
+                err_msg=pair,
+            )
+
+
+def read(llm: Llama, reference: ReferenceLlama, tokens: npt.NDArray[np.int64], ubatch: int) -> None:
+    """Both read the tokens; every step has to be the same."""
+    for start in range(0, len(tokens), ubatch):
+        chunk = tokens[start : start + ubatch]
+        expected = reference.eval(chunk, ubatch=ubatch)
+        llm.eval(chunk.tolist())
+        logits = llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens]
+        np.testing.assert_allclose(logits, expected, atol=5e-4, rtol=0)
+        assert_same(llm, reference)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policies")
+    return write_tiny_gguf(
+        folder / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=N_HEAD_KV, n_ctx_train=N_POS
+    )
+
+
+@pytest.mark.parametrize("attention", WAYS)
+@pytest.mark.parametrize("policy", ALL)
+def test_every_step_equals_the_reference(
+    tiny: Path, rng: np.random.Generator, policy: str, attention: Attention
+) -> None:
+    """Long enough for re-bases: 96 positions, 210 tokens."""
+    tokens = clear_text(lambda: reference_of(tiny, policy), rng, 210, 5)
+    reference = reference_of(tiny, policy)
+    llm = llama_of(tiny, policy, attention, n_ubatch=5)
+    read(llm, reference, tokens, 5)
+    assert llm.kv.compactions == reference.n_compactions > 10
+    assert llm.kv.rebases == reference.n_rebases > 0
+
+
+@pytest.mark.parametrize("policy", ["tova", "snap:queries=6", "expected:queries=6", "roco"])
+def test_dense_positions(tiny: Path, rng: np.random.Generator, policy: str) -> None:
+    """Every compaction turns the queries with the keys."""
+    tokens = clear_text(lambda: reference_of(tiny, policy, dense=True), rng, 120, 1)
+    reference = reference_of(tiny, policy, dense=True)
+    llm = llama_of(tiny, policy, positions="dense", n_ubatch=1)
+    read(llm, reference, tokens, 1)
+    assert llm.kv.rebases > 5
+
+
+@pytest.mark.parametrize("policy", ["h2o-decay:half_life=12", "h2o-far:near=4", "roco"])
+def test_slack_of_one(tiny: Path, rng: np.random.Generator, policy: str) -> None:
+    """A compaction at every token: most queries are older than the last one."""
+    tokens = clear_text(lambda: reference_of(tiny, policy, slack=1), rng, 90, 1)
+    reference = reference_of(tiny, policy, slack=1)
+    llm = llama_of(tiny, policy, "auto", slack=1)
+    read(llm, reference, tokens, 1)
+    assert llm.kv.compactions > 50
+
+
+@pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", "expected:queries=6"])
+def test_the_tail_is_taken_back(tiny: Path, rng: np.random.Generator, policy: str) -> None:
+    """Queries of removed tokens are asked nothing."""
+
+    def run(model: Any, each: Callable[[Any, npt.NDArray[np.int64]], None]) -> None:
+        each(model, tokens[:60])
+        remove(model, 57)
+        each(model, tokens[60:61])
+        remove(model, 55)
+        each(model, tokens[61:])
+
+    def remove(model: Any, first: int) -> None:
+        if isinstance(model, ReferenceLlama):
+            model.remove(first)
+        else:
+            assert model._ctx.kv_cache_seq_rm(0, first, -1)
+            model.n_tokens = first
+
+    for _ in range(200):
+        tokens = rng.integers(0, N_VOCAB, 110)
+        trial = reference_of(tiny, policy)
+        run(trial, lambda model, chunk: model.eval(chunk, ubatch=1))
+        if trial.smallest_margin > CLEAR_MARGIN:
+            break
+    else:
+        raise AssertionError("no text without close choices")
+
+    reference, llm = reference_of(tiny, policy), llama_of(tiny, policy, n_ubatch=1)
+    read(llm, reference, tokens[:60], 1)
+    for first, rest in ((57, tokens[60:61]), (55, tokens[61:])):
+        remove(reference, first)
+        remove(llm, first)
+        read(llm, reference, rest, 1)
+
+
+SPANS = [(6, 10), (20, 22), (150, 153)]
+STARTS = [12, 30, 31, 70]
+
+
+@pytest.mark.parametrize("spans", [[], SPANS], ids=["no pins", "pins"])
+@pytest.mark.parametrize("starts", [[], STARTS], ids=["no shares", "shares"])
+@pytest.mark.parametrize("policy", ["h2o", "snap:queries=6", "random"])
+def test_pinned_and_fair_spans(
+    tiny: Path,
+    rng: np.random.Generator,
+    policy: str,
+    starts: list[int],
+    spans: list[tuple[int, int]],
+) -> None:
+    def make() -> ReferenceLlama:
+        reference = reference_of(tiny, policy, pinned=1)
+        reference.pin_spans(spans)
+        reference.share_fairly(starts)
+        return reference
+
+    tokens = clear_text(make, rng, 120, 5)
+    reference, llm = make(), llama_of(tiny, policy, n_ubatch=5, pinned=1)
+    assert llm._kv is not None
+    llm._kv.pin_spans(spans)
+    llm._kv.share_fairly(starts)
+    read(llm, reference, tokens, 5)
+    kept = {int(p) for p in llm.kv_rows(0)[0][0]}
+    assert {p for start, end in spans for p in range(start, min(end, 120))} <= kept
+
+
+def test_spans_that_make_no_sense_are_refused(tiny: Path) -> None:
+    llm = llama_of(tiny, "h2o")
+    assert llm._kv is not None
+    for spans in ([(5, 5)], [(5, 4)], [(-1, 3)], [(4, 8), (7, 9)], [(8, 9), (2, 3)]):
+        with pytest.raises(NativeError, match="ascending"):
+            llm._kv.pin_spans(spans)
+    with pytest.raises(NativeError, match="more tokens are pinned"):
+        llm._kv.pin_spans([(3, 3 + HEAVY + 1)])
+    for starts in ([0], [5, 5], [7, 6]):
+        with pytest.raises(NativeError, match="ascending"):
+            llm._kv.share_fairly(starts)
+
+
+@pytest.mark.parametrize("attention", WAYS)
+@pytest.mark.parametrize("policy", ALL)
+def test_save_load_continue_equals_continue(
+    tiny: Path, rng: np.random.Generator, policy: str, attention: Attention
+) -> None:
+    """Also what a policy collects, its queries, the spans and the segments are saved."""
+    tokens = rng.integers(0, N_VOCAB, 150).tolist()
+    one, other = (llama_of(tiny, policy, attention, n_ubatch=5) for _ in range(2))
+    assert one._kv is not None
+    one._kv.pin_spans([(6, 10)])
+    one._kv.share_fairly([30])
+    one.eval(tokens[:77])
+    other.load_state(one.save_state())
+    for llm in (one, other):
+        llm.eval(tokens[77:])
+    np.testing.assert_array_equal(other.scores[77:150], one.scores[77:150])
+    for layer in range(N_LAYER):
+        for mine, theirs in zip(other.kv_rows(layer), one.kv_rows(layer), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_exact_prefill_equals_as_much_slack(
+    tiny: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """What a policy has collected moves to the larger cache and back."""
+    tokens = rng.integers(0, N_VOCAB, 90).tolist()
+    small = llama_of(tiny, policy, n_ubatch=5, prefill="exact")
+    large = llama_of(tiny, policy, n_ubatch=5, slack=73 - HEAVY - RECENT)
+    for llm in (small, large):
+        llm.eval(tokens[:20])
+    small.eval(tokens[20:73])
+    large.eval(tokens[20:73])
+    large.eval(tokens[73:74])  # the cache is full: its first compaction
+    small.eval(tokens[73:74])
+    for layer in range(N_LAYER):
+        for mine, theirs in zip(small.kv_rows(layer), large.kv_rows(layer), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("policy", ["roco", "snap:queries=6", "keydiff", "expected:queries=6"])
+def test_rounded_rows_stay_close_to_the_reference(
+    tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
+) -> None:
+    tokens = rng.integers(0, N_VOCAB, 200)
+    reference = reference_of(tiny, policy)
+    llm = llama_of(tiny, policy, "auto", type_k=KV_TYPES[kv_type], type_v=KV_TYPES[kv_type])
+    shares = []
+    for start in range(0, 200, 5):
+        reference.eval(tokens[start : start + 5], ubatch=5)
+        llm.eval(tokens[start : start + 5].tolist())
+        for layer in range(N_LAYER):
+            for head, kept in enumerate(llm.kv_rows(layer)[0]):
+                both = np.intersect1d(kept, reference.positions(layer, head))
+                shares.append(len(both) / len(kept))
+    assert np.mean(shares) > 0.8
+
+
+def test_attention_that_fades_fast_stays_in_range(tiny: Path, rng: np.random.Generator) -> None:
+    """Weights of queries grow between compactions; 200 half-lives are too many for a float."""
+    policy = "h2o-far:near=2,half_life=0.25"
+    tokens = rng.integers(0, N_VOCAB, 60)
+    reference = reference_of(tiny, policy, slack=50)
+    llm = llama_of(tiny, policy, "auto", slack=50, n_ubatch=5)
+    read(llm, reference, tokens, 5)
+    assert all(np.isfinite(llm.kv_rows(layer)[1]).all() for layer in range(N_LAYER))
+
+
+def test_a_state_of_another_policy_is_refused(tiny: Path) -> None:
+    one = llama_of(tiny, "snap:queries=6")
+    one.eval([1, 2, 3])
+    for policy in ("h2o", "snap:queries=5", "snap:queries=6,pool=3"):
+        with pytest.raises(StateError, match="state does not fit"):
+            llama_of(tiny, policy).load_state(one.save_state())
+
+
+def test_parameters_of_other_policies_do_not_matter(tiny: Path) -> None:
+    """The text names only what differs from the default."""
+    one = llama_of(tiny, "h2o-decay")
+    one.eval([1, 2, 3])
+    half_life = parse_policy("h2o-decay").half_life
+    llama_of(tiny, f"h2o-decay:half_life={half_life}").load_state(one.save_state())
+
+
+def test_policies_without_attention_collect_none(tiny: Path) -> None:
+    """Where nothing has to be collected, the graph has no node for it."""
+    llm = llama_of(tiny, "random", n_ubatch=5)
+    llm.eval(list(range(HEAVY + RECENT + SLACK)))
+    _, scores = llm.kv_rows(0)
+    assert (scores == 0).all()

@@ -1,0 +1,273 @@
+"""Several sequences, each with a stream of cells of its own, through llama.cpp's batches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyh2o.cache.kv_cache import KVCache
+from pyh2o.cache.settings import Budget
+from pyh2o.errors import NativeError
+from pyh2o.llama import KV_TYPES
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import chose_clearly
+
+N_LAYER, N_HEAD_KV, N_SEQ = 2, 2, 3
+BUDGET = Budget(window=256, heavy=8, recent=6, pinned=1, slack=9, policy="h2o")
+
+
+class Context:
+    """A llama.cpp context with several sequences."""
+
+    def __init__(
+        self, path: Path, *, kv_unified: bool = False, flash_attention: bool = False
+    ) -> None:
+        llama_cpp.llama_backend_init()
+        self.flash_attention = flash_attention
+        self.model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = 256 * N_SEQ
+        params.n_batch = params.n_ubatch = 64
+        params.n_seq_max = N_SEQ
+        params.kv_unified = kv_unified
+        params.type_k = params.type_v = KV_TYPES["f32"]
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if flash_attention
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.kv = KVCache(ctypes.cast(self.context, ctypes.c_void_p).value or 0)
+
+    def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
+        """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""
+        n_tokens = sum(len(tokens) for _, tokens in chunks.values())
+        batch = llama_cpp.llama_batch_init(n_tokens, 0, 1)
+        i = 0
+        for seq_id, (first, tokens) in chunks.items():
+            for k, token in enumerate(tokens):
+                batch.token[i], batch.pos[i] = token, first + k
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq_id
+                batch.logits[i] = k == len(tokens) - 1
+                i += 1
+        batch.n_tokens = n_tokens
+        status = int(llama_cpp.llama_decode(self.context, batch))
+        llama_cpp.llama_batch_free(batch)
+        return status
+
+    def last_logits(self, output: int) -> np.ndarray:
+        pointer = llama_cpp.llama_get_logits_ith(self.context, output)
+        return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
+
+    def close(self) -> None:
+        llama_cpp.llama_free(self.context)
+        llama_cpp.llama_model_free(self.model)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=9, n_layer=N_LAYER)
+
+
+@pytest.fixture(params=[False, True], ids=["ops", "one op"])
+def context(request: pytest.FixtureRequest, path: Path) -> Iterator[Context]:
+    """Attention out of llama.cpp's ops, or in one op of ours, which needs the other layout of V."""
+    context = Context(path, flash_attention=request.param)
+    yield context
+    context.close()
+
+
+def references(path: Path, policy: str = "h2o") -> list[ReferenceLlama]:
+    return [
+        ReferenceLlama.from_gguf(path, heavy=8, recent=6, pinned=1, slack=9, policy=policy)
+        for _ in range(N_SEQ)
+    ]
+
+
+def compare(context: Context, expected: list[ReferenceLlama]) -> None:
+    for seq_id, reference in enumerate(expected):
+        if not chose_clearly(reference):
+            continue
+        for layer in range(N_LAYER):
+            positions, scores = context.kv.rows(layer, seq_id)
+            for head in range(N_HEAD_KV):
+                np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
+                np.testing.assert_allclose(scores[head], reference.scores(layer, head), atol=1e-4)
+
+
+def test_sequences_keep_rows_of_their_own(
+    context: Context, path: Path, rng: np.random.Generator
+) -> None:
+    context.kv.attach(BUDGET)
+    expected = references(path)
+    last_seq = N_SEQ - 1
+    for _ in range(60):
+        tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
+        chunks = {seq: (expected[seq].n_tokens, [tokens[seq]]) for seq in range(N_SEQ)}
+        assert context.decode(chunks) == 0
+        logits = [expected[seq].eval([tokens[seq]])[0] for seq in range(N_SEQ)]
+        if chose_clearly(expected[last_seq]):
+            np.testing.assert_allclose(context.last_logits(last_seq), logits[last_seq], atol=1e-4)
+        compare(context, expected)
+    assert expected[0].n_compactions > 3
+
+
+def test_sequences_grow_at_different_speeds(
+    context: Context, path: Path, rng: np.random.Generator
+) -> None:
+    context.kv.attach(BUDGET)
+    expected = references(path)
+    for _ in range(80):
+        seq = int(rng.integers(0, N_SEQ))
+        tokens = rng.integers(0, context.n_vocab, int(rng.integers(1, 9))).tolist()
+        assert context.decode({seq: (expected[seq].n_tokens, tokens)}) == 0
+        expected[seq].eval(tokens)
+        compare(context, expected)
+
+
+@pytest.mark.parametrize(
+    "policy", ["h2o-far:near=4,half_life=12", "roco", "snap:queries=4,pool=1", "expected:queries=4"]
+)
+def test_policies_look_at_one_sequence(
+    context: Context, path: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """What they collect, weigh and ask is that of the sequence, in batches of several as well."""
+    context.kv.attach(replace(BUDGET, policy=policy))
+    expected = references(path, policy)
+    for _ in range(14):
+        chunks = {}
+        for seq, reference in enumerate(expected):
+            tokens = rng.integers(0, context.n_vocab, 4).tolist()
+            chunks[seq] = (reference.n_tokens, tokens)
+            reference.eval(tokens)
+        assert context.decode(chunks) == 0
+        for seq, reference in enumerate(expected):
+            if reference.smallest_margin < 1e-6:
+                continue
+            for layer in range(N_LAYER):
+                positions, scores = context.kv.rows(layer, seq)
+                for head in range(N_HEAD_KV):
+                    np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
+                    np.testing.assert_allclose(
+                        scores[head], reference.scores(layer, head), atol=1e-4, rtol=1e-4
+                    )
+    assert expected[0].n_compactions > 3
+
+
+def test_one_sequence_can_be_cleared(
+    context: Context, path: Path, rng: np.random.Generator
+) -> None:
+    context.kv.attach(BUDGET)
+    expected = references(path)
+    for seq in range(N_SEQ):
+        tokens = rng.integers(0, context.n_vocab, 50).tolist()
+        assert context.decode({seq: (0, tokens)}) == 0
+        expected[seq].eval(tokens)
+    assert llama_cpp.llama_memory_seq_rm(context.memory, 1, 0, -1)
+    expected[1].reset()
+    tokens = rng.integers(0, context.n_vocab, 30).tolist()
+    assert context.decode({1: (0, tokens)}) == 0
+    expected[1].eval(tokens)
+    compare(context, expected)
+
+
+def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator) -> None:
+    context.kv.attach(BUDGET)
+    assert context.decode({0: (0, rng.integers(0, context.n_vocab, 60).tolist())}) == 0
+    first = context.kv.counters(0).pos_removable
+    assert first > 0
+    rm = llama_cpp.llama_memory_seq_rm
+    assert not rm(context.memory, 0, first - 1, -1)
+    assert not rm(context.memory, 0, 10, 20)
+    assert not rm(context.memory, 0, 1, -1)
+    assert not rm(context.memory, -1, first - 1, -1)
+    assert rm(context.memory, 0, 60, -1)
+    assert rm(context.memory, 0, first, -1)
+    assert context.decode({0: (first, [1, 2, 3])}) == 0
+    assert rm(context.memory, 0, -1, -1)
+    assert context.kv.counters(0).n_used == 0
+
+
+@pytest.mark.parametrize("operation", ["copy", "shift", "divide"])
+def test_what_has_no_exact_meaning_stops_decoding_until_cleared(
+    context: Context, operation: str, rng: np.random.Generator
+) -> None:
+    context.kv.attach(BUDGET)
+    tokens = rng.integers(0, context.n_vocab, 40).tolist()
+    assert context.decode({0: (0, tokens)}) == 0
+    if operation == "copy":
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+    elif operation == "shift":
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 20, -1, -5)
+    else:
+        llama_cpp.llama_memory_seq_div(context.memory, 0, 0, -1, 2)
+    assert not llama_cpp.llama_memory_can_shift(context.memory)
+    assert context.decode({0: (40, tokens[:1])}) != 0
+    llama_cpp.llama_memory_clear(context.memory, True)
+    assert context.decode({0: (0, tokens[:1])}) == 0
+
+
+def test_shared_cells_are_refused(path: Path) -> None:
+    context = Context(path, kv_unified=True)
+    with pytest.raises(NativeError, match="kv_unified = false"):
+        context.kv.attach(BUDGET)
+    context.close()
+
+
+def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
+    with pytest.raises(NativeError, match="not attached"):
+        context.kv.rows(0)
+    with pytest.raises(NativeError, match="fewer cells than the capacity"):
+        context.kv.attach(Budget(window=512, heavy=200, recent=200, pinned=0, slack=10))
+    with pytest.raises(NativeError, match="at least 1"):
+        context.kv.attach(Budget(window=256, heavy=10, recent=0, pinned=0, slack=10))
+    with pytest.raises(NativeError, match="31 bits"):
+        context.kv.attach(Budget(window=256, heavy=2**31, recent=2**31, pinned=0, slack=1))
+    assert context.decode({0: (0, [1])}) == 0
+    with pytest.raises(NativeError, match="decoded tokens already"):
+        context.kv.attach(BUDGET)
+    llama_cpp.llama_memory_clear(context.memory, True)
+    context.kv.attach(BUDGET)
+    with pytest.raises(NativeError, match="attached to this context already"):
+        context.kv.attach(BUDGET)
+    with pytest.raises(NativeError, match="out of range"):
+        context.kv.rows(N_LAYER)
+    with pytest.raises(NativeError, match="out of range"):
+        context.kv.rows(0, N_SEQ)
+
+
+def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
+    """Save, load and go on equals go on, for each sequence."""
+    context.kv.attach(BUDGET)
+    n_tokens = {0: 40, 1: 3, 2: 25}
+    for seq_id, n in n_tokens.items():
+        for first in range(n):
+            token = int(rng.integers(0, context.n_vocab))
+            assert context.decode({seq_id: (first, [token])}) == 0
+    size = llama_cpp.llama_state_get_size(context.context)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(context.context, state, size) == size
+
+    loaded = Context(path, flash_attention=context.flash_attention)
+    loaded.kv.attach(BUDGET)
+    assert llama_cpp.llama_state_set_data(loaded.context, state, size) == size
+    for _ in range(20):
+        tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
+        for each in (context, loaded):
+            assert each.decode({seq: (n_tokens[seq], [tokens[seq]]) for seq in range(N_SEQ)}) == 0
+        for output in range(N_SEQ):
+            np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
+        n_tokens = {seq: n + 1 for seq, n in n_tokens.items()}
+    assert loaded.kv.counters(0).n_compactions > 3
+    loaded.close()

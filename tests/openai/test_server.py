@@ -1,0 +1,487 @@
+"""The server, as OpenAI's own client sees it on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pyh2o import Llama
+from pyh2o.cli.app import app
+from pyh2o.errors import ContextLimitError
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama
+
+openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the server's packages are not installed")
+served = pytest.importorskip("pyh2o.openai.server", exc_type=ImportError, reason="so are others")
+
+WINDOW = 256
+EOS = 2
+NO_END = {str(EOS): -100}
+# One token is one character then; others would be cut between chunks.
+ONLY_ASCII: dict[str, float] = {str(3 + byte): -100.0 for byte in range(128, 256)}
+PATIENCE = 120
+"""Seconds after which a test gives up: far more than is needed even on a busy machine."""
+
+MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
+FLAG_SCHEMA = {
+    "type": "object",
+    "properties": {"flag": {"type": "boolean"}},
+    "required": ["flag"],
+    "additionalProperties": False,
+}
+
+# In the checkout, Python would take the source folder for the installed package.
+OUTSIDE = Path(__file__).parent
+
+real = pytest.mark.real
+
+
+@pytest.fixture
+def dice(rng: np.random.Generator) -> random.Random:
+    return random.Random(int(rng.integers(2**32)))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf",
+        seed=5,
+        n_ctx_train=1024,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def new_client(address: str, api_key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=address, api_key=api_key, max_retries=0, timeout=PATIENCE)
+
+
+Serve = Callable[..., openai.OpenAI]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server for a model on a free port and returns a client of it."""
+    servers: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(llm: Llama, api_key: str | None = None) -> openai.OpenAI:
+        listener = socket.create_server(("127.0.0.1", 0))
+        application = served.create_app(llm, name="tiny", api_key=api_key)
+        server = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        servers.append((server, thread))
+        return new_client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[Llama]:
+    with tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16) as model:
+        yield model
+
+
+@pytest.fixture
+def client(serve: Serve, llm: Llama) -> openai.OpenAI:
+    return serve(llm)
+
+
+def chat(client: openai.OpenAI, **arguments: Any) -> Any:
+    arguments = {"messages": MESSAGES, "max_tokens": 20, "logit_bias": NO_END, **arguments}
+    return client.chat.completions.create(model="tiny", **arguments)
+
+
+def text_of(chunks: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+# ---------------------------------------------------------------------------------------------
+# Answers
+# ---------------------------------------------------------------------------------------------
+
+
+def test_the_model_has_a_name(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_health(client: openai.OpenAI) -> None:
+    assert client._client.get(f"{client.base_url}../health").json() == {"status": "ok"}
+
+
+def test_a_chat_answer_is_the_model_s(client: openai.OpenAI, path: Path) -> None:
+    answer = chat(client, seed=3, logit_bias=ONLY_ASCII)
+    # The server's defaults for sampling are its own.
+    sampling = {"temperature": 0.8, "repeat_penalty": 1.1}
+    with tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16) as llm:
+        expected = llm.create_chat_completion(
+            MESSAGES, seed=3, max_tokens=20, logit_bias=ONLY_ASCII, **sampling
+        )
+    assert answer.choices[0].message.content == expected["choices"][0]["message"]["content"]
+    assert answer.choices[0].finish_reason == expected["choices"][0]["finish_reason"]
+    assert answer.usage.total_tokens == expected["usage"]["total_tokens"]
+
+
+def test_a_streamed_chat_answer_is_the_plain_one(
+    client: openai.OpenAI, dice: random.Random
+) -> None:
+    arguments = {"seed": dice.randrange(2**31), "max_tokens": 200}
+    plain = chat(client, **arguments)
+    chunks = list(chat(client, stream=True, **arguments))
+    assert text_of(chunks) == plain.choices[0].message.content
+    assert len(chunks) > 100
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_a_completion_and_its_stream(client: openai.OpenAI, dice: random.Random) -> None:
+    arguments: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "once",
+        "seed": dice.randrange(2**31),
+        "max_tokens": 30,
+        "logit_bias": NO_END,
+    }
+    plain = client.completions.create(**arguments)
+    assert plain.choices[0].finish_reason == "length"
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens == 30
+    chunks = client.completions.create(stream=True, **arguments)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain.choices[0].text
+
+
+def test_a_conversation_longer_than_the_window(client: openai.OpenAI, llm: Llama) -> None:
+    long = [{"role": "user", "content": "once upon a time " * 40}]
+    answer = chat(client, messages=long)
+    assert answer.usage.prompt_tokens > WINDOW
+    assert llm.kv.tokens_evicted > 0
+    assert llm.kv.used <= llm.kv.capacity
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_a_limit_ends_with_the_window(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    result = chat(client, max_tokens=None, stream=stream)
+    if stream:
+        assert list(result)[-1].choices[0].finish_reason == "length"
+    else:
+        assert result.choices[0].finish_reason == "length"
+        assert result.usage.completion_tokens == WINDOW
+
+
+def test_the_new_name_of_max_tokens(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_completion_tokens=7, logit_bias=NO_END
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": FLAG_SCHEMA}},
+        {"type": "json_object", "schema": FLAG_SCHEMA},
+    ],
+    ids=lambda response_format: response_format["type"],
+)
+def test_an_answer_follows_a_schema(client: openai.OpenAI, response_format: Any) -> None:
+    answer = chat(
+        client, response_format=response_format, max_tokens=60, logit_bias={}, temperature=0.0
+    )
+    content = json.loads(answer.choices[0].message.content)
+    assert content.keys() == {"flag"}
+    assert isinstance(content["flag"], bool)
+
+
+def test_a_tool_is_called(client: openai.OpenAI) -> None:
+    function = {"name": "set_flag", "parameters": FLAG_SCHEMA}
+    answer = chat(
+        client,
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "set_flag"}},
+        max_tokens=60,
+        logit_bias={},
+        temperature=0.0,
+    )
+    call = answer.choices[0].message.tool_calls[0].function
+    assert call.name == "set_flag"
+    assert isinstance(json.loads(call.arguments)["flag"], bool)
+
+
+def test_requests_wait_for_each_other(client: openai.OpenAI) -> None:
+    def streamed(seed: int) -> str:
+        return text_of(chat(client, seed=seed, stream=True, max_tokens=60))
+
+    alone = [streamed(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(streamed, range(4))) == alone
+
+
+def test_a_client_may_leave(client: openai.OpenAI) -> None:
+    stream = chat(client, stream=True, max_tokens=100_000)
+    for _, _chunk in zip(range(5), stream, strict=False):
+        pass
+    stream.close()
+    assert chat(client, max_tokens=5).usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bool) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "ending.gguf", seed=1, n_ctx_train=300, arch_variant="learned_positions"
+    )
+    client = serve(tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16))
+    result = client.completions.create(
+        model="tiny", prompt="once", max_tokens=10_000, stream=stream, logit_bias=NO_END
+    )
+    last = list(result)[-1] if stream else result
+    assert last.choices[0].finish_reason == "length"
+
+
+# ---------------------------------------------------------------------------------------------
+# Refusals
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_the_client_s_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="create this one with logits_all=True"):
+        chat(client, logprobs=True, top_logprobs=2)
+    with pytest.raises(openai.BadRequestError, match="no schema"):
+        chat(client, response_format={"type": "json_schema"})
+
+
+def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIError, match="create this one with logits_all=True") as caught:
+        list(chat(client, stream=True, logprobs=True, top_logprobs=2))
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_is_the_server_s_error(
+    client: openai.OpenAI, llm: Llama, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> Iterator[Any]:
+        raise RuntimeError("llama_decode returned -3")
+        yield
+
+    monkeypatch.setattr(llm, "_create_completion", fail)
+    with pytest.raises(openai.APIError, match="llama_decode returned -3") as caught:
+        list(chat(client, stream=stream))
+    assert caught.value.type == "internal_server_error"
+    monkeypatch.undo()
+    assert chat(client).usage.completion_tokens == 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_does_not_fit(serve: Serve, path: Path, stream: bool) -> None:
+    client = serve(tiny_llama(path, n_ctx=WINDOW, evict=False))
+    with pytest.raises(openai.APIError, match="exceed context window of 256") as caught:
+        list(chat(client, messages=[{"role": "user", "content": "x " * 300}], stream=stream))
+    assert caught.value.code == "context_length_exceeded"
+    assert issubclass(ContextLimitError, ValueError)
+
+
+def test_embeddings_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no embeddings"):
+        client.embeddings.create(model="tiny", input="once")
+
+
+def test_a_key_is_asked_for(serve: Serve, llm: Llama) -> None:
+    client = serve(llm, api_key="secret")
+    with pytest.raises(openai.AuthenticationError, match="Invalid API key"):
+        chat(client)
+    assert chat(new_client(str(client.base_url), "secret")).usage.completion_tokens == 20
+
+
+def test_only_pages_of_this_machine(client: openai.OpenAI) -> None:
+    for origin, allowed in (
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1", True),
+        ("https://example.com", False),
+        ("http://localhost.example.com", False),
+    ):
+        response = client._client.get(f"{client.base_url}models", headers={"Origin": origin})
+        assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
+# ---------------------------------------------------------------------------------------------
+# The real program
+# ---------------------------------------------------------------------------------------------
+
+
+class Program:
+    """`pyh2o serve` as a process, and what it says."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        environment = {**os.environ, "PYH2O_THREADS": "1"}
+        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
+            env=environment,
+            cwd=OUTSIDE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        signal.signal(signal.SIGINT, before)
+        self.notes = ""
+
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        while not (found := re.search(r"http://\S+/v1", self.notes)):
+            assert self.process.stderr is not None
+            line = self.process.stderr.readline()
+            assert line, f"it ended: {self.notes}"
+            self.notes += line
+        return found[0]
+
+    def end(self) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self.process.stderr is not None
+        self.notes += self.process.stderr.read()
+        return self.process.wait(PATIENCE)
+
+
+@pytest.fixture
+def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def start(*arguments: str | Path) -> Program:
+        started.append(Program("--model", path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(PATIENCE)
+
+
+@real
+def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
+    server = program("--port", "0", "--ctx", WINDOW, "--hh", "32", "--recent", "32")
+    client = new_client(server.address())
+    assert server.notes.startswith("tiny.gguf · KV 0/256 cells · budget 64 (32 heavy + 32 recent)")
+    assert [model.id for model in client.models.list()] == ["tiny.gguf"]
+    chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
+    assert text_of(chunks) == chat(client, seed=1, max_tokens=300).choices[0].message.content
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == 0
+    assert server.notes.splitlines()[1:] == [
+        f"listening on {client.base_url}".removesuffix("/") + " · Ctrl-C stops",
+        "stopped",
+    ]
+
+
+@real
+@pytest.mark.parametrize("stream", [False, True])
+def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], stream: bool) -> None:
+    server = program("--port", "0")
+    client = new_client(server.address())
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: list(chat(client, max_tokens=10**8, stream=stream)))
+        wait_until_busy(client)
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+        if not stream:
+            with pytest.raises(openai.APIError):
+                answer.result(PATIENCE)
+    assert "Traceback" not in server.notes
+
+
+@real
+def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
+    server = program("--port", "0")
+    client = new_client(server.address())
+    assert client.models.list()
+    for _ in range(2):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)  # two at once would be one
+    assert server.end() == 0
+    assert server.notes.endswith("Ctrl-C stops\nstopped\n")
+
+
+def wait_until_busy(client: openai.OpenAI) -> None:
+    """Wait until the model answers someone: others have to wait then."""
+    impatient = client.with_options(timeout=0.5)
+    with contextlib.suppress(openai.APITimeoutError):
+        while impatient.models.list():
+            pass
+
+
+@real
+def test_a_port_that_is_taken(program: Callable[..., Program]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = program("--port", str(port))
+        assert server.end() == 1
+    assert server.notes == (
+        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "give another --host or --port\n"
+    )
+
+
+@real
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "0.0.0.0", "--api-key", "secret"], False),
+        (["--host", "localhost"], False),
+    ],
+)
+def test_strangers_are_warned_of(
+    program: Callable[..., Program], arguments: list[str], warned: bool
+) -> None:
+    server = program("--port", "0", *arguments)
+    server.address()
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == 0
+    assert ("other machines can reach this without a key" in server.notes) == warned
+
+
+def test_help_leaves_the_sampling_to_requests() -> None:
+    done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    for option in ("--host ", "--port ", "--api-key ", "--model ", "--hh ", "--kv-type "):
+        assert option in done.output
+    assert "--temp " not in done.output
+
+
+@real
+def test_missing_packages_are_named() -> None:
+    program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve"],
+        cwd=OUTSIDE,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
+    )

@@ -1,0 +1,711 @@
+"""Every policy in the NumPy reference: what stays, what is observed for it, and other shapes.
+
+Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import pyh2o.reference.model as reference_llama
+from pyh2o.policies import (
+    NACL,
+    POLICIES,
+    H2ODecay,
+    HeadRows,
+    Policy,
+    RoCo,
+    Snap,
+    Streaming,
+    uniform_numbers,
+)
+from pyh2o.reference import (
+    EvictionParameters,
+    LayerCache,
+    ReferenceLlama,
+    RotaryPlace,
+    attend,
+    collected_attention,
+    collected_squares,
+    compact,
+    margin,
+    pyramid_places,
+    quotas,
+    select,
+)
+from tiny_gguf import write_tiny_gguf
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+N_LAYER, N_HEAD_KV, GROUP, HEAD_SIZE = 3, 2, 2, 8
+FREQUENCIES = 100.0 ** -np.linspace(0, 0.75, HEAD_SIZE // 2)
+
+# Small windows of queries and shares that round, so that the parts of a rule all matter.
+ALL_POLICIES = [
+    *(cls() for cls in POLICIES.values()),
+    Snap(queries=3, pool=3),
+    NACL(queries=4, random=0.5, seed=9),
+    RoCo(guard=0.6),
+    H2ODecay(half_life=5),
+    Streaming(sinks=100),
+]
+all_policies = pytest.mark.parametrize("policy", ALL_POLICIES, ids=str)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=6)
+
+
+def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
+    return rng.integers(3, 384, n_tokens)
+
+
+def in_float64(path: Path, **settings: Any) -> ReferenceLlama:
+    """In float64 rounding cannot change a choice."""
+    return ReferenceLlama.from_gguf(path, dtype=np.float64, cache_dtype=np.float64, **settings)
+
+
+def heads(model: ReferenceLlama) -> list[tuple[int, int]]:
+    hyper = model.weights.hyperparameters
+    return list(itertools.product(range(hyper.n_layer), range(hyper.n_head_kv)))
+
+
+def kept_positions(model: ReferenceLlama) -> list[list[int]]:
+    return [model.positions(layer, head).tolist() for layer, head in heads(model)]
+
+
+# ---- what stays ----
+
+
+def random_caches(rng: np.random.Generator, n_rows: int) -> list[LayerCache]:
+    """Layers that have seen so many tokens, with everything collected that a policy may want.
+
+    Sums are whole numbers of thirds, so that equal ones are common.
+    """
+    caches = []
+    for _ in range(N_LAYER):
+        cache = LayerCache(N_HEAD_KV, HEAD_SIZE, cache_dtype=np.float64, score_dtype=np.float64)
+        positions = np.arange(n_rows)
+        keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
+        queries = rng.standard_normal((N_HEAD_KV * GROUP, n_rows, HEAD_SIZE))
+        cache.append(keys, values, positions)
+        cache.add_scores(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
+        cache.add_squares(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
+        cache.remember_queries(queries, positions, positions, n_most=int(rng.integers(1, 9)))
+        caches.append(cache)
+    return caches
+
+
+def random_parameters(rng: np.random.Generator, n_rows: int) -> EvictionParameters:
+    pinned, heavy = (int(count) for count in rng.integers(0, 15, 2))
+    bounds = np.sort(rng.choice(np.arange(n_rows + 20), 4, replace=False)).tolist()
+    spans = ((bounds[0], bounds[1]), (bounds[2], bounds[3]))
+    n_starts = int(rng.integers(0, 4))
+    starts = np.sort(rng.choice(np.arange(1, n_rows + 10), n_starts, replace=False)).tolist()
+    try:
+        return EvictionParameters(
+            heavy=heavy,
+            recent=int(rng.integers(1, 12)),
+            pinned=pinned,
+            spans=spans if rng.random() < 0.5 else (),
+            starts=tuple(starts),
+        )
+    except ValueError:  # the spans outnumber the heavy rows
+        return random_parameters(rng, n_rows)
+
+
+class Spy:
+    """A policy that remembers the scores it gave."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.seen: dict[tuple[int, int], tuple[HeadRows, FloatArray]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        scores = self.policy.score(rows)
+        self.seen[rows.layer, rows.head] = rows, scores
+        return scores
+
+
+@all_policies
+@pytest.mark.parametrize("repeat", range(30))
+def test_the_best_stay(rng: np.random.Generator, policy: Policy, repeat: int) -> None:
+    """Pinned and recent rows always; of the rest the best of each segment; never more or fewer."""
+    n_rows = int(rng.integers(1, 70))
+    caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
+    policy = policy.for_budget(parameters.budget)
+    spy: Any = Spy(policy)
+    compact(caches, parameters, spy, RotaryPlace(n_rows, FREQUENCIES))
+
+    pinned = np.arange(n_rows) < parameters.pinned
+    for start, end in parameters.spans:
+        pinned[start:end] = True
+    must = pinned.copy()
+    must[max(0, n_rows - parameters.recent) :] = True
+    segments = np.searchsorted(parameters.starts, np.arange(n_rows), side="right")
+    scores = mean_scores(spy, policy)
+    for (layer, head), (rows, _) in spy.seen.items():
+        kept = np.isin(np.arange(n_rows), caches[layer].positions(head))
+        assert kept[must].all()
+        assert kept.sum() == min(n_rows, parameters.budget)
+        assert rows.competing.tolist() == (~must).tolist()
+        assert rows.pinned.tolist() == pinned.tolist()
+        assert rows.n_places == kept.sum() - must.sum()
+        assert rows.newest == n_rows - 1
+        order = list(zip(scores[layer, head].tolist(), range(n_rows), strict=True))
+        for segment in range(len(parameters.starts) + 1):
+            inside = (segments == segment) & ~must
+            winners = [order[i] for i in np.flatnonzero(inside & kept)]
+            losers = [order[i] for i in np.flatnonzero(inside & ~kept)]
+            assert not winners or not losers or min(winners) > max(losers)
+    assert len(spy.seen) in (0, N_LAYER * N_HEAD_KV)
+
+
+def mean_scores(spy: Spy, policy: Policy) -> dict[tuple[int, int], FloatArray]:
+    """The scores given, averaged over the heads that have to agree."""
+    scores = {place: given for place, (_, given) in spy.seen.items()}
+    if policy.scope == "head":
+        return scores
+    return {
+        (layer, head): np.mean(
+            [x for place, x in scores.items() if policy.scope == "cache" or place[0] == layer],
+            axis=0,
+        )
+        for layer, head in scores
+    }
+
+
+@all_policies
+def test_dropping_equals_hiding(tiny: Path, rng: np.random.Generator, policy: Policy) -> None:
+    """Both over a long text with its end taken back, positions renewed, spans and shares."""
+    tokens = random_tokens(rng, 300)
+    dropping, hiding = (
+        in_float64(
+            tiny,
+            heavy=20,
+            recent=14,
+            pinned=2,
+            slack=8,
+            n_pos=128,
+            policy=policy,
+            keep_all=keep_all,
+        )
+        for keep_all in (False, True)
+    )
+    for model in (dropping, hiding):
+        model.eval(tokens[:100])
+        model.remove(97)
+        model.pin_spans([(60, 64), (130, 135)])
+        model.share_fairly([40, 120])
+    np.testing.assert_allclose(dropping.eval(tokens[100:]), hiding.eval(tokens[100:]), atol=1e-8)
+    assert dropping.n_compactions == hiding.n_compactions > 20
+    assert dropping.n_rebases == hiding.n_rebases >= 2
+    assert kept_positions(dropping) == kept_positions(hiding)
+    for layer, head in heads(dropping):
+        np.testing.assert_allclose(dropping.scores(layer, head), hiding.scores(layer, head))
+        assert dropping.positions(layer, head).size == dropping.n_rows
+        assert np.isin(np.arange(130, 135), dropping.positions(layer, head)).all()
+
+
+@all_policies
+def test_as_long_as_all_fits_no_policy_matters(
+    tiny: Path, rng: np.random.Generator, policy: Policy
+) -> None:
+    tokens = random_tokens(rng, 60)
+    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
+    model = ReferenceLlama.from_gguf(tiny, heavy=30, recent=30, policy=policy)
+    np.testing.assert_allclose(model.eval(tokens, ubatch=1), full, atol=1e-4)
+    model.compact()
+    assert kept_positions(model) == [list(range(60))] * 6
+
+
+def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
+    """Or the tests above would not see a policy that is not asked."""
+    tokens = random_tokens(rng, 250)
+    # Over so few tokens the default half-life hardly matters; and the rows of the tiny model whose
+    # attention varies most are also those with the highest mean.
+    stronger = {"h2o-decay": "h2o-decay:half_life=20", "roco": "roco:guard=1"}
+    kept = []
+    for name in POLICIES:
+        policy = stronger.get(name, name)
+        model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=policy)
+        model.eval(tokens)
+        kept.append(str(kept_positions(model)))
+    assert len(set(kept)) == len(kept)
+
+
+@pytest.mark.parametrize(("policy", "sets"), [("h2o", 6), ("h2o-layer", 3), ("h2o-cells", 1)])
+def test_heads_that_have_to_agree(
+    tiny: Path, rng: np.random.Generator, policy: str, sets: int
+) -> None:
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=policy)
+    model.eval(random_tokens(rng, 250))
+    assert len({str(positions) for positions in kept_positions(model)}) == sets
+    of_layers = {str([model.positions(layer, head) for head in range(2)]) for layer in range(3)}
+    assert len(of_layers) == (1 if policy == "h2o-cells" else 3)
+    # The sums stay those of each head.
+    assert len({str(model.scores(layer, head)) for layer, head in heads(model)}) == 6
+
+
+def test_streaming_is_sinks_and_a_window(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 150)
+    streaming = in_float64(tiny, heavy=20, recent=12, policy="streaming")
+    window = in_float64(tiny, heavy=0, recent=28, pinned=4)
+    np.testing.assert_allclose(streaming.eval(tokens), window.eval(tokens), atol=1e-9)
+    assert kept_positions(streaming) == kept_positions(window)
+    assert kept_positions(streaming)[0] == [*range(4), *range(121, 150)]
+
+
+def test_random_rows_are_a_sample_of_the_whole_text(tiny: Path, rng: np.random.Generator) -> None:
+    """The numbers of rows do not change, so what stays are the largest of all there ever were."""
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=5, policy="random:seed=4")
+    model.eval(random_tokens(rng, 200))
+    for layer, head in heads(model):
+        # The last token was read after the compaction.
+        numbers = uniform_numbers(4, layer, head, np.arange(194))
+        best = np.sort(np.argsort(numbers)[-20:])
+        assert model.positions(layer, head).tolist() == [*best, *range(194, 200)]
+
+
+# ---- what is observed ----
+
+
+class Observer:
+    """Keeps the probabilities that the model computed for the last chunk, layer by layer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.probabilities: list[FloatArray] = []
+        monkeypatch.setattr(reference_llama, "attend", self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        outputs, probabilities = attend(*arguments)
+        self.probabilities.append(probabilities)
+        return outputs, probabilities
+
+
+def test_tova_sees_what_the_last_query_paid(
+    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention computed at the compaction is that of the last forward pass."""
+    observer = Observer(monkeypatch)
+    model = in_float64(tiny, heavy=12, recent=4, policy="tova")
+    model.eval(random_tokens(rng, 17), ubatch=1)
+    for _ in range(60):
+        before = {place: model.positions(*place) for place in heads(model)}
+        paid = observer.probabilities[-3:]
+        model.eval(random_tokens(rng, 1))
+        for layer, head in heads(model):
+            scores = paid[layer][2 * head : 2 * head + 2, -1].mean(axis=0)
+            candidates = before[layer, head][:-4]
+            lost = candidates[np.argmin(scores[:-4])]
+            expected = [p for p in before[layer, head] if p != lost] + [model.n_tokens - 1]
+            assert model.positions(layer, head).tolist() == expected
+            stay = np.isin(before[layer, head], model.positions(layer, head))
+            stay[-4:] = False
+            np.testing.assert_allclose(
+                model.scores(layer, head), [*scores[stay], *[0] * 5], atol=1e-12
+            )
+
+
+@pytest.mark.parametrize("slack", [1, 6])
+def test_decay_halves_what_was_collected(
+    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, slack: int
+) -> None:
+    """After each compaction all sums times 0.5 ** (tokens since the last one / half-life)."""
+    observer = Observer(monkeypatch)
+    model = in_float64(tiny, heavy=12, recent=4, slack=slack, policy="h2o-decay:half_life=10")
+    sums: dict[tuple[int, int], dict[int, float]] = {place: {} for place in heads(model)}
+    last = 0
+    for _ in range(80):
+        compactions = model.n_compactions
+        n_tokens = model.n_tokens
+        model.eval(random_tokens(rng, 1))
+        factor = 1.0
+        if model.n_compactions > compactions:
+            factor = 0.5 ** ((n_tokens - last) / 10)
+            last = n_tokens
+        for layer, head in heads(model):
+            positions = model.positions(layer, head)
+            collected = collected_attention(observer.probabilities[layer - 3], 2)[head]
+            sums[layer, head] = {
+                int(position): sums[layer, head].get(int(position), 0.0) * factor + paid
+                for position, paid in zip(positions, collected, strict=True)
+            }
+            expected = list(sums[layer, head].values())
+            np.testing.assert_allclose(model.scores(layer, head), expected, atol=1e-12)
+    assert model.n_compactions >= 10
+
+
+def test_decay_after_the_end_was_taken_back(tiny: Path, rng: np.random.Generator) -> None:
+    """A text that is shorter than at the compaction before has no new tokens: nothing decays."""
+    model = in_float64(tiny, heavy=12, recent=10, slack=4, policy="h2o-decay:half_life=1")
+    model.eval(random_tokens(rng, 30))
+    assert model.n_compactions > 0
+    model.compact()
+    model.remove(26)
+    before = [model.scores(layer, head) for layer, head in heads(model)]
+    model.compact()
+    for (layer, head), scores in zip(heads(model), before, strict=True):
+        np.testing.assert_array_equal(model.scores(layer, head), scores)
+    model.eval(random_tokens(rng, 2))
+    sums = [model.scores(layer, head) for layer, head in heads(model)]
+    model.compact()
+    for (layer, head), scores in zip(heads(model), sums, strict=True):
+        stay = scores.size - model.scores(layer, head).size
+        assert stay == 0
+        np.testing.assert_allclose(model.scores(layer, head), scores / 4)
+
+
+def test_squares_are_collected(
+    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean over the group of the squares, not the square of the mean."""
+    observer = Observer(monkeypatch)
+    spy: Any = Spy(RoCo())
+    model = in_float64(tiny, heavy=60, recent=4, slack=20, policy=spy)
+    model.eval(random_tokens(rng, 50), ubatch=7)
+    model.compact()
+    chunks = [observer.probabilities[i : i + 3] for i in range(0, len(observer.probabilities), 3)]
+    for (layer, head), (rows, _) in spy.seen.items():
+        squares = np.zeros(50)
+        for chunk in chunks:
+            group = chunk[layer][2 * head : 2 * head + 2]
+            squares[: group.shape[2]] += (group**2).mean(axis=0).sum(axis=0)
+        np.testing.assert_allclose(rows.squares, squares, atol=1e-12)
+
+
+def test_nothing_is_collected_that_nobody_wants(tiny: Path, rng: np.random.Generator) -> None:
+    for policy in ALL_POLICIES:
+        spy: Any = Spy(policy)
+        model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=spy)
+        model.eval(random_tokens(rng, 100))
+        for rows, _ in spy.seen.values():
+            assert rows.attention.any() == policy.needs_attention
+            assert rows.squares.any() == policy.needs_squares
+            assert len(rows.queries) == len(rows.query_attention) == min(policy.n_queries, 12)
+
+
+def test_squares_by_hand() -> None:
+    """Two query heads of one KV head: (.25 + .01) / 2 + .81 / 2 and (.25 + .81) / 2 + .01 / 2."""
+    probabilities = np.array([[[0.5, 0.5], [0.0, 0.0]], [[0.1, 0.9], [0.9, 0.1]]])
+    np.testing.assert_allclose(collected_squares(probabilities, 1), [[0.535, 0.535]])
+    np.testing.assert_allclose(collected_attention(probabilities, 1), [[0.75, 0.75]])
+
+
+# ---- queries ----
+
+
+def cache_of(rng: np.random.Generator, n_rows: int, *, first: int = 0) -> LayerCache:
+    cache = LayerCache(N_HEAD_KV, HEAD_SIZE, cache_dtype=np.float64, score_dtype=np.float64)
+    keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
+    cache.append(keys, values, first + np.arange(n_rows))
+    return cache
+
+
+def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
+    """In chunks of any size; those of a text that is taken back go with it."""
+    cache = cache_of(rng, 30)
+    queries = rng.standard_normal((4, 30, HEAD_SIZE))
+    for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
+        positions = np.arange(start, end)
+        cache.remember_queries(queries[:, start:end], positions, positions - 3, n_most=5)
+        expected = np.arange(max(0, end - 5), end)
+        assert cache.query_positions.tolist() == expected.tolist()
+        assert cache.query_rotary_positions.tolist() == (expected - 3).tolist()
+        np.testing.assert_array_equal(cache.queries, queries[:, expected])
+    np.testing.assert_array_equal(cache.queries_of(1), queries[2:, 25:30].swapaxes(0, 1))
+
+    cache.remove(27)
+    assert cache.query_positions.tolist() == [25, 26]
+    np.testing.assert_array_equal(cache.queries, queries[:, 25:27])
+    cache.remove(20)
+    assert cache.query_positions.size == 0
+    assert cache.query_attention().shape == (2, 0, 20)
+    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]), n_most=5)
+    assert cache.query_positions.tolist() == [20, 21]
+
+
+def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
+    """Row by row: softmax over the rows in use up to the query's own, mean over the group."""
+    cache = cache_of(rng, 12)
+    queries = rng.standard_normal((4, 3, HEAD_SIZE))
+    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]), n_most=3)
+    cache.keep_all = True
+    cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
+    attention = cache.query_attention()
+    for head, query in itertools.product(range(2), range(3)):
+        expected = np.zeros(12)
+        rows = [j for j in cache.positions(head) if j <= 9 + query]
+        for member in range(2):
+            logits = cache.keys[head, rows] @ queries[2 * head + member, query] / np.sqrt(HEAD_SIZE)
+            expected[rows] += np.exp(logits) / np.exp(logits).sum() / 2
+        np.testing.assert_allclose(attention[head, query], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("back", [5, 12, 60])
+def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None:
+    """While no key is packed all distances stay, and so does the attention."""
+    cache = cache_of(rng, 20, first=60)
+    queries = rng.standard_normal((4, 6, HEAD_SIZE))
+    positions = np.arange(74, 80)
+    cache.remember_queries(queries, positions, positions, n_most=6)
+    before = cache.query_attention()
+
+    def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
+        return reference_llama.rotate(
+            x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2)
+        )
+
+    cache.rebase(back, rotate)
+    assert cache.query_rotary_positions.tolist() == (positions - back).tolist()
+    np.testing.assert_allclose(cache.query_attention(), before, atol=1e-12)
+    cache.rebase(100, rotate)
+    assert cache.query_rotary_positions.max() < 0
+    assert cache.rotary_positions.min() == 0
+
+
+# ---- fair shares and pinned spans ----
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_places", "expected"),
+    [
+        ([10, 10], 4, [2, 2]),
+        ([10, 10], 5, [2, 3]),
+        ([10, 10, 10], 5, [1, 2, 2]),
+        ([1, 2, 3], 4, [1, 1, 2]),  # shares 2/3, 4/3 and 2: the first has the largest remainder
+        ([100, 1], 10, [10, 0]),
+        ([0, 7, 0], 3, [0, 3, 0]),
+        ([0, 0], 3, [0, 0]),
+        ([5], 9, [9]),
+        ([3, 5], 0, [0, 0]),
+    ],
+)
+def test_quotas(lengths: list[int], n_places: int, expected: list[int]) -> None:
+    assert quotas(lengths, n_places).tolist() == expected
+
+
+def test_quotas_are_near_the_exact_shares(rng: np.random.Generator) -> None:
+    for _ in range(300):
+        lengths = rng.integers(0, 50, int(rng.integers(1, 8)))
+        n_places = int(rng.integers(0, 200))
+        given = quotas(lengths, n_places)
+        if lengths.sum():
+            assert given.sum() == n_places
+            assert (np.abs(given - n_places * lengths / lengths.sum()) < 1).all()
+            assert not given[lengths == 0].any()
+
+
+def test_segments_get_their_shares_of_the_text_not_of_what_is_left() -> None:
+    """Of [0, 10), [10, 30) and [30, 39] 3, 6 and 3 of 12 places; the rest is pinned or recent.
+
+    Positions that compete or did: 1 .. 9 but 4 and 5 (7), 10 .. 29 (20), 30 .. 36 (7), so of 12
+    places 2.47, 7.06 and 2.47: 2, 7, 2, and the newer of the equal remainders 3.
+    """
+    rule: dict[str, Any] = {"pinned": 1, "recent": 3, "spans": [(4, 6)], "starts": [10, 30]}
+    positions = np.array([0, 1, 2, 3, 4, 5, *range(12, 40)])
+    scores = np.where(positions < 10, 100.0, positions)
+    # 34 rows and a budget of 1 + 14 + 3: pinned 0, 4, 5; recent 37 .. 39; 12 places
+    kept = select(scores, positions, heavy=14, **rule)
+    assert positions[kept].tolist() == [0, 2, 3, 4, 5, *range(23, 30), *range(34, 40)]
+    # 3 and 1, 23 and 22, 34 and 33: 0 (the first segment is a tie), 1 and 1
+    assert margin(scores, positions, kept, **rule) == 0
+    scores[:4] = [0, 1.5, 4, 3]
+    assert margin(scores, positions, kept, **rule) == 1
+
+
+def test_what_a_segment_leaves_goes_to_the_best_of_the_others() -> None:
+    """12 places for lengths 20, 10, 10: 6, 3, 3; the first has 2 rows, and leaves 4."""
+    positions = np.array([3, 7, *range(20, 40), 40])
+    scores = np.concatenate([[0, 0], np.arange(10), 3 * np.arange(10) + 0.5, [0]])
+    kept = select(scores, positions, pinned=0, heavy=12, recent=1, starts=[20, 30])
+    # Segment 2 keeps 7, 8, 9, segment 3 the last three; the best of the others are 4 of the third.
+    assert positions[kept].tolist() == [3, 7, 27, 28, 29, *range(33, 40), 40]
+    # 7 - 6 in the second segment, 9.5 - 6.5 in the third, 9.5 - 6.5 over all.
+    rule: dict[str, Any] = {"pinned": 0, "recent": 1, "starts": [20, 30]}
+    assert margin(scores, positions, kept, **rule) == 1
+    # Now 20 - 9 in the second segment and 9.5 - 9 over all.
+    scores[(positions >= 26) & (positions < 30)] = [9, 20, 20, 20]
+    kept = select(scores, positions, heavy=12, **rule)
+    assert margin(scores, positions, kept, **rule) == 0.5
+
+
+def test_one_segment_or_none_is_the_plain_choice(rng: np.random.Generator) -> None:
+    positions = rng.permutation(60)
+    scores = rng.integers(0, 9, 60) / 2
+    rule: dict[str, Any] = {"pinned": 3, "heavy": 11, "recent": 7}
+    plain = select(scores, positions, **rule)
+    np.testing.assert_array_equal(select(scores, positions, starts=[1000], **rule), plain)
+    np.testing.assert_array_equal(select(scores, positions, spans=[(1, 3)], **rule), plain)
+
+
+def test_infinite_scores_have_a_margin() -> None:
+    scores, positions = np.array([np.inf, np.inf, 1, 2, 0]), np.arange(5)
+    rule: dict[str, Any] = {"pinned": 0, "recent": 1}
+    for heavy, expected in ((1, 0), (2, np.inf), (3, 1)):
+        kept = select(scores, positions, heavy=heavy, **rule)
+        assert margin(scores, positions, kept, **rule) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spans": ((3, 3),)}, "3 .. 3 is empty, out of order or overlaps"),
+        ({"spans": ((5, 8), (2, 4))}, "2 .. 4 is empty, out of order"),
+        ({"spans": ((2, 6), (5, 8))}, "5 .. 8 is empty, out of order or overlaps"),
+        ({"spans": ((-1, 2),)}, "-1 .. 2"),
+        ({"spans": ((5, 10), (20, 26))}, "11 positions of pinned spans do not fit the 10 heavy"),
+        ({"starts": (0, 5)}, "starts must be ascending and above 0"),
+        ({"starts": (5, 5)}, "starts must be ascending"),
+    ],
+)
+def test_spans_and_starts_are_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EvictionParameters(heavy=10, recent=5, **change)
+
+
+def test_spans_within_the_pinned_prefix_take_no_places() -> None:
+    parameters = EvictionParameters(heavy=3, recent=1, pinned=8, spans=((0, 5), (6, 11)))
+    assert parameters.budget == 12
+
+
+def test_pinned_spans_stay_and_the_budget_stays_what_it_is(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=8, slack=4, policy="streaming:sinks=0")
+    model.eval(random_tokens(rng, 20))
+    model.pin(3)
+    model.pin_spans([(6, 10), (50, 53)])
+    model.eval(random_tokens(rng, 180))
+    expected = [0, 1, 2, *range(6, 10), *range(50, 53), *range(178, 200)]
+    assert kept_positions(model) == [expected] * 6
+    model.pin_spans([(50, 53)])
+    model.eval(random_tokens(rng, 4))
+    assert kept_positions(model) == [[0, 1, 2, *range(50, 53), *range(178, 204)]] * 6
+
+    with pytest.raises(ValueError, match="18 positions of pinned spans do not fit the 17 heavy"):
+        model.pin_spans([(300, 318)])
+    assert model.eviction is not None
+    assert model.eviction.spans == ((50, 53),)
+    model.reset()
+    assert (model.eviction.spans, model.eviction.pinned) == ((), 0)
+
+
+def test_fair_shares_let_the_start_of_the_text_live(tiny: Path, rng: np.random.Generator) -> None:
+    """A window forgets the first part; with fair shares it has its places, and no dead ones."""
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=8, policy="streaming:sinks=0")
+    model.share_fairly([50, 100])
+    model.eval(random_tokens(rng, 200))
+    # Newest at the last compaction: 198; lengths 50, 50 and 91 of 191, so 5.2, 5.2 and 9.5 places.
+    first, second, third = range(45, 50), range(95, 100), range(181, 191)
+    assert kept_positions(model)[0] == [*first, *second, *third, *range(191, 200)]
+
+
+def test_a_full_cache_has_nothing_to_pin(tiny: Path) -> None:
+    model = ReferenceLlama.from_gguf(tiny)
+    for call in (model.pin_spans, model.share_fairly):
+        with pytest.raises(ValueError, match="full cache"):
+            call([])
+
+
+# ---- shapes ----
+
+
+def test_pyramid_places() -> None:
+    """PyramidKV's own numbers: 100 places and 3 layers give 195, 100 and 5."""
+    assert pyramid_places(100, 3).tolist() == [195, 100, 5]
+    assert pyramid_places(7, 1).tolist() == [7]
+    for heavy, n_layer in itertools.product((0, 1, 13, 128), (2, 5, 30)):
+        places = pyramid_places(heavy, n_layer)
+        assert places.sum() == heavy * n_layer
+        assert (np.diff(places) <= 1).all()  # rounding
+        assert abs(places[0] - 1.95 * heavy) < 1
+
+
+@pytest.mark.parametrize("shape", ["pyramid", "adaptive"])
+@pytest.mark.parametrize("policy", ["h2o", "snap:pool=1"])
+def test_other_shapes(tiny: Path, rng: np.random.Generator, shape: str, policy: str) -> None:
+    """The total stays; hiding what is evicted equals padding; pinned and recent rows stay."""
+    tokens = random_tokens(rng, 150)
+    dropping, hiding = (
+        in_float64(
+            tiny,
+            heavy=20,
+            recent=8,
+            pinned=2,
+            slack=5,
+            shape=shape,
+            policy=policy,
+            keep_all=keep_all,
+        )
+        for keep_all in (False, True)
+    )
+    np.testing.assert_allclose(dropping.eval(tokens), hiding.eval(tokens), atol=1e-9)
+    dropping.remove(149)
+    hiding.remove(149)
+    assert kept_positions(dropping) == kept_positions(hiding)
+    dropping.compact()
+    kept = kept_positions(dropping)
+    heavy = np.array([len(positions) - 10 for positions in kept]).reshape(3, 2)
+    if shape == "pyramid":
+        assert heavy.tolist() == [[39, 39], [20, 20], [1, 1]]
+    else:
+        assert heavy.sum(axis=1).tolist() == [40, 40, 40]
+        assert heavy.min() >= 4
+        assert np.unique(heavy).size > 1
+    assert dropping.n_rows == 30
+    for positions in kept:
+        assert {0, 1, *range(141, 149)} <= set(positions)
+
+
+def test_a_pot_goes_to_the_best_of_all_heads() -> None:
+    """Each head is sure of 1 of its 5 places; the others go by score, whose head it ever is."""
+    cache = LayerCache(2, 2, score_dtype=np.float64)
+    cache.append(np.zeros((2, 13, 2)), np.zeros((2, 13, 2)), np.arange(13))
+    cache.add_scores(np.array([[*range(12), 0.0], [*np.arange(12) / 10, 0.0]]))
+    parameters = EvictionParameters(heavy=5, recent=1)
+    place = RotaryPlace(13, np.ones(1))
+    clear = compact([cache], parameters, POLICIES["h2o"](), place, shape="adaptive")
+    # The second head's best is 1.1; of the first 9 stay, down to 3.
+    assert cache.positions(0).tolist() == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert cache.positions(1).tolist() == [11, 12]
+    assert clear == pytest.approx(0.1)
+    assert cache.n_rows == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shape": "pyramid", "n_pos": 100}, "does not go with re-bases"),
+        ({"shape": "adaptive", "dense": True}, "does not go with re-bases"),
+        ({"shape": "adaptive", "policy": "h2o-layer"}, "h2o-layer keeps the same rows"),
+        ({"shape": "pyramid", "policy": "h2o-cells"}, "h2o-cells keeps the same rows"),
+        ({"policy": "best"}, "there is no policy 'best'"),
+    ],
+)
+def test_shapes_and_policies_that_do_not_go(
+    tiny: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, **settings)
+
+
+def test_shapes_refuse_spans_and_shares_that_do_not_fit(tiny: Path) -> None:
+    adaptive = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, shape="adaptive")
+    with pytest.raises(ValueError, match="shape 'adaptive'"):
+        adaptive.share_fairly([5])
+    pyramid = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, shape="pyramid")
+    with pytest.raises(ValueError, match="2 positions of pinned spans do not fit the 1 heavy"):
+        pyramid.pin_spans([(4, 6)])
+    pyramid.pin_spans([(4, 5)])

@@ -1,0 +1,64 @@
+"""How many threads to compute with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyh2o.system import threads
+from pyh2o.system.threads import physical_cores
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores with two threads each, of which this process may use six threads on three."""
+    for cpu in range(8):
+        folder = tmp_path / "cpus" / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    (tmp_path / "cgroup" / "cpu").mkdir(parents=True)
+    monkeypatch.setattr(threads, "_TOPOLOGY", tmp_path / "cpus")
+    monkeypatch.setattr(threads, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 5, 6}, raising=False)
+    return tmp_path
+
+
+def test_threads_of_one_core_count_once(machine: Path) -> None:
+    assert physical_cores() == 3
+
+
+def test_cores_of_unknown_topology_count_each(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TOPOLOGY", machine / "nowhere")
+    assert physical_cores() == 6
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [
+        ("max 100000", 3),
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("900000 100000", 3),
+        ("nonsense", 3),
+        ("1 0", 3),
+    ],
+)
+def test_a_container_s_limit(machine: Path, limit: str, cores: int) -> None:
+    (machine / "cgroup" / "cpu.max").write_text(limit + "\n")
+    assert physical_cores() == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 3), ("200000", 2)])
+def test_a_container_s_limit_of_the_first_kind(machine: Path, quota: str, cores: int) -> None:
+    (machine / "cgroup" / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
+    (machine / "cgroup" / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert physical_cores() == cores
+
+
+def test_this_machine() -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
