@@ -55,7 +55,7 @@ def serve(
     """
     with reported_errors():
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o import server
+        from pyh2o.openai import server
 
         with closing(listen(host, port)) as listener:
             bars = Bars(hidden=options.verbose)
