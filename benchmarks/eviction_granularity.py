@@ -8,9 +8,6 @@ token 1024 of the stretch on, beside the figure of an earlier simulation (writte
 library, on the same stretch of the same text, "The Adventures of Sherlock Holmes" of Project
 Gutenberg, and the demo model). A policy takes some minutes on one core.
 
-With `--shape` the same rows are shared out unevenly between layers or heads (see
-pyh2o.reference.shapes).
-
 Paragraphs of the text are unwrapped: their words with one space between, a blank line between
 paragraphs. No token is put before it.
 """
@@ -24,7 +21,6 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +28,6 @@ import numpy.typing as npt
 from pyh2o.llama import Llama
 from pyh2o.models import demo_model_path
 from pyh2o.reference import EvictionParameters, LlamaWeights, ReferenceLlama, read_gguf
-from pyh2o.reference.shapes import Shape
 
 SLACK = 32
 # Forgetting a tenth every 32 tokens, as the simulation did.
@@ -68,14 +63,14 @@ def tokens_of(model: Path, text: str) -> list[int]:
 
 
 def surprises(
-    weights: LlamaWeights, tokens: list[int], policy: str, rows: int, shape: Shape
+    weights: LlamaWeights, tokens: list[int], policy: str, rows: int
 ) -> npt.NDArray[np.float64]:
     """Negative log-likelihood of each token but the first, in nats. [n_tokens - 1]"""
     eviction = EvictionParameters(heavy=rows // 2, recent=rows - rows // 2, slack=SLACK)
     if policy == FULL:
         model = ReferenceLlama(weights)
     else:
-        model = ReferenceLlama(weights, eviction, policy=policy, shape=shape)
+        model = ReferenceLlama(weights, eviction, policy=policy)
     parts = []
     for start in range(0, len(tokens) - 1, SLACK):
         expected = tokens[start + 1 : start + 1 + SLACK]
@@ -97,7 +92,6 @@ def main() -> None:
     parser.add_argument(
         "--policy", nargs="+", default=list(SIMULATED), help="policies, or 'full' for no eviction"
     )
-    parser.add_argument("--shape", choices=get_args(Shape), default="uniform")
     parser.add_argument("--json", type=Path, default=None, help="append results to this file")
     arguments = parser.parse_args()
 
@@ -105,16 +99,14 @@ def main() -> None:
     tokens = tokens_of(model, unwrapped(arguments.text))
     tokens = tokens[arguments.start : arguments.start + arguments.tokens]
     weights = read_gguf(model)
-    print(f"{len(tokens)} tokens, {arguments.rows} rows, slack {SLACK}, {arguments.shape}")
+    print(f"{len(tokens)} tokens, {arguments.rows} rows, slack {SLACK}")
     print(f"{'policy':32} {'perplexity':>10} {'simulated':>10} {'difference':>10} {'seconds':>8}")
     for policy in arguments.policy:
         began = time.perf_counter()
-        nll = surprises(weights, tokens, policy, arguments.rows, arguments.shape)
+        nll = surprises(weights, tokens, policy, arguments.rows)
         seconds = time.perf_counter() - began
         perplexity = math.exp(nll[arguments.skip - 1 :].mean())
-        simulated = None
-        if arguments.shape == "uniform":
-            simulated = SIMULATED.get(policy, {}).get(arguments.rows)
+        simulated = SIMULATED.get(policy, {}).get(arguments.rows)
         beside = (
             f"{simulated:10.2f} {100 * (perplexity / simulated - 1):9.2f}%" if simulated else ""
         )
@@ -124,7 +116,6 @@ def main() -> None:
                 result = {
                     "policy": policy,
                     "rows": arguments.rows,
-                    "shape": arguments.shape,
                     "perplexity": perplexity,
                     "seconds": seconds,
                 }

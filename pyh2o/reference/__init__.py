@@ -18,8 +18,8 @@ Read in this order:
 * :mod:`~pyh2o.reference.attention`: attention over the kept rows, and the score it adds;
 * :mod:`~pyh2o.reference.cache`: the rows of one layer: append, keep some, remove the tail;
 * :mod:`~pyh2o.reference.compaction`: the scores of all layers and heads, and the choice by them;
-* :mod:`~pyh2o.reference.shapes`: budgets that differ between layers or heads, to be measured;
 * :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
+* :mod:`~pyh2o.reference.layers`: norms, rotary embeddings and the feed-forward block;
 * :mod:`~pyh2o.reference.model`: the forward pass, and when compactions happen.
 
 Only reading a model file needs more than NumPy (the `gguf` package).
@@ -30,7 +30,6 @@ from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, margin, quotas, select
 from .model import ReferenceLlama
-from .shapes import pyramid_places
 from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "collected_squares",
     "compact",
     "margin",
-    "pyramid_places",
     "quotas",
     "read_gguf",
     "select",

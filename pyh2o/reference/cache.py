@@ -25,10 +25,6 @@ class LayerCache:
     no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
     give the same outputs.
 
-    All heads store as many rows. Where one keeps fewer than others (see
-    :mod:`~pyh2o.reference.shapes`), evicted rows fill up its places, hidden like those of
-    `keep_all`.
-
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
         row_positions: [n_head_kv, n_stored] token positions.
@@ -70,8 +66,8 @@ class LayerCache:
 
     @property
     def n_rows(self) -> int:
-        """Rows in use of the KV head that has most of them."""
-        return int(np.count_nonzero(~self.evicted, axis=1).max())
+        """Rows in use of each KV head: all have as many."""
+        return int(np.count_nonzero(~self.evicted[0]))
 
     def positions(self, head: int) -> IntArray:
         """[n_rows] token positions of the rows in use of one KV head, ascending."""
@@ -177,7 +173,7 @@ class LayerCache:
         """Evict all rows but these.
 
         Args:
-            kept: for each KV head [n_kept] indices into its rows in use, ascending.
+            kept: for each KV head [n_kept] indices into its rows in use, ascending; as many each.
         """
         rows = [np.flatnonzero(~self.evicted[head])[of_head] for head, of_head in enumerate(kept)]
         self.evicted[:] = True
@@ -185,12 +181,7 @@ class LayerCache:
             self.evicted[head, of_head] = False
         if self.keep_all:
             return
-        n_most = max(of_head.size for of_head in rows)
-        filled = []
-        for head, of_head in enumerate(rows):
-            hidden = np.flatnonzero(self.evicted[head])[: n_most - of_head.size]
-            filled.append(np.sort(np.concatenate([of_head, hidden])))
-        self._gather(np.stack(filled))
+        self._gather(np.stack(rows))
 
     def rebase(self, back: int, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
         """Rotate the keys in use, and the queries, `back` positions back.

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ..policies import Policy, parse_policy
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
-from .compaction import RotaryPlace, compact, layer_parameters
+from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, Span
-from .shapes import Shape
+from .layers import rms_norm, rope_frequencies, rotate, split_heads, swiglu
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -27,79 +27,6 @@ IntArray = npt.NDArray[np.int64]
 MOST_HALF_LIVES = 40
 
 
-def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
-    """Divide each row of x [n_tokens, n_embd] by its root mean square; scale by weight [n_embd]."""
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    normed: FloatArray = x / np.sqrt(mean_square + x.dtype.type(epsilon)) * weight
-    return normed
-
-
-def rope_frequencies(
-    head_size: int, *, base: float, scale: float, factors: FloatArray
-) -> npt.NDArray[np.float64]:
-    """[head_size / 2] radians by which :func:`rotate` turns each pair for one position."""
-    frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
-    return frequencies.astype(np.float64)
-
-
-def rope_angles(
-    positions: FloatArray, head_size: int, *, base: float, scale: float, factors: FloatArray
-) -> FloatArray:
-    """[n_tokens, head_size / 2] radians by which :func:`rotate` turns each pair, in the type of
-    positions [n_tokens].
-
-    Each pair's angle is a product of the one before, as in ggml's rope (ggml-cpu/ops.cpp): at
-    position 600 float32 is 1e-5 radians off the exact angle, which a logit can show as 1e-4.
-    """
-    step = positions.dtype.type(base) ** positions.dtype.type(-2 / head_size)
-    steps = np.full((len(positions), head_size // 2), step, dtype=positions.dtype)
-    steps[:, 0] = positions
-    angles: FloatArray = positions.dtype.type(scale) * (np.cumprod(steps, axis=-1) / factors)
-    return angles
-
-
-def rotate(
-    x: FloatArray, positions: IntArray, *, base: float, scale: float, factors: FloatArray
-) -> FloatArray:
-    """Rotary position embedding (RoPE) of neighbouring pairs.
-
-    Pair i = (2i, 2i + 1) is turned by position * scale * base**(-2i / head_size) / factors[i], so
-    the product of a rotated query and a rotated key depends on the distance of their positions
-    only, and a key that is cached rotated stays right when rows before it are dropped.
-
-    Args:
-        x: [n_heads, n_tokens, head_size].
-        positions: [n_tokens].
-        base, scale: of the frequencies and of the positions.
-        factors: [head_size / 2].
-    """
-    angles = rope_angles(
-        positions.astype(x.dtype), x.shape[-1], base=base, scale=scale, factors=factors
-    )
-    cos, sin = np.cos(angles), np.sin(angles)
-    even, odd = x[..., 0::2], x[..., 1::2]
-    rotated = np.empty_like(x)
-    rotated[..., 0::2] = even * cos - odd * sin
-    rotated[..., 1::2] = even * sin + odd * cos
-    return rotated
-
-
-def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:
-    """Feed-forward block: x [n_tokens, n_embd] to [n_tokens, n_embd], gated by SiLU."""
-    gate = x @ layer.gate.T
-    # Below about -88 exp overflows to infinity in float32, and gate / infinity is the right zero.
-    with np.errstate(over="ignore"):
-        activated = gate / (1 + np.exp(-gate))
-    outputs: FloatArray = (activated * (x @ layer.up.T)) @ layer.down.T
-    return outputs
-
-
-def split_heads(x: FloatArray, n_heads: int) -> FloatArray:
-    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
-    split: FloatArray = x.reshape(x.shape[0], n_heads, -1).swapaxes(0, 1)
-    return split
-
-
 class ReferenceLlama:
     """A Llama model with one endless sequence and a cache that evicts.
 
@@ -108,8 +35,6 @@ class ReferenceLlama:
         eviction: what each (layer, KV head) keeps; None keeps every row.
         policy: what makes a row worth keeping: a policy, or its text (see
             :func:`~pyh2o.policies.parse_policy`).
-        shape: how the budgets of layers and heads differ (see :mod:`~pyh2o.reference.shapes`).
-            Counts of rows are then those of a uniform budget.
         cache_dtype: type that K and V rows are rounded to when they are stored.
         keep_all: hide evicted rows instead of dropping them (see
             :class:`~pyh2o.reference.cache.LayerCache`).
@@ -124,7 +49,6 @@ class ReferenceLlama:
 
     Raises:
         SettingsError: no such policy.
-        ValueError: a shape that does not go with re-bases or with the policy.
     """
 
     def __init__(
@@ -133,7 +57,6 @@ class ReferenceLlama:
         eviction: EvictionParameters | None = None,
         *,
         policy: Policy | str = "h2o",
-        shape: Shape = "uniform",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
     ) -> None:
@@ -141,8 +64,6 @@ class ReferenceLlama:
         self._first_eviction = eviction
         given = parse_policy(policy) if isinstance(policy, str) else policy
         self.policy = given.for_budget(eviction.budget) if eviction else given
-        self.shape = shape
-        _check_shape(shape, self.policy, eviction)
         self._cache_dtype = cache_dtype
         self._keep_all = keep_all
         self.reset()
@@ -159,7 +80,6 @@ class ReferenceLlama:
         n_pos: int | None = None,
         dense: bool = False,
         policy: Policy | str = "h2o",
-        shape: Shape = "uniform",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
         dtype: npt.DTypeLike = np.float32,
@@ -172,7 +92,7 @@ class ReferenceLlama:
                 ever evicted.
             n_pos, dense: when rows are re-based (see
                 :class:`~pyh2o.reference.eviction.EvictionParameters`).
-            policy, shape, cache_dtype, keep_all: as for the class.
+            policy, cache_dtype, keep_all: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -192,7 +112,6 @@ class ReferenceLlama:
             weights,
             eviction,
             policy=policy,
-            shape=shape,
             cache_dtype=cache_dtype,
             keep_all=keep_all,
         )
@@ -303,7 +222,7 @@ class ReferenceLlama:
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
         heavy = self.eviction.pinned + self.eviction.heavy - n_tokens
-        self._set_eviction(replace(self.eviction, pinned=n_tokens, heavy=heavy))
+        self.eviction = replace(self.eviction, pinned=n_tokens, heavy=heavy)
 
     def pin_spans(self, spans: Sequence[Span]) -> None:
         """Keep these positions until the text is forgotten, in place of spans given before.
@@ -320,7 +239,7 @@ class ReferenceLlama:
         """
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
-        self._set_eviction(replace(self.eviction, spans=tuple(spans)))
+        self.eviction = replace(self.eviction, spans=tuple(spans))
 
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each part of the text its share of the heavy places until the text is forgotten.
@@ -330,18 +249,11 @@ class ReferenceLlama:
                 :func:`~pyh2o.reference.eviction.select`).
 
         Raises:
-            ValueError: nothing is evicted, the starts are not in order, or the heads of a layer
-                share one pot of places (shape "adaptive").
+            ValueError: nothing is evicted, or the starts are not in order.
         """
         if self.eviction is None:
             raise ValueError("there is nothing to share in a full cache")
-        if self.shape == "adaptive":
-            raise ValueError("fair shares do not go with the shape 'adaptive': take 'uniform'")
-        self._set_eviction(replace(self.eviction, starts=tuple(starts)))
-
-    def _set_eviction(self, eviction: EvictionParameters) -> None:
-        layer_parameters(eviction, self.shape, len(self._caches))  # refuses what does not fit
-        self.eviction = eviction
+        self.eviction = replace(self.eviction, starts=tuple(starts))
 
     def _make_room(self, n_new: int) -> None:
         """Compact every layer if `n_new` rows do not fit, re-base if their positions do not."""
@@ -393,7 +305,7 @@ class ReferenceLlama:
     def _compact(self, eviction: EvictionParameters) -> None:
         self._forget()
         place = RotaryPlace(self.n_tokens - self._shift, self._rope_frequencies())
-        smallest = compact(self._caches, eviction, self.policy, place, shape=self.shape)
+        smallest = compact(self._caches, eviction, self.policy, place)
         self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
         self._n_rows = min(self._n_rows, eviction.budget)
@@ -505,12 +417,3 @@ class ReferenceLlama:
             scale=hyper.rope_scale,
             factors=self.weights.rope_factors,
         )
-
-
-def _check_shape(shape: Shape, policy: Policy, eviction: EvictionParameters | None) -> None:
-    if shape == "uniform":
-        return
-    if eviction is not None and (eviction.n_pos is not None or eviction.dense):
-        raise ValueError(f"the shape {shape!r} does not go with re-bases: give no n_pos or dense")
-    if policy.scope == "cache" or (shape == "adaptive" and policy.scope == "layer"):
-        raise ValueError(f"{policy} keeps the same rows everywhere, which the shape {shape!r} ends")

@@ -1,4 +1,4 @@
-"""Every policy in the NumPy reference: what stays, what is observed for it, and other shapes.
+"""Every policy in the NumPy reference: what stays, and what is observed for it.
 
 Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
 """
@@ -35,10 +35,10 @@ from pyh2o.reference import (
     collected_squares,
     compact,
     margin,
-    pyramid_places,
     quotas,
     select,
 )
+from pyh2o.reference.layers import rotate as rotate_pairs
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -463,9 +463,7 @@ def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None
     before = cache.query_attention()
 
     def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
-        return reference_llama.rotate(
-            x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2)
-        )
+        return rotate_pairs(x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2))
 
     cache.rebase(back, rotate)
     assert cache.query_rotary_positions.tolist() == (positions - back).tolist()
@@ -619,93 +617,6 @@ def test_a_full_cache_has_nothing_to_pin(tiny: Path) -> None:
             call([])
 
 
-# ---- shapes ----
-
-
-def test_pyramid_places() -> None:
-    """PyramidKV's own numbers: 100 places and 3 layers give 195, 100 and 5."""
-    assert pyramid_places(100, 3).tolist() == [195, 100, 5]
-    assert pyramid_places(7, 1).tolist() == [7]
-    for heavy, n_layer in itertools.product((0, 1, 13, 128), (2, 5, 30)):
-        places = pyramid_places(heavy, n_layer)
-        assert places.sum() == heavy * n_layer
-        assert (np.diff(places) <= 1).all()  # rounding
-        assert abs(places[0] - 1.95 * heavy) < 1
-
-
-@pytest.mark.parametrize("shape", ["pyramid", "adaptive"])
-@pytest.mark.parametrize("policy", ["h2o", "snap:pool=1"])
-def test_other_shapes(tiny: Path, rng: np.random.Generator, shape: str, policy: str) -> None:
-    """The total stays; hiding what is evicted equals padding; pinned and recent rows stay."""
-    tokens = random_tokens(rng, 150)
-    dropping, hiding = (
-        in_float64(
-            tiny,
-            heavy=20,
-            recent=8,
-            pinned=2,
-            slack=5,
-            shape=shape,
-            policy=policy,
-            keep_all=keep_all,
-        )
-        for keep_all in (False, True)
-    )
-    np.testing.assert_allclose(dropping.eval(tokens), hiding.eval(tokens), atol=1e-9)
-    dropping.remove(149)
-    hiding.remove(149)
-    assert kept_positions(dropping) == kept_positions(hiding)
-    dropping.compact()
-    kept = kept_positions(dropping)
-    heavy = np.array([len(positions) - 10 for positions in kept]).reshape(3, 2)
-    if shape == "pyramid":
-        assert heavy.tolist() == [[39, 39], [20, 20], [1, 1]]
-    else:
-        assert heavy.sum(axis=1).tolist() == [40, 40, 40]
-        assert heavy.min() >= 4
-        assert np.unique(heavy).size > 1
-    assert dropping.n_rows == 30
-    for positions in kept:
-        assert {0, 1, *range(141, 149)} <= set(positions)
-
-
-def test_a_pot_goes_to_the_best_of_all_heads() -> None:
-    """Each head is sure of 1 of its 5 places; the others go by score, whose head it ever is."""
-    cache = LayerCache(2, 2, score_dtype=np.float64)
-    cache.append(np.zeros((2, 13, 2)), np.zeros((2, 13, 2)), np.arange(13))
-    cache.add_scores(np.array([[*range(12), 0.0], [*np.arange(12) / 10, 0.0]]))
-    parameters = EvictionParameters(heavy=5, recent=1)
-    place = RotaryPlace(13, np.ones(1))
-    clear = compact([cache], parameters, POLICIES["h2o"](), place, shape="adaptive")
-    # The second head's best is 1.1; of the first 9 stay, down to 3.
-    assert cache.positions(0).tolist() == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert cache.positions(1).tolist() == [11, 12]
-    assert clear == pytest.approx(0.1)
-    assert cache.n_rows == 10
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shape": "pyramid", "n_pos": 100}, "does not go with re-bases"),
-        ({"shape": "adaptive", "dense": True}, "does not go with re-bases"),
-        ({"shape": "adaptive", "policy": "h2o-layer"}, "h2o-layer keeps the same rows"),
-        ({"shape": "pyramid", "policy": "h2o-cells"}, "h2o-cells keeps the same rows"),
-        ({"policy": "best"}, "there is no policy 'best'"),
-    ],
-)
-def test_shapes_and_policies_that_do_not_go(
-    tiny: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, **settings)
-
-
-def test_shapes_refuse_spans_and_shares_that_do_not_fit(tiny: Path) -> None:
-    adaptive = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, shape="adaptive")
-    with pytest.raises(ValueError, match="shape 'adaptive'"):
-        adaptive.share_fairly([5])
-    pyramid = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, shape="pyramid")
-    with pytest.raises(ValueError, match="2 positions of pinned spans do not fit the 1 heavy"):
-        pyramid.pin_spans([(4, 6)])
-    pyramid.pin_spans([(4, 5)])
+def test_a_policy_that_there_is_not(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="there is no policy 'best'"):
+        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, policy="best")

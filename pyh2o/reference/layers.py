@@ -1,0 +1,86 @@
+"""What the layers of a Llama model compute, but for attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .weights import LayerWeights
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+
+def rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
+    """Divide each row of x [n_tokens, n_embd] by its root mean square; scale by weight [n_embd]."""
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    normed: FloatArray = x / np.sqrt(mean_square + x.dtype.type(epsilon)) * weight
+    return normed
+
+
+def rope_frequencies(
+    head_size: int, *, base: float, scale: float, factors: FloatArray
+) -> npt.NDArray[np.float64]:
+    """[head_size / 2] radians by which :func:`rotate` turns each pair for one position."""
+    frequencies = scale * base ** (-np.arange(0, head_size, 2) / head_size) / factors
+    return frequencies.astype(np.float64)
+
+
+def rope_angles(
+    positions: FloatArray, head_size: int, *, base: float, scale: float, factors: FloatArray
+) -> FloatArray:
+    """[n_tokens, head_size / 2] radians by which :func:`rotate` turns each pair, in the type of
+    positions [n_tokens].
+
+    Each pair's angle is a product of the one before, as in ggml's rope (ggml-cpu/ops.cpp): at
+    position 600 float32 is 1e-5 radians off the exact angle, which a logit can show as 1e-4.
+    """
+    step = positions.dtype.type(base) ** positions.dtype.type(-2 / head_size)
+    steps = np.full((len(positions), head_size // 2), step, dtype=positions.dtype)
+    steps[:, 0] = positions
+    angles: FloatArray = positions.dtype.type(scale) * (np.cumprod(steps, axis=-1) / factors)
+    return angles
+
+
+def rotate(
+    x: FloatArray, positions: IntArray, *, base: float, scale: float, factors: FloatArray
+) -> FloatArray:
+    """Rotary position embedding (RoPE) of neighbouring pairs.
+
+    Pair i = (2i, 2i + 1) is turned by position * scale * base**(-2i / head_size) / factors[i], so
+    the product of a rotated query and a rotated key depends on the distance of their positions
+    only, and a key that is cached rotated stays right when rows before it are dropped.
+
+    Args:
+        x: [n_heads, n_tokens, head_size].
+        positions: [n_tokens].
+        base, scale: of the frequencies and of the positions.
+        factors: [head_size / 2].
+    """
+    angles = rope_angles(
+        positions.astype(x.dtype), x.shape[-1], base=base, scale=scale, factors=factors
+    )
+    cos, sin = np.cos(angles), np.sin(angles)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    rotated = np.empty_like(x)
+    rotated[..., 0::2] = even * cos - odd * sin
+    rotated[..., 1::2] = even * sin + odd * cos
+    return rotated
+
+
+def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:
+    """Feed-forward block: x [n_tokens, n_embd] to [n_tokens, n_embd], gated by SiLU."""
+    gate = x @ layer.gate.T
+    # Below about -88 exp overflows to infinity in float32, and gate / infinity is the right zero.
+    with np.errstate(over="ignore"):
+        activated = gate / (1 + np.exp(-gate))
+    outputs: FloatArray = (activated * (x @ layer.up.T)) @ layer.down.T
+    return outputs
+
+
+def split_heads(x: FloatArray, n_heads: int) -> FloatArray:
+    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
+    split: FloatArray = x.reshape(x.shape[0], n_heads, -1).swapaxes(0, 1)
+    return split
