@@ -33,12 +33,14 @@ lint: .venv/tested ## style and types
 	$(BIN)/mypy
 	$(NATIVE) | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python scripts/generate_ffi.py --check
+	$(BIN)/python scripts/generate_reference.py --check
 
-format: .venv/tested ## rewrite the sources in the project's style, and pyh2o/_native/_ffi.c
+format: .venv/tested ## rewrite the sources in the project's style, and what is written from them
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(NATIVE) | xargs $(BIN)/clang-format -i
 	$(BIN)/python scripts/generate_ffi.py
+	$(BIN)/python scripts/generate_reference.py
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache

@@ -25,7 +25,7 @@ class H2OFar(Policy):
     ago counts for less, in the sum and in the number of queries alike.
 
     Source: our own, found by measuring; `h2o-mean` without what is near, and with the forgetting of
-    `h2o-decay`, but token by token. In docs/quality.md it is compared with all others.
+    `h2o-decay`, but token by token. In docs/measurements/quality.md it is compared with all others.
 
     Needs what `h2o` needs, and for every query one weight per row, the same for all layers and
     heads.

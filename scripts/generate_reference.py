@@ -1,0 +1,245 @@
+"""Write docs/reference/: every command with its options, and every public class, from the code.
+
+The pages are committed, so that they can be read without an installation; `make lint` fails when
+they are out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperArgument
+
+import pyh2o
+from pyh2o.cli.app import app
+from pyh2o.system.files import replacement
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+GENERATED = "<!-- Written by scripts/generate_reference.py: edit the code, then `make format`. -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a committed page differs")
+    args = parser.parse_args()
+
+    pages = {"command-line.md": command_line_page(), "python.md": python_page()}
+    stale = [name for name, text in pages.items() if committed(FOLDER / name) != text]
+    if args.check and stale:
+        print(f"docs/reference/{stale[0]} is out of date; run: make format", file=sys.stderr)
+        return 1
+    for name in stale:
+        with replacement(FOLDER / name, prefix=".reference-") as file:
+            file.write(pages[name].encode())
+        print(f"wrote docs/reference/{name}")
+    return 0
+
+
+def committed(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+# -------------------------------------------------------------------------------------------------
+# The command line
+# -------------------------------------------------------------------------------------------------
+
+
+def command_line_page() -> str:
+    """Every command of `pyh2o`, its arguments and its options."""
+    root = typer.main.get_command(app)
+    lines = ["# Command line", "", GENERATED, "", plain(root.help or ""), ""]
+    context = typer.Context(root, info_name="pyh2o")
+    for path, command in commands(root, context, ("pyh2o",)):
+        lines += command_lines(path, command)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def commands(
+    command: Any, context: typer.Context, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The commands that do something, in the order of the help."""
+    if not hasattr(command, "list_commands"):
+        yield path, command
+        return
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        if child is not None and not child.hidden:
+            yield from commands(child, context, (*path, name))
+
+
+def command_lines(path: tuple[str, ...], command: Any) -> list[str]:
+    lines = [f"## {' '.join(path)}", "", plain(command.help or ""), ""]
+    panels: dict[str, list[str]] = {}
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
+        panel = getattr(parameter, "rich_help_panel", None) or "Options"
+        panels.setdefault(panel, []).append(parameter_row(parameter))
+    for panel, rows in panels.items():
+        lines += [f"**{panel}**", "", "| | meaning | default |", "|---|---|---|", *rows, ""]
+    return lines
+
+
+def parameter_row(parameter: Any) -> str:
+    if isinstance(parameter, TyperArgument):
+        names = f"`{str(parameter.name).upper()}`"
+    else:
+        given = [*parameter.opts, *parameter.secondary_opts]
+        names = " ".join(f"`{name}`" for name in given)
+    help_text = plain(getattr(parameter, "help", None) or "")
+    if variables := getattr(parameter, "envvar", None):
+        shown = variables if isinstance(variables, str) else ", ".join(variables)
+        help_text += f" Also from the environment: `{shown}`."
+    return f"| {names} | {cell(help_text)} | {cell(default_of(parameter))} |"
+
+
+def default_of(parameter: Any) -> str:
+    """As the help shows it."""
+    if parameter.required:
+        return "(required)"
+    shown = getattr(parameter, "show_default", None)
+    if isinstance(shown, str):
+        return shown
+    default = parameter.default
+    if default is None or default is False or callable(default) or shown is False:
+        return ""
+    if isinstance(default, (list, tuple)):
+        return ", ".join(map(str, default))
+    return str(getattr(default, "value", default))
+
+
+def plain(text: str) -> str:
+    """Help text as one paragraph for each of its paragraphs."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# -------------------------------------------------------------------------------------------------
+# Python
+# -------------------------------------------------------------------------------------------------
+
+
+def python_page() -> str:
+    """Every name of `pyh2o.__all__` with its docstring, and the methods that are ours."""
+    lines = ["# Python", "", GENERATED, "", "    import pyh2o", ""]
+    for name in sorted(pyh2o.__all__):
+        thing = getattr(pyh2o, name)
+        if inspect.isclass(thing):
+            lines += class_lines(name, thing)
+        elif callable(thing):
+            lines += [f"## {name}", "", code(f"{name}{signature(thing)}"), "", *doc_lines(thing)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def class_lines(name: str, cls: type[Any]) -> list[str]:
+    bases = [base.__qualname__ for base in cls.__bases__ if base is not object]
+    under = f", a `{'`, `'.join(bases)}`" if bases else ""
+    lines = [f"## {name}{under}", ""]
+    is_error = issubclass(cls, BaseException)
+    if not is_error:
+        lines += [code(f"{name}{signature(cls)}"), ""]
+    lines += doc_lines(cls)
+    initialiser = cls.__dict__.get("__init__")
+    if getattr(initialiser, "__doc__", None) and not dataclasses.is_dataclass(cls):
+        lines += doc_lines(initialiser)
+    for member_name, member in members(cls):
+        lines += [f"### {name}.{member_name}", ""]
+        function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if not isinstance(function, property):
+            lines += [code(f"{member_name}{signature(function)}"), ""]
+        lines += doc_lines(function)
+    return lines
+
+
+def members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Methods and properties with a docstring of our own, in the order of the source."""
+    for owner in reversed(cls.__mro__):
+        if not owner.__module__.startswith("pyh2o"):
+            continue
+        for name, member in owner.__dict__.items():
+            function = getattr(member, "__func__", getattr(member, "fget", None) or member)
+            is_ours = not name.startswith("_") and inspect.isfunction(function)
+            if is_ours and inspect.getdoc(function):
+                yield name, member
+
+
+def signature(thing: Any) -> str:
+    """The signature, without `self` and without the module before each name."""
+    shown = inspect.signature(thing)
+    parameters = [
+        parameter.replace(default=Shown(parameter.default))
+        if dataclasses.is_dataclass(parameter.default)
+        else parameter
+        for name, parameter in shown.parameters.items()
+        if name not in ("self", "cls")
+    ]
+    text = str(shown.replace(parameters=parameters))
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text).replace("'", "")
+
+
+class Shown:
+    """A default that is a record, by the name of its class alone."""
+
+    def __init__(self, record: Any) -> None:
+        self._name = type(record).__name__
+
+    def __repr__(self) -> str:
+        return f"{self._name}()"
+
+
+def code(text: str) -> str:
+    """A signature as an indented block; a long one with one parameter on each line."""
+    if len(text) <= 96:
+        return f"    {text}"
+    head, rest = text.split("(", 1)
+    inside, tail = rest.rsplit(")", 1)
+    lines = [f"    {head}(", *(f"        {part}," for part in split_parameters(inside))]
+    return "\n".join([*lines, f"    ){tail}"])
+
+
+def split_parameters(text: str) -> list[str]:
+    """Cut at the commas that are in no brackets."""
+    parts, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+def doc_lines(thing: Any) -> list[str]:
+    """A docstring as Markdown: its sections as lists."""
+    text = inspect.getdoc(thing) or ""
+    lines: list[str] = []
+    in_section = False
+    for line in text.splitlines():
+        if re.fullmatch(r"(Args|Attributes|Returns|Yields|Raises):", line):
+            lines += [f"*{line[:-1]}*", ""]
+            in_section = True
+        elif in_section and re.match(r"    [\w*][\w*, ]*: ", line):
+            names, meaning = line.strip().split(": ", 1)
+            lines.append(f"- `{names.replace(', ', '`, `')}`: {meaning}")
+        elif in_section and line.startswith("        ") and lines and lines[-1]:
+            lines[-1] += f" {line.strip()}"
+        else:
+            in_section = in_section and (not line or line.startswith(" "))
+            lines.append(line.strip() if in_section else line)
+    return [*lines, ""] if lines else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
