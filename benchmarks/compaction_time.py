@@ -12,13 +12,11 @@ import argparse
 import statistics
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from pyh2o import Llama
-
-# isort: split
-import llama_cpp
 
 
 def main() -> None:

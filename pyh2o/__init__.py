@@ -22,6 +22,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from . import library
 from .cache.settings import EvictionSettings
 from .cache.statistics import KVStatistics
 from .errors import PyH2OError
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from .llama import HeavyHitter, Llama
     from .sessions.conversation import Conversation, Turn
     from .sessions.story import Story
+
+__path__ = library.package_folders()
+library.lend_to_llama_cpp()
 
 try:
     __version__ = version("pyh2o-llm")
@@ -53,8 +57,14 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     # Loading the native libraries takes a moment that `pyh2o --help` does not need.
+    if name in __all__:
+        library.check_library()
     if name in ("HeavyHitter", "Llama"):
         from . import llama
 

@@ -1,54 +1,108 @@
-"""Makes llama_cpp run on pyh2o's own llama.cpp library, the one that can evict."""
+"""Where pyh2o's compiled libraries are, and making llama_cpp run on them."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 from .errors import LibraryError
 
-LIBRARY_FOLDER = Path(__file__).parent / "lib"
+_PACKAGE = Path(__file__).parent
 
-# llama_cpp reads it once, when it is first imported.
+# The module of llama_cpp that loads the library, and the variable that it then reads.
+_LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
 _PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 
 
-def use_own_library() -> None:
-    """Import llama_cpp on pyh2o's library; call it before any other import of llama_cpp.
+def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:
+    """The folders that `pyh2o` consists of: its own, and in a checkout what is not compiled there.
+
+    Python started in a checkout finds its `pyh2o` first, which has no libraries. They are then
+    those of the installed package, and the command line is that of the checkout.
+
+    Args:
+        package: the folder of this package.
+        search: where Python looks for packages; None is `sys.path`.
+    """
+    folders = [str(package)]
+    if not (package / "lib").exists():
+        installed = (Path(folder) / package.name for folder in search or sys.path)
+        found = next((each for each in installed if (each / "lib").exists()), None)
+        # pyh2o.cli is cli/ at the top of the checkout
+        folders += [str(package.parent), str(found)] if found else []
+    return folders
+
+
+LIBRARY_FOLDER = Path(package_folders()[-1]) / "lib"
+
+
+class _OwnLibrary(MetaPathFinder):
+    """Lets llama_cpp load pyh2o's library, whenever it is imported.
+
+    The environment is changed for that moment only: other programs that are started from here
+    keep their own llama.cpp.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module as it is, but for the library that it finds."""
+        if name != _LOADER_OF_LLAMA_CPP:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                # Says in one line what the dynamic linker misses; llama_cpp would not.
+                from . import _native  # noqa: F401
+
+                previous = os.environ.get(_PATH_VARIABLE)
+                os.environ[_PATH_VARIABLE] = str(LIBRARY_FOLDER)
+                try:
+                    run(module)
+                finally:
+                    if previous is None:
+                        del os.environ[_PATH_VARIABLE]
+                    else:
+                        os.environ[_PATH_VARIABLE] = previous
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def lend_to_llama_cpp() -> None:
+    """From now on llama_cpp runs on pyh2o's library when it is imported, which may be never."""
+    if not any(isinstance(finder, _OwnLibrary) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnLibrary())
+
+
+def check_library() -> None:
+    """Refuse to go on without the library that evicts.
 
     Raises:
-        LibraryError: llama_cpp is loaded already, on another library; or this is the source folder,
-            which has no compiled library; or a library that ours needs is missing.
+        LibraryError: this is a checkout that nothing was installed from, or llama_cpp was imported
+            before pyh2o and has loaded another library.
     """
     if not LIBRARY_FOLDER.exists():
         raise LibraryError(
-            f"{LIBRARY_FOLDER.parent} is the source of pyh2o and has no compiled library: start "
-            "Python in another folder, so that it imports the installed package"
+            f"{_PACKAGE} is the source of pyh2o and has no compiled library: run `make build` "
+            "beside it and start .venv/bin/python, or start Python in another folder"
         )
-    loaded = sys.modules.get("llama_cpp.llama_cpp")
-    if loaded is not None:
-        if Path(loaded._lib._name).resolve().parent != LIBRARY_FOLDER.resolve():
-            raise LibraryError(
-                "llama_cpp was imported before pyh2o and runs on its own llama.cpp library, which "
-                "cannot evict: import pyh2o first (`import pyh2o` above `import llama_cpp`)"
-            )
-        return
-
-    # Says in one line what the dynamic linker misses; llama_cpp would not.
-    from . import _native  # noqa: F401
-
-    previous = os.environ.get(_PATH_VARIABLE)
-    os.environ[_PATH_VARIABLE] = str(LIBRARY_FOLDER)
-    try:
-        import llama_cpp  # noqa: F401
-    finally:
-        if previous is None:
-            del os.environ[_PATH_VARIABLE]
-        else:
-            os.environ[_PATH_VARIABLE] = previous
+    library = getattr(sys.modules.get(_LOADER_OF_LLAMA_CPP), "_lib", None)
+    if library is not None and Path(library._name).resolve().parent != LIBRARY_FOLDER.resolve():
+        raise LibraryError(
+            "llama_cpp was imported before pyh2o and runs on its own llama.cpp library, which "
+            "cannot evict: import pyh2o first (`import pyh2o` above `import llama_cpp`)"
+        )
 
 
 def build_info() -> dict[str, object]:

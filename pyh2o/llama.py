@@ -11,14 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
-
-from .library import use_own_library
-
-use_own_library()
-
-import llama_cpp
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from .cache.kv_cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pyh2o.llama  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
+import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import ctrl_c_reaches_us, own_state
 
 

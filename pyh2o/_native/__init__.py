@@ -6,6 +6,11 @@ Importing it raises LibraryError if the library cannot be loaded.
 from __future__ import annotations
 
 from ..errors import LibraryError
+from ..library import LIBRARY_FOLDER, check_library
+
+check_library()
+# in a checkout the compiled module is that of the installed package
+__path__ = [*__path__, str(LIBRARY_FOLDER.parent / "_native")]
 
 
 def how_to_load(reason: str) -> str:

@@ -12,14 +12,12 @@ import ctypes
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ..llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-
-# isort: split
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_cpp import llama_vocab_is_eog
 
+from ..llama import Llama
 from .sampling import Sampling
 
 # (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.

@@ -20,12 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-# First of all: llama_cpp must run on our library, and all others import it.
-from ..llama import Llama
-
-# isort: split
-
 from ..errors import ContextLimitError, MissingPackageError
+from ..llama import Llama
 from .chat import as_json_object, in_openai_words
 
 try:

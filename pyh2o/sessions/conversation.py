@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError, StateError
-from ..llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-from ..text.chat_template import ChatTemplate
-
-# isort: split
 from llama_cpp.llama_cpp import llama_vocab_is_eog
 
+from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError, StateError
 from ..generation.sampling import LARGEST_SEED, Sampling
 from ..generation.writer import Writer
+from ..llama import Llama
 from ..openai.completion import FINISH_LENGTH, FINISH_STOP, FINISH_TRAINED_CONTEXT
+from ..text.chat_template import ChatTemplate
 from ..text.text_stream import Detokenizer, Piece, TextStream, detokenizer
 from .session_file import (
     Session,

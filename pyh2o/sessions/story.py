@@ -23,16 +23,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ..llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-
-# isort: split
 from llama_cpp.llama_cpp import llama_vocab_is_eog
 
 from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
 from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
+from ..llama import Llama
 from ..openai.completion import FINISH_LENGTH, FINISH_STOP, FINISH_TRAINED_CONTEXT
 from ..system.memory import resident_bytes
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens

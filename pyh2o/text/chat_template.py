@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import PyH2OError, SettingsError, UnsupportedModelError
-from ..llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-
-# isort: split
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+
+from ..errors import PyH2OError, SettingsError, UnsupportedModelError
+from ..llama import Llama
 
 # Stand for messages. No template and no person writes them.
 QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"

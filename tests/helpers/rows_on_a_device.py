@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -20,9 +21,6 @@ from pyh2o.errors import UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.llama import KV_TYPES, Llama
 from pyh2o.reference import ReferenceLlama
-
-# isort: split
-import llama_cpp
 
 CHUNK = 7
 N_POS = 64

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import pyh2o
+from pyh2o.errors import LibraryError
 from pyh2o.library import LIBRARY_FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -91,10 +95,56 @@ def test_llama_cpp_runs_on_our_library() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_source_folder_says_that_it_has_no_library() -> None:
-    result = run_python("from pyh2o import Llama", folder=ROOT)
-    assert result.returncode == 1
-    assert "start Python in another folder" in result.stderr.splitlines()[-1]
+def test_llama_cpp_may_be_imported_first_after_the_package() -> None:
+    result = run_python(
+        "import pyh2o\n"
+        "import llama_cpp, os\n"
+        "from pyh2o.library import LIBRARY_FOLDER\n"
+        "assert os.path.dirname(llama_cpp.llama_cpp._lib._name) == str(LIBRARY_FOLDER)\n"
+        "assert 'LLAMA_CPP_LIB_PATH' not in os.environ\n"
+        "assert issubclass(pyh2o.Llama, llama_cpp.Llama)\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_variable_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/elsewhere")
+    result = run_python(
+        "import pyh2o, llama_cpp, os; assert os.environ['LLAMA_CPP_LIB_PATH'] == '/elsewhere'"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_python_in_the_checkout_finds_the_installed_libraries() -> None:
+    result = run_python(
+        "import sys\n"
+        "sys.path.insert(0, '')\n"  # PYTHONSAFEPATH may be set where the tests run
+        "from pyh2o import Llama, library\n"
+        "import pyh2o.cli.options\n"
+        "print(pyh2o.__file__, pyh2o.cli.__file__, library.build_info()['backends'])\n",
+        folder=ROOT,
+    )
+    assert result.returncode == 0, result.stderr
+    package, commands, _ = result.stdout.split(maxsplit=2)
+    assert Path(package) == ROOT / "pyh2o" / "__init__.py"
+    assert Path(commands) == ROOT / "cli" / "__init__.py"
+
+
+def test_a_checkout_that_nothing_was_installed_from_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyh2o import library
+
+    (tmp_path / "pyh2o").mkdir()
+    folders = library.package_folders(tmp_path / "pyh2o", search=[str(tmp_path)])
+    assert folders == [str(tmp_path / "pyh2o")]
+    monkeypatch.setattr(library, "LIBRARY_FOLDER", Path(folders[-1]) / "lib")
+    with pytest.raises(LibraryError, match="no compiled library: run `make build`"):
+        library.check_library()
+
+
+def test_the_package_lists_what_it_has() -> None:
+    assert set(pyh2o.__all__) <= set(dir(pyh2o))
 
 
 def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -12,9 +13,6 @@ from pyh2o.cache.settings import Budget
 from pyh2o.reference import select as reference_select
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
-
-# isort: split
-import llama_cpp
 
 
 @pytest.mark.parametrize("attempt", range(200))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...errors import ContextLimitError
-from ...llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-
-# isort: split
 import llama_cpp
 import numpy as np
 
+from ...errors import ContextLimitError
 from ...generation.sampling import Sampling
+from ...llama import Llama
 from .metrics import FloatArray, log_softmax, surprises
 
 # What a model says without any doubt: always the likeliest token.

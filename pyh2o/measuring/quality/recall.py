@@ -22,14 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-
-from ...llama import Llama  # before llama_cpp: it chooses the library that llama_cpp loads
-
-# isort: split
 from llama_cpp.llama_cpp import llama_vocab_is_eog
 
 from ...errors import SettingsError
 from ...generation.writer import Writer
+from ...llama import Llama
 from ...text.chat_template import ChatTemplate
 from ...text.text_stream import detokenize, detokenizer
 from .caches import (

@@ -75,9 +75,6 @@ def text_tokens(path: Path, text: str, n_tokens: int) -> tuple[int, ...]:
 
 def _open(path: Path) -> Any:
     """llama_cpp's model without its tensors."""
-    import pyh2o.llama  # noqa: F401  # chooses the library that llama_cpp loads
-
-    # isort: split
     import llama_cpp
     from llama_cpp import _internals
 

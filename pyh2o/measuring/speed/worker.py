@@ -42,10 +42,9 @@ class LlamaModel:
     """llama.cpp, with the full cache or this runtime's."""
 
     def __init__(self, start: Start) -> None:
-        from ...llama import KV_TYPES, Llama
-
-        # isort: split
         import llama_cpp
+
+        from ...llama import KV_TYPES, Llama
 
         cache = start.cache
         kv_type = KV_TYPES[cache.kv_type]
