@@ -8,7 +8,7 @@
 // The shape is that of the demo model. With all of its layers the rows come from memory, as they do between two tokens
 // of a real model; with two of them they stay in the processor's caches.
 
-#include "h2o-kernel.h"
+#include "kernels/h2o-kernel.h"
 
 #include <chrono>
 #include <cstdio>

@@ -1,7 +1,7 @@
 #include "llama-h2o.h"
 
-#include "h2o-cache.h"
-#include "h2o-selection.h"
+#include "cache/h2o-cache.h"
+#include "policies/h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"

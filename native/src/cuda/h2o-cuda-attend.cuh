@@ -6,8 +6,8 @@
 
 #pragma once
 
-#include "h2o-cuda-rows.cuh"
-#include "h2o-cuda.h"
+#include "cuda/h2o-cuda-rows.cuh"
+#include "cuda/h2o-cuda.h"
 
 #include <cmath>
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "h2o-cuda-attend.cuh"
+#include "cuda/h2o-cuda-attend.cuh"
 
 namespace {
 

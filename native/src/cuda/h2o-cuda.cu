@@ -1,8 +1,8 @@
 // Launches our kernels where the CUDA backend meets one of our ops. Compiled into that backend.
 
-#include "h2o-cuda.h"
+#include "cuda/h2o-cuda.h"
 
-#include "h2o-cuda-launch.cuh"
+#include "cuda/h2o-cuda-launch.cuh"
 
 #include "ggml-cuda/common.cuh"
 #include "ggml-impl.h"

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "h2o-kernel.h"
+#include "kernels/h2o-kernel.h"
 
 #include "ggml.h"
 

@@ -1,4 +1,4 @@
-#include "h2o-policy.h"
+#include "policies/h2o-policy.h"
 
 #include <algorithm>
 

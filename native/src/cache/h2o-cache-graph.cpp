@@ -1,0 +1,80 @@
+#include "cache/h2o-cache-graph.h"
+
+#include <new>
+#include <stdexcept>
+
+ggml_context * llama_h2o_cache_graph::get_ctx() {
+    if (!ctx) {
+        const ggml_init_params init = {
+            /*.mem_size   =*/n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false),
+            /*.mem_buffer =*/nullptr,
+            /*.no_alloc   =*/true,
+        };
+
+        ctx.reset(ggml_init(init));
+        if (!ctx) {
+            throw std::bad_alloc();
+        }
+        gf = ggml_new_graph_custom(ctx.get(), n_nodes, false);
+    }
+
+    return ctx.get();
+}
+
+ggml_tensor * llama_h2o_cache_graph::new_input(
+        ggml_type type, const void * data, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor * res = ggml_new_tensor_3d(get_ctx(), type, ne0, ne1, ne2);
+    ggml_set_input(res);
+
+    const auto * bytes = static_cast<const uint8_t *>(data);
+    inputs.emplace_back(res, std::vector<uint8_t>(bytes, bytes + ggml_nbytes(res)));
+
+    return res;
+}
+
+ggml_tensor * llama_h2o_cache_graph::add_input(const std::vector<float> & data, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return new_input(GGML_TYPE_F32, data.data(), ne0, ne1, ne2);
+}
+
+ggml_tensor * llama_h2o_cache_graph::add_input(const std::vector<int32_t> & data) {
+    return new_input(GGML_TYPE_I32, data.data(), int64_t(data.size()), 1, 1);
+}
+
+void llama_h2o_cache_graph::add(ggml_tensor * cur) {
+    ggml_build_forward_expand(gf, cur);
+}
+
+void llama_h2o_cache_graph::add_result(ggml_tensor * cur) {
+    cur = ggml_cont(ctx.get(), cur);
+    ggml_set_output(cur);
+    add(cur);
+
+    results.push_back(cur);
+}
+
+void llama_h2o_cache_graph::reserve(ggml_backend_sched_t sched) const {
+    if (!ggml_backend_sched_reserve(sched, gf)) {
+        throw std::bad_alloc();
+    }
+}
+
+std::vector<std::vector<float>> llama_h2o_cache_graph::run(ggml_backend_sched_t sched) const {
+    ggml_backend_sched_reset(sched);
+    if (!ggml_backend_sched_alloc_graph(sched, gf)) {
+        throw std::bad_alloc();
+    }
+    for (const auto & [tensor, data] : inputs) {
+        ggml_backend_tensor_set(tensor, data.data(), 0, data.size());
+    }
+    if (ggml_backend_sched_graph_compute(sched, gf) != GGML_STATUS_SUCCESS) {
+        throw std::runtime_error("a graph over the rows of the cache failed");
+    }
+
+    std::vector<std::vector<float>> res;
+    for (const ggml_tensor * result : results) {
+        std::vector<float> & data = res.emplace_back(ggml_nelements(result));
+        ggml_backend_tensor_get(result, data.data(), 0, ggml_nbytes(result));
+    }
+
+    return res;
+}

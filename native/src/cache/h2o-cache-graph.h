@@ -1,0 +1,51 @@
+// A graph of our own, apart from the model's: run between two ubatches on the backends that hold the rows, so that
+// these stay where they are.
+
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+class llama_h2o_cache_graph {
+public:
+    // nodes of one layer at most, views and inputs included
+    static constexpr size_t MAX_NODES = 160;
+
+    explicit llama_h2o_cache_graph(size_t n_layer) : n_nodes(n_layer * MAX_NODES) {}
+
+    // For new nodes. Throws std::bad_alloc.
+    ggml_context * get_ctx();
+
+    // What the data is copied to when the graph runs.
+    ggml_tensor * add_input(const std::vector<float> & data, int64_t ne0, int64_t ne1, int64_t ne2);
+    ggml_tensor * add_input(const std::vector<int32_t> & data);
+
+    // A node that is computed for what it writes.
+    void add(ggml_tensor * cur);
+
+    // A node that run() returns.
+    void add_result(ggml_tensor * cur);
+
+    bool empty() const { return !ctx; }
+
+    // Both throw std::exception if there is too little memory, or if the graph fails.
+    void reserve(ggml_backend_sched_t sched) const;
+    std::vector<std::vector<float>> run(ggml_backend_sched_t sched) const;
+
+private:
+    size_t n_nodes;
+
+    ggml_context_ptr ctx;       // null until it is needed
+    ggml_cgraph * gf = nullptr; // likewise
+
+    std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> inputs;
+    std::vector<ggml_tensor *> results; // F32
+
+    ggml_tensor * new_input(ggml_type type, const void * data, int64_t ne0, int64_t ne1, int64_t ne2);
+};

@@ -1,0 +1,78 @@
+#include "cache/h2o-host-rows.h"
+
+#include "ggml-backend.h"
+
+#include <cstring>
+
+llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream) :
+    tensor(tensor), offset(stream * tensor->nb[2]), size(tensor->nb[2]) {
+    if (ggml_backend_buffer_is_host(tensor->buffer)) {
+        bytes = static_cast<uint8_t *>(tensor->data) + offset;
+    } else {
+        copy.resize(size);
+        ggml_backend_tensor_get(tensor, copy.data(), offset, size);
+        bytes = copy.data();
+    }
+}
+
+void llama_h2o_host_rows::commit() {
+    if (!copy.empty()) {
+        ggml_backend_tensor_set(tensor, copy.data(), offset, size);
+    }
+}
+
+// One element row after the other, so that each lies in the cache while all its moves are made.
+template <typename T>
+static void move_transposed(T * rows, uint32_t n_rows, uint32_t n_cells, const std::vector<llama_h2o_move> & moves) {
+    for (uint32_t i = 0; i < n_rows; ++i) {
+        T * row = rows + size_t(i) * n_cells;
+        for (const auto & move : moves) {
+            row[move.dst] = row[move.src];
+        }
+    }
+}
+
+void llama_h2o_move_rows(
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, const std::vector<llama_h2o_move> & moves) {
+    if (layout.transposed) {
+        const size_t first = size_t(head) * layout.n_embd_head * layout.n_cells;
+        if (ggml_type_size(layout.type) == sizeof(uint16_t)) {
+            move_transposed(reinterpret_cast<uint16_t *>(data) + first, layout.n_embd_head, layout.n_cells, moves);
+        } else {
+            move_transposed(reinterpret_cast<uint32_t *>(data) + first, layout.n_embd_head, layout.n_cells, moves);
+        }
+        return;
+    }
+
+    const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
+    const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
+
+    uint8_t * rows = data + head * size_row;
+    for (const auto & move : moves) {
+        std::memcpy(rows + move.dst * size_cell, rows + move.src * size_cell, size_row);
+    }
+}
+
+void llama_h2o_copy_cells(ggml_tensor * dst,
+        const llama_h2o_row_layout & dst_layout,
+        ggml_tensor * src,
+        const llama_h2o_row_layout & src_layout,
+        uint32_t stream,
+        const std::vector<uint32_t> & cells) {
+    llama_h2o_host_rows to(dst, stream);
+    llama_h2o_host_rows from(src, stream);
+
+    // a transposed tensor has one row per element, and a cell is a place in each
+    const size_t n_rows = dst_layout.transposed ? dst_layout.n_embd : 1;
+    const size_t size =
+            dst_layout.transposed ? ggml_type_size(dst_layout.type) : ggml_row_size(dst_layout.type, dst_layout.n_embd);
+
+    for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t i = 0; i < cells.size(); ++i) {
+            std::memcpy(to.data() + (row * dst_layout.n_cells + i) * size,
+                    from.data() + (row * src_layout.n_cells + cells[i]) * size, size);
+        }
+    }
+
+    to.commit();
+}

@@ -1,0 +1,51 @@
+// Rows where they lie: host access to a stream of a cache tensor, and moving rows inside it.
+
+#pragma once
+
+#include "ggml.h"
+
+#include "cache/h2o-plan.h"
+
+#include <cstdint>
+#include <vector>
+
+// One stream of a cache tensor, to be read and written by the host: in place where the buffer is in
+// host memory, else in a copy that commit() writes back.
+class llama_h2o_host_rows {
+public:
+    // tensor [*, *, n_stream], contiguous
+    llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream);
+
+    uint8_t * data() { return bytes; }
+    float * f32() { return reinterpret_cast<float *>(bytes); }
+
+    void commit();
+
+private:
+    ggml_tensor * tensor;
+    size_t offset;
+    size_t size;
+    std::vector<uint8_t> copy; // empty if the tensor is in host memory
+    uint8_t * bytes;
+};
+
+// How the rows of the KV heads lie in one stream of a K or V tensor.
+struct llama_h2o_row_layout {
+    ggml_type type;
+    uint32_t n_embd_head; // elements of a row
+    uint32_t n_embd;      // elements of a cell: all KV heads of the layer
+    uint32_t n_cells;
+    bool transposed; // V without flash attention: [n_cells] for every element of a cell
+};
+
+// Copies cells of a stream, all KV heads, to the first cells of another tensor.
+void llama_h2o_copy_cells(ggml_tensor * dst,
+        const llama_h2o_row_layout & dst_layout,
+        ggml_tensor * src,
+        const llama_h2o_row_layout & src_layout,
+        uint32_t stream,
+        const std::vector<uint32_t> & cells);
+
+// Copies, in order, the rows of one KV head from cell to cell. Sources and destinations are distinct.
+void llama_h2o_move_rows(
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, const std::vector<llama_h2o_move> & moves);

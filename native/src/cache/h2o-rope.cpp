@@ -1,0 +1,220 @@
+#include "cache/h2o-rope.h"
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+//
+// reading it from the graph
+//
+
+// The parameters of a rotation, in the order ggml keeps them.
+struct rope_params {
+    int32_t n_past;
+    int32_t n_dims;
+    int32_t mode;
+    int32_t n_ctx;
+    int32_t n_ctx_orig;
+    float freq_base;
+    float freq_scale;
+    float ext_factor;
+    float attn_factor;
+    float beta_fast;
+    float beta_slow;
+    int32_t sections[4];
+    int32_t n_offs;
+};
+
+static_assert(sizeof(rope_params) <= GGML_MAX_OP_PARAMS, "ggml keeps fewer parameters");
+
+static std::vector<float> read_floats(const ggml_tensor * tensor, size_t n) {
+    std::vector<float> res(n);
+    ggml_backend_tensor_get(tensor, res.data(), 0, n * sizeof(float));
+
+    return res;
+}
+
+// Radians per position of every pair, with the frequency factors and the YaRN ramp that ggml applies.
+static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_params & params) {
+    const size_t n = params.n_dims / 2;
+
+    const std::vector<float> factors = rope_op->src[2] ? read_floats(rope_op->src[2], n) : std::vector<float>(n, 1.0f);
+
+    float ramp[2];
+    ggml_rope_yarn_corr_dims(
+            params.n_dims, params.n_ctx_orig, params.freq_base, params.beta_fast, params.beta_slow, ramp);
+
+    std::vector<double> angles(n);
+    for (size_t i = 0; i < n; ++i) {
+        const double angle = std::pow(double(params.freq_base), -2.0 * double(i) / params.n_dims) / factors[i];
+
+        double mix = 0.0;
+        if (params.ext_factor != 0.0f) {
+            const double slope = (double(i) - ramp[0]) / std::max(0.001, double(ramp[1]) - ramp[0]);
+
+            mix = (1.0 - std::clamp(slope, 0.0, 1.0)) * params.ext_factor;
+        }
+
+        angles[i] = angle * (params.freq_scale * (1.0 - mix) + mix);
+    }
+
+    return angles;
+}
+
+static bool is_view(const ggml_tensor * tensor) {
+    switch (tensor->op) {
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+        case GGML_OP_CONT:
+            return true;
+        default:
+            return false;
+    }
+}
+
+static const ggml_tensor * skip_views(const ggml_tensor * tensor) {
+    while (is_view(tensor)) {
+        tensor = tensor->src[0];
+    }
+
+    return tensor;
+}
+
+// Whether a rotation lies between the projection of the keys and this tensor.
+static bool is_rotated(const ggml_tensor * tensor) {
+    if (tensor->op == GGML_OP_ROPE) {
+        return true;
+    }
+    if (tensor->op == GGML_OP_MUL_MAT) {
+        return false;
+    }
+    for (const ggml_tensor * src : tensor->src) {
+        if (src && is_rotated(src)) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
+    llama_h2o_rope rope;
+
+    const ggml_tensor * cur = skip_views(k_cur);
+
+    // a quantised cache may store its keys mixed by a Hadamard matrix, see llama_kv_cache::build_input_k_rot()
+    if (cur->op == GGML_OP_MUL_MAT && std::strcmp(cur->src[0]->name, "attn_inp_k_rot") == 0) {
+        rope.n_hadamard = cur->src[0]->ne[0];
+
+        cur = skip_views(cur->src[1]);
+    }
+
+    if (cur->op != GGML_OP_ROPE) {
+        rope.known = !is_rotated(cur);
+        return rope;
+    }
+
+    rope_params params;
+    std::memcpy(&params, cur->op_params, sizeof(params));
+
+    // positions from anywhere else would not follow a re-base
+    const bool is_plain = std::strcmp(cur->src[1]->name, "inp_pos") == 0 && params.n_offs == 0;
+
+    rope.known  = is_plain && (params.mode == GGML_ROPE_TYPE_NORMAL || params.mode == GGML_ROPE_TYPE_NEOX);
+    rope.neox   = params.mode == GGML_ROPE_TYPE_NEOX;
+    rope.angles = read_angles(cur, params);
+
+    return rope;
+}
+
+//
+// rotating rows on
+//
+
+static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
+    const size_t n = rope.angles.size();
+
+    for (size_t i = 0; i < n; ++i) {
+        float & a = row[rope.neox ? i : 2 * i];
+        float & b = row[rope.neox ? i + n : 2 * i + 1];
+
+        const float a0 = a;
+        const float b0 = b;
+
+        a = a0 * factors[2 * i] - b0 * factors[2 * i + 1];
+        b = a0 * factors[2 * i + 1] + b0 * factors[2 * i];
+    }
+}
+
+static void mix(const llama_h2o_rope & rope, std::vector<float> & row) {
+    const size_t n = rope.n_hadamard;
+
+    std::vector<float> block(n);
+    for (size_t first = 0; n > 0 && first < row.size(); first += n) {
+        for (size_t i = 0; i < n; ++i) {
+            float sum = 0.0f;
+            for (size_t j = 0; j < n; ++j) {
+                sum += rope.hadamard[i * n + j] * row[first + j];
+            }
+            block[i] = sum;
+        }
+        std::copy(block.begin(), block.end(), row.begin() + first);
+    }
+}
+
+void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
+    mix(rope, row);
+    turn_pairs(rope, factors, row);
+    mix(rope, row);
+}
+
+llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :
+    rope(rope), layout(layout), row(layout.n_embd_head), cos_sin(2 * rope.angles.size()) {
+    set_turn(0);
+}
+
+void llama_h2o_rotation::set_turn(int32_t positions) {
+    by = positions;
+
+    for (size_t i = 0; i < rope.angles.size(); ++i) {
+        const double angle = rope.angles[i] * positions;
+
+        cos_sin[2 * i]     = float(std::cos(angle));
+        cos_sin[2 * i + 1] = float(std::sin(angle));
+    }
+}
+
+void llama_h2o_rotation::apply(uint8_t * data, uint32_t head, const std::vector<llama_h2o_turn> & turns) {
+    const ggml_type_traits * traits = ggml_get_type_traits(layout.type);
+
+    const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
+    const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
+
+    for (const auto & turn : turns) {
+        uint8_t * stored = data + head * size_row + turn.cell * size_cell;
+
+        if (turn.by != by) {
+            set_turn(turn.by);
+        }
+
+        // f32 has no conversion of its own
+        if (layout.type == GGML_TYPE_F32) {
+            std::memcpy(row.data(), stored, size_row);
+        } else {
+            traits->to_float(stored, row.data(), row.size());
+        }
+
+        llama_h2o_turn_row(rope, cos_sin, row);
+
+        if (layout.type == GGML_TYPE_F32) {
+            std::memcpy(stored, row.data(), size_row);
+        } else {
+            traits->from_float_ref(row.data(), stored, row.size());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+// Rotary embeddings (RoPE) of keys: how a layer rotates them, and rotating stored rows on.
+
+#pragma once
+
+#include "cache/h2o-host-rows.h"
+
+#include <cstdint>
+#include <vector>
+
+struct ggml_tensor;
+
+// How the keys of a layer are rotated before they are stored. All angles are proportional to the
+// position, so a row that is rotated on by the difference of two positions has the other one.
+struct llama_h2o_rope {
+    bool known = false; // whether a stored row can be rotated on at all
+    bool neox  = false; // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
+
+    std::vector<double> angles; // [n_dims/2] radians per position; empty if the keys have no positions
+
+    std::vector<float> hadamard; // [n*n] own inverse, applied to blocks of n elements after the rotation; or empty
+    uint32_t n_hadamard = 0;
+};
+
+// Reads it from the graph: from the operation that rotated the keys which are about to be stored.
+// What happened to them between rotation and storage must be undone, or the rope is not known.
+llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
+
+// Turns each pair of a row by a factor of its own, as if the row were not mixed.
+//   factors  [n_dims/2][2] real and imaginary part
+void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row);
+
+// A row on its way to another position of its rotary embedding.
+struct llama_h2o_turn {
+    uint32_t cell;
+    int32_t by; // positions
+};
+
+// Rotates the rows of one KV head on. One rounding to the type of the cache for each row.
+class llama_h2o_rotation {
+public:
+    llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout);
+
+    void apply(uint8_t * data, uint32_t head, const std::vector<llama_h2o_turn> & turns);
+
+private:
+    const llama_h2o_rope & rope;
+    const llama_h2o_row_layout & layout;
+
+    std::vector<float> row;     // [n_embd_head]
+    std::vector<float> cos_sin; // [n_dims/2][2] of the turn before
+    int32_t by = 0;             // that turn
+
+    void set_turn(int32_t positions);
+};

@@ -1,0 +1,202 @@
+#include "graph/h2o-fused.h"
+
+#include "cuda/h2o-cuda.h"
+#include "graph/h2o-attention.h"
+#include "kernels/h2o-kernel.h"
+
+#include "llama-graph.h"
+
+#include <algorithm>
+
+// tensors of the op, in the order of ggml_tensor.src; those at the end may be missing
+enum fused_src { SRC_Q, SRC_K, SRC_V, SRC_MASK, SRC_SCORES, SRC_SQUARES, SRC_CREDIT, N_SRC };
+
+static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
+    return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
+}
+
+// The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
+static llama_h2o_attention read_attention(
+        ggml_tensor * const * src, float scale, const ggml_tensor * space, uint32_t n_slots) {
+    const ggml_tensor * q       = src[SRC_Q];
+    const ggml_tensor * k       = src[SRC_K];
+    const ggml_tensor * v       = src[SRC_V];
+    const ggml_tensor * scores  = src[SRC_SCORES];
+    const ggml_tensor * squares = src[SRC_SQUARES];
+    const ggml_tensor * credit  = src[SRC_CREDIT];
+
+    llama_h2o_attention attn = {};
+
+    attn.n_embd_head_k = k->ne[0];
+    attn.n_embd_head_v = v->ne[0];
+    attn.n_head        = q->ne[2];
+    attn.n_head_kv     = k->ne[2];
+    attn.n_kv          = k->ne[1];
+    attn.n_tokens      = q->ne[1];
+    attn.n_stream      = k->ne[3];
+    attn.scale         = scale;
+    attn.n_slots       = n_slots;
+
+    attn.q    = operand_of(q);
+    attn.k    = operand_of(k);
+    attn.v    = operand_of(v);
+    attn.mask = operand_of(src[SRC_MASK]);
+
+    attn.credit = credit ? operand_of(credit) : llama_h2o_attention::operand {};
+
+    attn.scores          = scores ? static_cast<float *>(scores->data) : nullptr;
+    attn.squares         = squares ? static_cast<float *>(squares->data) : nullptr;
+    attn.nb_score_head   = scores ? scores->nb[2] : 0;
+    attn.nb_score_stream = scores ? scores->nb[3] : 0;
+
+    if (space) {
+        attn.out  = static_cast<float *>(space->data);
+        attn.work = attn.out + attn.n_out();
+    }
+
+    return attn;
+}
+
+static llama_h2o_attention read_attend(const ggml_tensor * op, const void * userdata) {
+    const auto * layer = static_cast<const llama_h2o::layer *>(userdata);
+
+    return read_attention(op->src, layer->kq_scale, op, op->ne[1]);
+}
+
+// in place: the first source is the result of attend()
+static llama_h2o_attention read_combine(const ggml_tensor * op, const void * userdata) {
+    const auto * layer = static_cast<const llama_h2o::layer *>(userdata);
+
+    return read_attention(op->src + 1, layer->kq_scale, op, op->ne[1]);
+}
+
+static void attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    static_cast<const llama_h2o::layer *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
+}
+
+static void combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    static_cast<const llama_h2o::layer *>(userdata)->kernel->combine(read_combine(dst, userdata), ith, nth);
+}
+
+ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
+        llama_h2o::layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * v,
+        ggml_tensor * kq_mask) {
+    ggml_context * ctx = graph.ctx0;
+
+    ggml_tensor * src[N_SRC] = { q, k, v, kq_mask };
+    if (layer.collects) {
+        src[SRC_SCORES] = llama_h2o_view_collected(graph, layer.scores, k->ne[1], k->ne[3]);
+        src[SRC_CREDIT] = layer.credit;
+    }
+    if (layer.squares) {
+        src[SRC_SQUARES] = llama_h2o_view_collected(graph, layer.squares, k->ne[1], k->ne[3]);
+    }
+
+    // one column per thread, so that the op knows for how many there is room
+    const uint32_t n_slots = layer.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
+
+    const llama_h2o_attention attn = read_attention(src, layer.kq_scale, nullptr, n_slots);
+    const size_t size              = layer.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
+    const int64_t n_per_slot       = (attn.n_out() + size + n_slots - 1) / n_slots;
+
+    ggml_tensor * cur =
+            ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer);
+
+    cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer);
+
+    const int64_t n_embd = v->ne[0] * q->ne[2];
+
+    return ggml_view_2d(ctx, cur, n_embd, q->ne[1] * q->ne[3], n_embd * sizeof(float), 0);
+}
+
+static bool has_rows_for_kernel(const ggml_tensor * t) {
+    const bool known = t->type == GGML_TYPE_F32 || t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_Q8_0 ||
+                       t->type == GGML_TYPE_Q4_0;
+
+    return known && t->nb[0] == ggml_type_size(t->type) && t->ne[1] % LLAMA_H2O_TILE == 0;
+}
+
+// The device has a kernel for few queries. Many are a matter for matrix products.
+static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
+    const auto fits = [](const ggml_tensor * t) {
+        return t->ne[0] % 8 == 0 && t->ne[0] <= LLAMA_H2O_CUDA_MAX_EMBD;
+    };
+
+    const int64_t n_rows = q->ne[1] * (q->ne[2] / k->ne[2]);
+
+    return k->type == v->type && fits(k) && fits(v) && n_rows <= llama_h2o_attention::MAX_FEW_ROWS;
+}
+
+bool llama_h2o_can_fuse(
+        const llama_h2o::layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
+    const bool has_kernel = layer.kernel || (layer.on_cuda && has_rows_for_cuda(q, k, v));
+
+    return has_kernel && has_rows_for_kernel(k) && has_rows_for_kernel(v);
+}
+
+//
+// the sum of probabilities
+//
+
+enum add_src { SRC_SUMS, SRC_PROBS, SRC_WEIGHTS };
+
+static llama_h2o_sum read_sum(const ggml_tensor * op, const void *) {
+    const ggml_tensor * sums   = op->src[SRC_SUMS];
+    const ggml_tensor * probs  = op->src[SRC_PROBS];
+    const ggml_tensor * credit = op->src[SRC_WEIGHTS];
+
+    llama_h2o_sum sum = {};
+
+    sum.probs         = operand_of(probs);
+    sum.credit        = credit ? operand_of(credit) : llama_h2o_attention::operand {};
+    sum.sums          = static_cast<float *>(sums->data);
+    sum.nb_sum_head   = sums->nb[2];
+    sum.nb_sum_stream = sums->nb[3];
+    sum.n_kv          = probs->ne[0];
+    sum.n_tokens      = probs->ne[1];
+    sum.n_head        = probs->ne[2];
+    sum.n_head_kv     = sums->ne[2];
+    sum.n_stream      = probs->ne[3];
+
+    return sum;
+}
+
+static void add(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const llama_h2o_sum sum = read_sum(dst, userdata);
+
+    for (uint32_t pair = ith; pair < sum.n_pairs(); pair += nth) {
+        for (uint32_t cell = 0; cell < sum.n_kv; ++cell) {
+            llama_h2o_add_probs(sum, pair, cell);
+        }
+    }
+}
+
+void llama_h2o_build_add(
+        const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit) {
+    ggml_tensor * src[] = { probs, credit };
+
+    ggml_tensor * cur = ggml_custom_inplace(graph.ctx0, sums, src, credit ? 2 : 1, add, GGML_N_TASKS_MAX, nullptr);
+
+    ggml_build_forward_expand(graph.gf, cur);
+}
+
+//
+// the CUDA backend
+//
+
+bool llama_h2o_use_cuda(ggml_backend_dev_t dev) {
+    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+    auto * set_ops         = reg ? reinterpret_cast<llama_h2o_cuda_set_ops_t>(
+                                           ggml_backend_reg_get_proc_address(reg, LLAMA_H2O_CUDA_SET_OPS))
+                                 : nullptr;
+    if (!set_ops) {
+        return false;
+    }
+
+    set_ops({ attend, combine, add, read_attend, read_combine, read_sum });
+
+    return true;
+}

@@ -1,0 +1,31 @@
+// Ops of our own in the graph: attention with scores in one pass, and the sum of probabilities. ggml runs them on the CPU;
+// where the rows lie on a CUDA device, its backend runs kernels in their place.
+
+#pragma once
+
+#include "cache/h2o-cache.h"
+
+#include "ggml-backend.h"
+
+struct llm_graph_context;
+
+// Whether a layer can attend so, see h2o-attention.h for the tensors.
+bool llama_h2o_can_fuse(
+        const llama_h2o::layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v);
+
+ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
+        llama_h2o::layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * v,
+        ggml_tensor * kq_mask);
+
+// Adds the sum over queries, the mean over the query heads of each KV group.
+//   sums    F32 [n_kv, 1, n_head_kv, n_stream]
+//   probs   F32 [n_kv, n_tokens, n_head, n_stream]
+//   credit  F32 [n_kv, n_tokens, 1, n_stream], multiplied with the probabilities; or null
+void llama_h2o_build_add(
+        const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit);
+
+// Tells the backend of a device of our ops. Returns whether it has kernels for them.
+bool llama_h2o_use_cuda(ggml_backend_dev_t dev);

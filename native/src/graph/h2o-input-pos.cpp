@@ -1,0 +1,43 @@
+#include "graph/h2o-input-pos.h"
+
+#include "cache/h2o-cache.h"
+
+#include "llama-graph.h"
+
+#include <vector>
+
+namespace {
+
+class input_pos : public llm_graph_input_pos {
+public:
+    input_pos(uint32_t n_pos_per_embd, const llama_h2o * h2o) : llm_graph_input_pos(n_pos_per_embd), h2o(h2o) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        if (!ubatch->pos || !pos) {
+            return;
+        }
+
+        std::vector<llama_pos> data(ubatch->n_tokens);
+        for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
+            data[i] = h2o->rope_pos(ubatch->seq_id[i][0], ubatch->pos[i]);
+        }
+
+        ggml_backend_tensor_set(pos, data.data(), 0, data.size() * sizeof(llama_pos));
+    }
+
+private:
+    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+};
+
+} // namespace
+
+std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_context & graph) {
+    const uint32_t n_pos_per_embd = graph.hparams.n_pos_per_embd();
+
+    const llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    if (h2o) {
+        return std::make_unique<input_pos>(n_pos_per_embd, h2o);
+    }
+
+    return std::make_unique<llm_graph_input_pos>(n_pos_per_embd);
+}

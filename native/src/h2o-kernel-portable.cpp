@@ -1,9 +1,0 @@
-// The kernel in plain C++, for every processor.
-
-#define H2O_PORTABLE
-
-#include "h2o-kernel-impl.h"
-
-static const llama_h2o_kernel kernel = { "portable", W, attend, combine };
-
-const llama_h2o_kernel * const llama_h2o_kernel_portable = &kernel;

@@ -1,0 +1,17 @@
+// The kernel for x86 processors with AVX-512.
+
+#include "kernels/h2o-kernel.h"
+
+#if defined(__AVX512F__)
+
+#    include "kernels/h2o-kernel-impl.h"
+
+static const llama_h2o_kernel kernel = { "avx512", W, attend, combine };
+
+const llama_h2o_kernel * const llama_h2o_kernel_avx512 = &kernel;
+
+#else
+
+const llama_h2o_kernel * const llama_h2o_kernel_avx512 = nullptr;
+
+#endif

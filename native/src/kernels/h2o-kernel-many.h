@@ -1,0 +1,375 @@
+// The kernel for many queries, such as when reading a prompt: each thread takes some queries, of all cells. A block of
+// queries lies side by side, one in each lane, so that its rows need no transposing and no sums across lanes.
+
+#pragma once
+
+#include "kernels/h2o-kernel-rows.h"
+
+#include <cfloat>
+
+namespace {
+
+struct many_work {
+    float * exps; // [n_kv][BLOCK]                   exp(logit - top)
+    float * q;    // [n_embd_k][BLOCK]               queries, scaled
+    float * out;  // [n_embd_v][BLOCK]               sum of exps * V
+    float * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask; // [TILE][BLOCK]
+    float * sums; // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
+
+    size_t n_kv;
+    size_t n_parts; // n_pairs + n_slots
+
+    many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(a.n_pairs() + a.n_slots) {
+        const size_t n_embd = max_u32(a.n_embd_head_k, a.n_embd_head_v);
+        const size_t n_slot = n_kv * BLOCK + (a.n_embd_head_k + a.n_embd_head_v) * BLOCK + n_embd * TILE + TILE * BLOCK;
+
+        sums = a.work;
+        exps = sums + a.n_sums() * n_parts * n_kv + slot * n_slot;
+        q    = exps + n_kv * BLOCK;
+        out  = q + a.n_embd_head_k * BLOCK;
+        rows = out + a.n_embd_head_v * BLOCK;
+        mask = rows + n_embd * TILE;
+    }
+
+    // no two threads have the same place, because a thread goes on with the pair where the last one ended
+    float * sums_of(uint32_t i, uint32_t pair, uint32_t slot) const {
+        return sums + (i * n_parts + pair + slot) * n_kv;
+    }
+};
+
+// c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
+// BLOCK columns.
+template <int NK, int NR, bool ADD>
+inline void outer(const float * a, size_t step_k, size_t step_i, const float * b, uint32_t n, float * c) {
+    vec acc[NK][NR];
+    for (int k = 0; k < NK; ++k) {
+        for (int r = 0; r < NR; ++r) {
+            acc[k][r] = ADD ? v_load(c + k * BLOCK + r * W) : v_set(0.0f);
+        }
+    }
+
+    for (uint32_t i = 0; i < n; ++i) {
+        vec x[NR];
+        for (int r = 0; r < NR; ++r) {
+            x[r] = v_load(b + i * BLOCK + r * W);
+        }
+        for (int k = 0; k < NK; ++k) {
+            const vec y = v_set(a[k * step_k + i * step_i]);
+            for (int r = 0; r < NR; ++r) {
+                acc[k][r] = v_fma(y, x[r], acc[k][r]);
+            }
+        }
+    }
+
+    for (int k = 0; k < NK; ++k) {
+        for (int r = 0; r < NR; ++r) {
+            v_store(c + k * BLOCK + r * W, acc[k][r]);
+        }
+    }
+}
+
+// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W.
+template <bool ADD>
+void product(const float * a,
+        size_t step_k,
+        size_t step_i,
+        const float * b,
+        uint32_t n,
+        float * c,
+        uint32_t n_k,
+        uint32_t n_r) {
+    uint32_t r = 0;
+    for (; r + SIDE_BY_SIDE * W <= n_r; r += SIDE_BY_SIDE * W) {
+        for (uint32_t k = 0; k < n_k; k += 4) {
+            outer<4, SIDE_BY_SIDE, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+        }
+    }
+    for (; r < n_r; r += W) {
+        for (uint32_t k = 0; k < n_k; k += 4) {
+            outer<4, 1, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+        }
+    }
+}
+
+template <typename T>
+void read_rows(const char * rows, size_t nb_row, uint32_t n, float * res) {
+    for (uint32_t j = 0; j < TILE; ++j) {
+        for (uint32_t i = 0; i < n; i += W) {
+            v_store(res + j * n + i, T::load(rows + j * nb_row, i));
+        }
+    }
+}
+
+// A tile of K or V as floats, [TILE][n].
+void read_tile(const llama_h2o_attention::operand & x, uint32_t s, uint32_t h, uint32_t cell, uint32_t n, float * res) {
+    const char * rows = rows_of(x, s, h, cell);
+    with_rows(x.type, [&](auto type) { read_rows<decltype(type)>(rows, x.nb_row, n, res); });
+}
+
+// A block of queries of one KV head.
+struct block {
+    uint32_t s;
+    uint32_t h;
+    uint32_t row; // first
+    uint32_t n;   // at most BLOCK
+
+    uint32_t n_lanes() const { return (n + W - 1) / W * W; }
+};
+
+enum class tile_mask { none, all, some };
+
+// Whether a tile of cells is masked for a block of queries.
+tile_mask look_at_mask(const llama_h2o_attention & a, const block & b, uint32_t cell) {
+    bool any_zero   = false;
+    bool any_masked = false;
+    bool any_other  = false;
+    for (uint32_t row = b.row; row < b.row + b.n; row += a.n_group() - row % a.n_group()) {
+        const uint16_t * mask = reinterpret_cast<const uint16_t *>(mask_of(a, b.s, row)) + cell;
+
+        uint32_t n_zero   = 0;
+        uint32_t n_masked = 0;
+        for (uint32_t j = 0; j < TILE; ++j) {
+            n_zero   += mask[j] == 0;
+            n_masked += mask[j] == F16_MINUS_INF;
+        }
+        any_zero   |= n_zero > 0;
+        any_masked |= n_masked > 0;
+        any_other  |= n_zero + n_masked < TILE;
+    }
+
+    if (any_other || (any_zero && any_masked)) {
+        return tile_mask::some;
+    }
+
+    return any_masked ? tile_mask::all : tile_mask::none;
+}
+
+void add_mask(const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t cell) {
+    for (uint32_t r = 0; r < b.n_lanes(); ++r) {
+        const char * mask = mask_of(a, b.s, b.row + min_u32(r, b.n - 1)) + cell * sizeof(ggml_fp16_t);
+        for (uint32_t j = 0; j < TILE; j += W) {
+            float x[W];
+            v_store(x, v_load_f16(mask + j * sizeof(ggml_fp16_t)));
+            for (uint32_t i = 0; i < W; ++i) {
+                w.mask[(j + i) * BLOCK + r] = x[i];
+            }
+        }
+    }
+
+    for (uint32_t j = 0; j < TILE; ++j) {
+        float * x = w.exps + (cell + j) * BLOCK;
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            v_store(x + r, v_add(v_load(x + r), v_load(w.mask + j * BLOCK + r)));
+        }
+    }
+}
+
+void many_logits(const llama_h2o_attention & a, const many_work & w, const block & b, float * tops) {
+    for (uint32_t r = 0; r < b.n_lanes(); ++r) {
+        const float * q = query(a, b.s, b.h, b.row + min_u32(r, b.n - 1));
+        for (uint32_t i = 0; i < a.n_embd_head_k; ++i) {
+            w.q[i * BLOCK + r] = q[i] * a.scale;
+        }
+        tops[r] = MINUS_INF;
+    }
+
+    for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
+        float * x = w.exps + cell * BLOCK;
+
+        const tile_mask mask = look_at_mask(a, b, cell);
+        if (mask == tile_mask::all) {
+            for (uint32_t i = 0; i < TILE * BLOCK; ++i) {
+                x[i] = MINUS_INF;
+            }
+            continue;
+        }
+
+        read_tile(a.k, b.s, b.h, cell, a.n_embd_head_k, w.rows);
+        product<false>(w.rows, a.n_embd_head_k, 1, w.q, a.n_embd_head_k, x, TILE, b.n_lanes());
+
+        if (mask == tile_mask::some) {
+            add_mask(a, w, b, cell);
+        }
+
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            vec top = v_load(tops + r);
+            for (uint32_t j = 0; j < TILE; ++j) {
+                top = v_max(top, v_load(x + j * BLOCK + r));
+            }
+            v_store(tops + r, top);
+        }
+    }
+}
+
+// Turns logits into exps in place, and mixes V. The exps of a query have to be multiplied with its factor to become
+// probabilities; lanes without a query get 0.
+void many_mix(
+        const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * factors) {
+    float sums[BLOCK] = {};
+
+    for (uint32_t i = 0; i < a.n_embd_head_v * BLOCK; ++i) {
+        w.out[i] = 0.0f;
+    }
+
+    for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
+        float * x = w.exps + cell * BLOCK;
+
+        bool is_zero = true;
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            // where all cells are masked, it is minus infinity, and so are all logits
+            const vec top = v_max(v_load(tops + r), v_set(-FLT_MAX));
+
+            vec sum = v_set(0.0f);
+            for (uint32_t j = 0; j < TILE; ++j) {
+                const vec y = v_exp(v_sub(v_load(x + j * BLOCK + r), top));
+                v_store(x + j * BLOCK + r, y);
+                sum = v_add(sum, y);
+            }
+            v_store(sums + r, v_add(v_load(sums + r), sum));
+            is_zero = is_zero && v_top(sum) == 0.0f;
+        }
+
+        if (!is_zero) {
+            read_tile(a.v, b.s, b.h, cell, a.n_embd_head_v, w.rows);
+            product<true>(w.rows, 1, a.n_embd_head_v, x, TILE, w.out, a.n_embd_head_v, b.n_lanes());
+        }
+    }
+
+    for (uint32_t r = 0; r < BLOCK; ++r) {
+        factors[r] = r < b.n && sums[r] > 0.0f ? 1.0f / sums[r] : 0.0f;
+    }
+}
+
+// The credit of each query of a block for a tile of cells, if it is one for all of them: [BLOCK], multiplied with the
+// factors. Otherwise returns false.
+bool many_credit(const llama_h2o_attention & a, const block & b, uint32_t cell, const float * factors, float * res) {
+    for (uint32_t r = 0; r < b.n; ++r) {
+        const float * credit = credit_of(a, b.s, b.row + r);
+
+        if (credit && (r == 0 || (b.row + r) % a.n_group() == 0)) {
+            bool equal = true;
+            for (uint32_t j = 0; j < TILE; ++j) {
+                equal &= credit[cell + j] == credit[cell];
+            }
+            if (!equal) {
+                return false;
+            }
+        }
+        res[r] = credit ? factors[r] * credit[cell] : factors[r];
+    }
+    for (uint32_t r = b.n; r < BLOCK; ++r) {
+        res[r] = 0.0f;
+    }
+
+    return true;
+}
+
+// Adds the probabilities of the block, or their squares, to res [n_kv], as means over the KV group.
+template <bool SQUARED>
+void many_collect(
+        const llama_h2o_attention & a, const many_work & w, const block & b, const float * factors, float * res) {
+    const float mean = 1.0f / a.n_group();
+
+    for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
+        float f[BLOCK];
+        if (many_credit(a, b, cell, factors, f)) {
+            for (uint32_t j = cell; j < cell + TILE; ++j) {
+                vec sum = v_set(0.0f);
+                for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+                    const vec y = v_load(w.exps + j * BLOCK + r);
+                    const vec x = v_load(f + r);
+                    sum         = SQUARED ? v_fma(v_mul(y, x), v_mul(y, x), sum) : v_fma(y, x, sum);
+                }
+                res[j] += v_sum(sum) * mean;
+            }
+            continue;
+        }
+
+        for (uint32_t r = 0; r < b.n; ++r) {
+            const float * credit = credit_of(a, b.s, b.row + r);
+            for (uint32_t j = cell; j < cell + TILE; ++j) {
+                const float y  = w.exps[j * BLOCK + r] * factors[r];
+                res[j]        += (SQUARED ? y * y : y) * credit[j] * mean;
+            }
+        }
+    }
+}
+
+void many_output(const llama_h2o_attention & a, const many_work & w, const block & b, const float * factors) {
+    for (uint32_t r = 0; r < b.n; ++r) {
+        float * out = output(a, b.s, b.h, b.row + r);
+        for (uint32_t i = 0; i < a.n_embd_head_v; ++i) {
+            out[i] = w.out[i * BLOCK + r] * factors[r];
+        }
+    }
+}
+
+// Queries are dealt out W at a time; these are the groups of one pair.
+inline uint32_t many_groups(const llama_h2o_attention & a) {
+    return (a.n_rows() + W - 1) / W;
+}
+
+void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const many_work w(a, ith);
+
+    const uint32_t n_groups = many_groups(a);
+    const range mine        = share(a.n_pairs() * n_groups, ith, nth);
+
+    for (uint32_t g = mine.begin; g < mine.end;) {
+        const uint32_t pair  = g / n_groups;
+        const uint32_t first = g % n_groups;
+        const uint32_t last  = min_u32(min_u32(first + BLOCK / W, n_groups), first + mine.end - g);
+
+        const uint32_t row = first * W;
+        const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * W, a.n_rows()) - row };
+
+        for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
+            float * sums = w.sums_of(i, pair, ith);
+            for (uint32_t j = 0; j < a.n_kv; ++j) {
+                sums[j] = 0.0f;
+            }
+        }
+
+        float tops[BLOCK];
+        float factors[BLOCK];
+        many_logits(a, w, b, tops);
+        many_mix(a, w, b, tops, factors);
+        if (a.scores) {
+            many_collect<false>(a, w, b, factors, w.sums_of(0, pair, ith));
+        }
+        if (a.squares) {
+            many_collect<true>(a, w, b, factors, w.sums_of(1, pair, ith));
+        }
+        many_output(a, w, b, factors);
+
+        g += last - first;
+    }
+}
+
+void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const many_work w(a, ith);
+    const range cells = share_cells(a.n_kv, ith, nth);
+
+    const uint32_t n_groups = many_groups(a);
+
+    for (uint32_t i = 0; i < a.n_sums() * a.n_pairs(); ++i) {
+        const uint32_t pair = i % a.n_pairs();
+        const bool squared  = i >= a.n_pairs();
+
+        float * sums = of_head(a, squared ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
+
+        for (uint32_t t = 0; t < nth; ++t) {
+            const range theirs = share(a.n_pairs() * n_groups, t, nth);
+            if (theirs.begin >= (pair + 1) * n_groups || theirs.end <= pair * n_groups) {
+                continue;
+            }
+            const float * part = w.sums_of(squared, pair, t);
+            for (uint32_t j = cells.begin; j < cells.end; j += W) {
+                v_store(sums + j, v_add(v_load(sums + j), v_load(part + j)));
+            }
+        }
+    }
+}
+
+} // namespace

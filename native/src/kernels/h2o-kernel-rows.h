@@ -1,0 +1,142 @@
+// What the kernel reads: rows as they lie in the cache, for vectors of any width, and the part of each thread.
+
+#pragma once
+
+#include "kernels/h2o-kernel.h"
+#include "kernels/h2o-simd.h"
+
+namespace {
+
+constexpr uint32_t W     = vec::n;
+constexpr uint32_t TILE  = LLAMA_H2O_TILE;
+constexpr uint32_t BLOCK = LLAMA_H2O_BLOCK;
+
+// vectors that are accumulated side by side: as many as there are registers for
+constexpr int SIDE_BY_SIDE = W == 8 ? 2 : 4;
+
+constexpr float MINUS_INF        = -INFINITY;
+constexpr uint16_t F16_MINUS_INF = 0xfc00;
+
+inline uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+inline uint32_t max_u32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+//
+// rows as they lie in the cache: load(row, i) has the elements from i on, i a multiple of W
+//
+
+struct rows_f32 {
+    static vec load(const char * row, uint32_t i) { return v_load(reinterpret_cast<const float *>(row) + i); }
+};
+
+struct rows_f16 {
+    static vec load(const char * row, uint32_t i) { return v_load_f16(row + i * sizeof(ggml_fp16_t)); }
+};
+
+inline float load_f16(const char * p) {
+    ggml_fp16_t x;
+    std::memcpy(&x, p, sizeof(x));
+#if !defined(H2O_PORTABLE) && (defined(__AVX512F__) || defined(__AVX2__))
+    return _cvtsh_ss(x);
+#else
+    return ggml_fp16_to_fp32(x);
+#endif
+}
+
+// blocks of 32 elements: the scale, then the elements
+struct rows_q8_0 {
+    static vec load(const char * row, uint32_t i) {
+        const char * block = row + i / 32 * (2 + 32);
+        return v_mul(v_set(load_f16(block)), v_load_i8(block + 2 + i % 32));
+    }
+};
+
+// likewise, elements i and i + 16 in one byte
+struct rows_q4_0 {
+    static vec load(const char * row, uint32_t i) {
+        const char * block = row + i / 32 * (2 + 16);
+        return v_mul(v_set(load_f16(block)), v_load_i4(block + 2 + i % 16, i % 32 >= 16));
+    }
+};
+
+// Calls fn(rows) with an object of the struct for this type.
+template <typename F>
+void with_rows(ggml_type type, F fn) {
+    switch (type) {
+        case GGML_TYPE_F16:
+            fn(rows_f16());
+            break;
+        case GGML_TYPE_Q8_0:
+            fn(rows_q8_0());
+            break;
+        case GGML_TYPE_Q4_0:
+            fn(rows_q4_0());
+            break;
+        default:
+            fn(rows_f32());
+            break;
+    }
+}
+
+//
+// where things lie
+//
+
+// the queries of a KV head, token by token, the heads of its group side by side
+inline const float * query(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
+    const uint32_t token = row / a.n_group();
+    const uint32_t head  = head_kv * a.n_group() + row % a.n_group();
+    return reinterpret_cast<const float *>(a.q.data + s * a.q.nb_stream + head * a.q.nb_head + token * a.q.nb_row);
+}
+
+inline float * output(const llama_h2o_attention & a, uint32_t s, uint32_t head_kv, uint32_t row) {
+    const uint32_t token = row / a.n_group();
+    const uint32_t head  = head_kv * a.n_group() + row % a.n_group();
+    return a.out + (size_t(s * a.n_tokens + token) * a.n_head + head) * a.n_embd_head_v;
+}
+
+inline const char * rows_of(const llama_h2o_attention::operand & x, uint32_t s, uint32_t head_kv, uint32_t cell) {
+    return x.data + s * x.nb_stream + head_kv * x.nb_head + cell * x.nb_row;
+}
+
+inline const char * mask_of(const llama_h2o_attention & a, uint32_t s, uint32_t row) {
+    return a.mask.data + s * a.mask.nb_stream + row / a.n_group() * a.mask.nb_row;
+}
+
+// of a query, for all cells; or null
+inline const float * credit_of(const llama_h2o_attention & a, uint32_t s, uint32_t row) {
+    if (!a.credit.data) {
+        return nullptr;
+    }
+    return reinterpret_cast<const float *>(
+            a.credit.data + s * a.credit.nb_stream + row / a.n_group() * a.credit.nb_row);
+}
+
+// of scores or squares
+inline float * of_head(const llama_h2o_attention & a, float * collected, uint32_t s, uint32_t head_kv) {
+    return reinterpret_cast<float *>(
+            reinterpret_cast<char *>(collected) + s * a.nb_score_stream + head_kv * a.nb_score_head);
+}
+
+struct range {
+    uint32_t begin;
+    uint32_t end;
+};
+
+// the part of n things that belongs to one of the threads
+inline range share(uint32_t n, uint32_t ith, uint32_t nth) {
+    return { uint32_t(uint64_t(n) * ith / nth), uint32_t(uint64_t(n) * (ith + 1) / nth) };
+}
+
+// a thread's part of the first n_cells, in whole cache lines of scores
+inline range share_cells(uint32_t n_cells, uint32_t ith, uint32_t nth) {
+    constexpr uint32_t LINE = 16;
+
+    const range r = share((n_cells + LINE - 1) / LINE, ith, nth);
+    return { r.begin * LINE, r.end * LINE };
+}
+
+} // namespace

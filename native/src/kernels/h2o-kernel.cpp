@@ -1,0 +1,68 @@
+#include "kernels/h2o-kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+// from the widest vectors down
+static std::array<const llama_h2o_kernel *, 4> all_kernels() {
+    return {
+        llama_h2o_kernel_avx512,
+        llama_h2o_kernel_avx2,
+        llama_h2o_kernel_neon,
+        llama_h2o_kernel_portable,
+    };
+}
+
+// Whether this build has a kernel, and this machine its instructions.
+static bool can_run(const llama_h2o_kernel * kernel) {
+    if (!kernel) {
+        return false;
+    }
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (kernel == llama_h2o_kernel_avx512) {
+        return avx2 && __builtin_cpu_supports("avx512f");
+    }
+    if (kernel == llama_h2o_kernel_avx2) {
+        return avx2;
+    }
+#endif
+    return true;
+}
+
+const llama_h2o_kernel * llama_h2o_find_kernel(const char * name) {
+    for (const auto * kernel : all_kernels()) {
+        if (can_run(kernel) && std::strcmp(kernel->name, name) == 0) {
+            return kernel;
+        }
+    }
+
+    return nullptr;
+}
+
+const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t n_embd_head_v) {
+    for (const auto * kernel : all_kernels()) {
+        if (can_run(kernel) && n_embd_head_k % kernel->n_lanes == 0 && n_embd_head_v % kernel->n_lanes == 0) {
+            return kernel;
+        }
+    }
+
+    return nullptr;
+}
+
+size_t llama_h2o_work_size(const llama_h2o_attention & a) {
+    const size_t n_kv   = a.n_kv;
+    const size_t n_embd = size_t(a.n_embd_head_k) + a.n_embd_head_v;
+
+    const size_t n_few = size_t(a.n_pairs()) * llama_h2o_attention::MAX_FEW_ROWS;
+    const size_t few   = n_few * n_kv + n_few * a.n_slots * (2 + a.n_embd_head_v);
+
+    const size_t n_tile = std::max(a.n_embd_head_k, a.n_embd_head_v) * size_t(LLAMA_H2O_TILE);
+    const size_t slot   = (n_kv + n_embd + LLAMA_H2O_TILE) * LLAMA_H2O_BLOCK + n_tile;
+    const size_t many   = a.n_sums() * (a.n_pairs() + a.n_slots) * n_kv + a.n_slots * slot;
+
+    return a.is_few() ? few : std::max(few, many);
+}

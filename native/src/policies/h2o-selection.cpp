@@ -1,0 +1,160 @@
+#include "policies/h2o-selection.h"
+
+#include <algorithm>
+#include <numeric>
+
+uint64_t llama_h2o_n_budget(const llama_h2o_params & params) {
+    return uint64_t(params.pinned) + params.heavy + params.recent;
+}
+
+uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
+    return llama_h2o_n_budget(params) + params.slack;
+}
+
+//
+// the rule
+//
+
+llama_h2o_standing llama_h2o_rule::standing(int32_t pos) const {
+    if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
+        return llama_h2o_standing::pinned;
+    }
+
+    return pos > newest - int64_t(n_recent) ? llama_h2o_standing::recent : llama_h2o_standing::competing;
+}
+
+bool llama_h2o_rule::is_in_span(int32_t pos) const {
+    const auto next = std::upper_bound(
+            spans.begin(), spans.end(), pos, [](int32_t p, const llama_h2o_span & span) { return p < span.p0; });
+
+    return next != spans.begin() && pos < std::prev(next)->p1;
+}
+
+size_t llama_h2o_rule::segment(int32_t pos) const {
+    return std::upper_bound(starts.begin(), starts.end(), pos) - starts.begin();
+}
+
+std::vector<int64_t> llama_h2o_rule::segment_lengths() const {
+    // the prefix and the spans as one list of what is pinned
+    std::vector<llama_h2o_span> pinned = { { 0, int32_t(n_pinned) } };
+    pinned.insert(pinned.end(), spans.begin(), spans.end());
+
+    const int64_t end = newest - int64_t(n_recent) + 1;
+
+    std::vector<int64_t> lengths(starts.size() + 1);
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        const int64_t p0 = i == 0 ? 0 : starts[i - 1];
+        const int64_t p1 = std::min<int64_t>(i < starts.size() ? starts[i] : end, end);
+
+        int64_t length = std::max<int64_t>(0, p1 - p0);
+        int64_t from   = p0; // what comes before is counted
+        for (const auto & span : pinned) {
+            const int64_t first = std::max<int64_t>(span.p0, from);
+            const int64_t last  = std::min<int64_t>(span.p1, p1);
+
+            length -= std::max<int64_t>(0, last - first);
+            from    = std::max(from, last);
+        }
+        lengths[i] = length;
+    }
+
+    return lengths;
+}
+
+std::vector<size_t> llama_h2o_quotas(const std::vector<int64_t> & lengths, size_t n_places) {
+    const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t(0));
+
+    std::vector<size_t> quotas(lengths.size(), 0);
+    if (total == 0) {
+        return quotas;
+    }
+
+    std::vector<size_t> order(lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+
+    size_t n_left = n_places;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+        quotas[i]  = size_t(int64_t(n_places) * lengths[i] / total);
+        n_left    -= quotas[i];
+    }
+
+    const auto larger_rest = [&](size_t a, size_t b) {
+        const int64_t rest_a = int64_t(n_places) * lengths[a] % total;
+        const int64_t rest_b = int64_t(n_places) * lengths[b] % total;
+        return rest_a != rest_b ? rest_a > rest_b : a > b;
+    };
+    std::sort(order.begin(), order.end(), larger_rest);
+    for (size_t i = 0; i < n_left; ++i) {
+        quotas[order[i]] += 1;
+    }
+
+    return quotas;
+}
+
+//
+// the choice
+//
+
+llama_h2o_selection::llama_h2o_selection(const llama_h2o_rule & rule) :
+    rule(rule), lengths(rule.segment_lengths()), members(lengths.size()) {}
+
+void llama_h2o_selection::set_rows(const int32_t * pos, uint32_t n_rows) {
+    this->pos = pos;
+
+    standing.clear();
+    competing.clear();
+    for (uint32_t i = 0; i < n_rows; ++i) {
+        standing.push_back(rule.standing(pos[i]));
+        if (standing.back() == llama_h2o_standing::competing) {
+            competing.push_back(i);
+        }
+    }
+
+    const size_t n_safe = n_rows - competing.size();
+    const size_t n_keep = std::min<size_t>(n_rows, rule.n_budget);
+
+    n_free = n_keep - std::min(n_keep, n_safe);
+}
+
+void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
+    const auto better = [&](uint32_t a, uint32_t b) {
+        return score[a] != score[b] ? score[a] > score[b] : pos[a] > pos[b];
+    };
+
+    // the best n of some rows stay, the others are left
+    const auto take_best = [&](std::vector<uint32_t> & rows, size_t n) {
+        n = std::min(n, rows.size());
+        std::nth_element(rows.begin(), rows.begin() + n, rows.end(), better);
+        for (size_t i = 0; i < n; ++i) {
+            keep[rows[i]] = 1;
+        }
+        rows.erase(rows.begin(), rows.begin() + n);
+
+        return n;
+    };
+
+    for (size_t i = 0; i < standing.size(); ++i) {
+        keep[i] = standing[i] == llama_h2o_standing::competing ? 0 : 1;
+    }
+
+    size_t n_left = n_free;
+
+    if (members.size() > 1) {
+        for (auto & rows : members) {
+            rows.clear();
+        }
+        for (const uint32_t i : competing) {
+            members[rule.segment(pos[i])].push_back(i);
+        }
+
+        const std::vector<size_t> quotas = llama_h2o_quotas(lengths, n_free);
+
+        competing.clear();
+        for (size_t i = 0; i < members.size(); ++i) {
+            n_left -= take_best(members[i], quotas[i]);
+            competing.insert(competing.end(), members[i].begin(), members[i].end());
+        }
+    }
+
+    take_best(competing, n_left);
+}
