@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parent / "native" / "src"
+NATIVE = HERE.parents[1] / "native" / "src"
 
 FloatArray = npt.NDArray[np.float32]
 
