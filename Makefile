@@ -7,9 +7,10 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
+PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 NATIVE  := find native/src native/include tests/native/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: help story build test lint format clean
+.PHONY: help story build test explore lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -24,7 +25,10 @@ build: .venv/built ## install pyh2o into .venv; compiles only what changed
 test: lint ## all checks and all tests
 	$(FETCH)
 	@echo "==> tests"
-	$(BIN)/pytest
+	$(PYTEST)
+
+explore: .venv/tested ## the randomised tests with other random numbers (make test: always the same)
+	PYH2O_TEST_SEED=random $(PYTEST) -m randomised
 
 lint: .venv/tested ## style and types
 	@echo "==> style and types"

@@ -1,25 +1,63 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and where their random numbers come from."""
 
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+
+# The tests run on all cores, in a process for each: more threads would only wait for each other.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
 
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import ctrl_c_reaches_us, own_state
+from random_cases import Cases, Randomness
+
+RANDOMNESS = pytest.StashKey[Randomness]()
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    """Random numbers; the seed is printed, and PYH2O_TEST_SEED repeats it."""
-    seed = int(os.environ.get("PYH2O_TEST_SEED") or random.randrange(2**32))
-    print(f"PYH2O_TEST_SEED={seed}")
+def randomness(request: pytest.FixtureRequest) -> Randomness:
+    request.node.stash[RANDOMNESS] = Randomness(request.node.name)
+    return request.node.stash[RANDOMNESS]
+
+
+@pytest.fixture
+def seed(randomness: Randomness) -> int:
+    """Of this test's random numbers, told when it fails."""
+    return randomness.seed
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """Random numbers."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def cases(randomness: Randomness) -> Cases:
+    """Many cases in one test, each with random numbers of its own: told when one fails."""
+    return randomness.cases
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and RANDOMNESS in item.stash:
+        report.sections.append(("random numbers", str(item.stash[RANDOMNESS])))
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what other seeds can tell more about."""
+    for item in items:
+        if "randomness" in getattr(item, "fixturenames", ()):
+            item.add_marker("randomised")
 
 
 @pytest.fixture

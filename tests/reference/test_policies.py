@@ -1,7 +1,4 @@
-"""Policies: their names and parameters, and their scores, computed by hand or a second time.
-
-Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
-"""
+"""Policies: their names and parameters, and their scores, computed by hand or a second time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every policy in the NumPy reference: what stays, and what is observed for it.
-
-Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
-"""
+"""Every policy in the NumPy reference: what stays, and what is observed for it."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ from pyh2o.reference import (
     select,
 )
 from pyh2o.reference.layers import rotate as rotate_pairs
+from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -139,37 +137,47 @@ class Spy:
 
 
 @all_policies
-@pytest.mark.parametrize("repeat", range(30))
-def test_the_best_stay(rng: np.random.Generator, policy: Policy, repeat: int) -> None:
+def test_the_best_stay(cases: Cases, policy: Policy) -> None:
     """Pinned and recent rows always; of the rest the best of each segment; never more or fewer."""
-    n_rows = int(rng.integers(1, 70))
-    caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
-    policy = policy.for_budget(parameters.budget)
-    spy: Any = Spy(policy)
-    compact(caches, parameters, spy, RotaryPlace(n_rows, FREQUENCIES))
+    for _, rng in cases(range(30)):
+        n_rows = int(rng.integers(1, 70))
+        caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
+        policy = policy.for_budget(parameters.budget)
+        spy: Any = Spy(policy)
+        compact(caches, parameters, spy, RotaryPlace(n_rows, FREQUENCIES))
+        assert len(spy.seen) in (0, N_LAYER * N_HEAD_KV)
+        scores = mean_scores(spy, policy)
+        for (layer, head), (rows, _) in spy.seen.items():
+            assert_the_best_stayed(
+                rows, scores[layer, head], caches[layer].positions(head), parameters
+            )
 
+
+def assert_the_best_stayed(
+    rows: HeadRows, scores: FloatArray, stayed: IntArray, parameters: EvictionParameters
+) -> None:
+    """Of one head, whose rows were all those of the text."""
+    n_rows = scores.size
     pinned = np.arange(n_rows) < parameters.pinned
     for start, end in parameters.spans:
         pinned[start:end] = True
     must = pinned.copy()
     must[max(0, n_rows - parameters.recent) :] = True
+    kept = np.isin(np.arange(n_rows), stayed)
+    assert kept[must].all()
+    assert kept.sum() == min(n_rows, parameters.budget)
+    assert rows.competing.tolist() == (~must).tolist()
+    assert rows.pinned.tolist() == pinned.tolist()
+    assert rows.n_places == kept.sum() - must.sum()
+    assert rows.newest == n_rows - 1
+
+    order = list(zip(scores.tolist(), range(n_rows), strict=True))
     segments = np.searchsorted(parameters.starts, np.arange(n_rows), side="right")
-    scores = mean_scores(spy, policy)
-    for (layer, head), (rows, _) in spy.seen.items():
-        kept = np.isin(np.arange(n_rows), caches[layer].positions(head))
-        assert kept[must].all()
-        assert kept.sum() == min(n_rows, parameters.budget)
-        assert rows.competing.tolist() == (~must).tolist()
-        assert rows.pinned.tolist() == pinned.tolist()
-        assert rows.n_places == kept.sum() - must.sum()
-        assert rows.newest == n_rows - 1
-        order = list(zip(scores[layer, head].tolist(), range(n_rows), strict=True))
-        for segment in range(len(parameters.starts) + 1):
-            inside = (segments == segment) & ~must
-            winners = [order[i] for i in np.flatnonzero(inside & kept)]
-            losers = [order[i] for i in np.flatnonzero(inside & ~kept)]
-            assert not winners or not losers or min(winners) > max(losers)
-    assert len(spy.seen) in (0, N_LAYER * N_HEAD_KV)
+    for segment in range(len(parameters.starts) + 1):
+        inside = (segments == segment) & ~must
+        winners = [order[i] for i in np.flatnonzero(inside & kept)]
+        losers = [order[i] for i in np.flatnonzero(inside & ~kept)]
+        assert not winners or not losers or min(winners) > max(losers)
 
 
 def mean_scores(spy: Spy, policy: Policy) -> dict[tuple[int, int], FloatArray]:

@@ -1,12 +1,7 @@
-"""The NumPy reference against simpler programs that must give the same answer.
-
-Set PYH2O_TEST_SEED to repeat a run; the seed is printed when a test fails.
-"""
+"""The NumPy reference against simpler programs that must give the same answer."""
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +25,7 @@ from pyh2o.reference import (
     read_gguf,
     select,
 )
+from random_cases import Cases
 from tiny_gguf import ARCH_VARIANTS, write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -37,18 +33,6 @@ IntArray = npt.NDArray[np.int64]
 
 # The tiny models compute logits of standard deviation 1; rounding in float32 moves them by 1e-5.
 ROUNDING = 1e-4
-
-
-@pytest.fixture
-def seed() -> int:
-    value = int(os.environ.get("PYH2O_TEST_SEED") or secrets.randbelow(2**32))
-    print(f"PYH2O_TEST_SEED={value}")
-    return value
-
-
-@pytest.fixture
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture
@@ -73,30 +57,29 @@ def rows(model: ReferenceLlama) -> list[tuple[IntArray, FloatArray]]:
 # ---- select ----
 
 
-@pytest.mark.parametrize("repeat", range(50))
-def test_select_keeps_what_it_must(seed: int, repeat: int) -> None:
+def test_select_keeps_what_it_must(cases: Cases) -> None:
     """Pinned, recent, and of the rest the best; never more, never fewer; in any order of rows."""
-    rng = np.random.default_rng([seed, repeat])
-    n_rows = int(rng.integers(1, 60))
-    pinned, heavy, recent = (int(count) for count in rng.integers(0, 25, 3))
-    positions = rng.choice(100, n_rows, replace=False)
-    # Few different scores, so that ties are common.
-    scores = rng.integers(0, 6, n_rows).astype(np.float32)
+    for _, rng in cases(range(200)):
+        n_rows = int(rng.integers(1, 60))
+        pinned, heavy, recent = (int(count) for count in rng.integers(0, 25, 3))
+        positions = rng.choice(100, n_rows, replace=False)
+        # Few different scores, so that ties are common.
+        scores = rng.integers(0, 6, n_rows).astype(np.float32)
 
-    kept = select(scores, positions, pinned=pinned, heavy=heavy, recent=recent)
+        kept = select(scores, positions, pinned=pinned, heavy=heavy, recent=recent)
 
-    assert (np.diff(kept) > 0).all()
-    must = (positions < pinned) | (positions > positions.max() - recent)
-    is_kept = np.isin(np.arange(n_rows), kept)
-    assert is_kept[must].all()
-    assert kept.size == min(n_rows, pinned + heavy + recent)
-    order = list(zip(scores.tolist(), positions.tolist(), strict=True))
-    winners = [order[i] for i in np.flatnonzero(is_kept & ~must)]
-    losers = [order[i] for i in np.flatnonzero(~is_kept)]
-    if winners and losers:
-        assert min(winners) > max(losers)
-        expected = min(winners)[0] - max(losers)[0]
-        assert margin(scores, positions, kept, pinned=pinned, recent=recent) == expected
+        assert (np.diff(kept) > 0).all()
+        must = (positions < pinned) | (positions > positions.max() - recent)
+        is_kept = np.isin(np.arange(n_rows), kept)
+        assert is_kept[must].all()
+        assert kept.size == min(n_rows, pinned + heavy + recent)
+        order = list(zip(scores.tolist(), positions.tolist(), strict=True))
+        winners = [order[i] for i in np.flatnonzero(is_kept & ~must)]
+        losers = [order[i] for i in np.flatnonzero(~is_kept)]
+        if winners and losers:
+            assert min(winners) > max(losers)
+            expected = min(winners)[0] - max(losers)[0]
+            assert margin(scores, positions, kept, pinned=pinned, recent=recent) == expected
 
 
 def test_select_keeps_the_newer_of_equal_scores() -> None:
