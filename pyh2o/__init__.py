@@ -31,8 +31,9 @@ from .library import build_info
 
 if TYPE_CHECKING:
     from .llama import HeavyHitter, Llama
-    from .sessions.conversation import Conversation, Turn
+    from .sessions.conversation import Conversation
     from .sessions.story import Story
+    from .sessions.turns import Turn
 
 __path__ = library.package_folders()
 library.lend_to_llama_cpp()
@@ -69,10 +70,14 @@ def __getattr__(name: str) -> Any:
         from . import llama
 
         return getattr(llama, name)
-    if name in ("Conversation", "Turn"):
+    if name == "Conversation":
         from .sessions import conversation
 
-        return getattr(conversation, name)
+        return conversation.Conversation
+    if name == "Turn":
+        from .sessions import turns
+
+        return turns.Turn
     if name == "Story":
         from .sessions import story
 

@@ -43,7 +43,7 @@ from .openai.chat import OpenAIChat, as_json_object
 from .policies import Policy
 from .system.devices import has_own_kernels, why_no_gpu
 from .system.threads import physical_cores
-from .text.text_stream import PieceDetokenizer, detokenize
+from .text.detokenizer import PieceDetokenizer, detokenize
 
 # Programs may put the class below in the place of this one.
 StockLlama = llama_cpp.Llama
@@ -350,6 +350,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         return self._window or int(super().n_ctx())
 
     @property
+    def budget(self) -> Budget | None:
+        """The rows and cells of the cache; None for a full cache."""
+        return self._budget
+
+    @property
     def device_bytes(self) -> int:
         """Memory of GPUs that weights, caches and work space take."""
         assert self._kv is not None
@@ -560,6 +565,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             self.n_tokens = n_tokens
             self._requires_eval = True
         return self.n_tokens == n_tokens
+
+    def drop_surplus(self) -> bool:
+        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded.
+
+        Returns:
+            False if rows of the text were evicted for it, or if there is no text: call reset().
+        """
+        return self.n_tokens > 0 and bool(self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1))
 
     def pin(self, n_tokens: int) -> None:
         """Never evict the first tokens of this text, from now on until it is cleared.

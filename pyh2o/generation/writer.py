@@ -15,9 +15,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_cpp import llama_vocab_is_eog
 
 from ..llama import Llama
+from ..text.vocabulary import is_end_token
 from .sampling import Sampling
 
 # (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
@@ -71,12 +71,11 @@ class Writer:
         if not tokens:
             raise ValueError("there are no logits to draw from: evaluate at least one token")
         llm = self._llm
-        vocab = llm._model.vocab
         llm.eval(tokens)
         while True:
             token = int(self._sampler.sample(llm._ctx, -1))
             yield token
-            if llama_vocab_is_eog(vocab, token) or llm.n_tokens >= llm.position_limit:
+            if is_end_token(llm, token) or llm.n_tokens >= llm.position_limit:
                 return
             llm.eval([token])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from .completion import FINISH_LENGTH, FINISH_TRAINED_CONTEXT
+from ..generation.finish import FINISH_LENGTH, FINISH_TRAINED_CONTEXT
 
 if TYPE_CHECKING:
     from ..llama import Llama

@@ -29,22 +29,22 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama import LogitsProcessor
-from llama_cpp.llama_cpp import llama_vocab_is_eog
 from llama_cpp.llama_types import CompletionLogprobs, CreateCompletionResponse
 
+from ..generation.finish import FINISH_STOP, finish_without_room
+from ..generation.generation import Generation
+from ..text.detokenizer import detokenizer
+from ..text.pieces import Piece, TextPieces
 from ..text.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
-from ..text.text_stream import Piece, TextStream, detokenizer
-from .logprobs import LogprobRecorder, TokenLogprobs, completion_logprobs
-
-FINISH_STOP = "stop"
-FINISH_LENGTH = "length"
-FINISH_TRAINED_CONTEXT = "trained_context"
+from ..text.vocabulary import is_end_token
+from .logprobs import LogprobRecorder, RecordedDetokenizer, TokenLogprobs, completion_logprobs
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def complete(
         position_limit: positions there are: `n_ctx`, or with eviction what the model was trained
             for.
         evicting: whether the KV cache evicts rows. If so, the end of the positions is reported
-            as `FINISH_TRAINED_CONTEXT`.
+            as "trained_context".
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -119,16 +119,16 @@ def complete(
     _set_seed(llama, request.seed)
 
     room = None if evicting else position_limit - len(tokens)
-    generation = Generation(llama, request, tokens, room)
+    completion = Completion(llama, request, tokens, room)
     if request.stream:
-        yield from _chunks(generation, envelope)
+        yield from _chunks(completion, envelope)
         if llama.cache is not None:
-            _save_state(llama, tokens + generation.tokens)
+            _save_state(llama, tokens + completion.generation.tokens)
         return
     appended = request.suffix if request.suffix is not None and infill is None else ""
-    result = _result(generation, envelope, appended)
+    result = _result(completion, envelope, appended)
     if llama.cache is not None:
-        _save_state(llama, tokens + generation.tokens)
+        _save_state(llama, tokens + completion.generation.tokens)
     yield result
 
 
@@ -137,12 +137,12 @@ def complete(
 # ---------------------------------------------------------------------------------------------
 
 
-class Generation:
-    """One completion: its tokens as they come, their text, and why they ended.
+class Completion:
+    """The tokens that follow a prompt, their text and their log probabilities.
 
     Attributes:
-        tokens: generated so far, without the one that means "end".
-        finish_reason: final when `pieces` has ended.
+        generation: the text as it comes.
+        finish_reason: known when `pieces` has ended.
         logprobs: of the tokens, if they are asked for.
     """
 
@@ -153,66 +153,42 @@ class Generation:
         self.llama = llama
         self.request = request
         self.prompt = prompt
-        self.tokens: list[int] = []
-        self.finish_reason = FINISH_LENGTH
-        self._room = room
+        self.finish_reason = ""
+        self._evicting = room is None
         criteria = request.stopping_criteria
         self._criteria = None if criteria is None else _WatchedCriteria(criteria)
-        self._bytes = detokenizer(llama, prompt, starts_text=len(request.prompt) == 0)
-        self._text = TextStream(request.stops)
+        parts = detokenizer(llama, prompt, starts_text=len(request.prompt) == 0)
+        tokens: list[int] = []
         self.logprobs: LogprobRecorder | None = None
         if request.logprobs is not None:
             offset = len(prompt_text(llama, request.prompt))
-            self.logprobs = LogprobRecorder(
-                self._bytes, llama.token_bos(), request.logprobs, offset
-            )
+            self.logprobs = LogprobRecorder(parts, llama.token_bos(), request.logprobs, offset)
+            newest_logits = partial(_newest_logits, llama, len(prompt), tokens)
+            parts = RecordedDetokenizer(parts, self.logprobs, newest_logits)
+        limits = [limit for limit in (request.token_limit, room) if limit is not None]
+        self.generation = Generation(
+            tokens,
+            parts,
+            TextPieces(request.stops),
+            is_end=partial(is_end_token, llama),
+            limit=min(limits, default=None),
+        )
 
     def pieces(self) -> Iterator[Piece]:
         """Generate to the end, yielding text as soon as no stop string can begin in it."""
-        vocab = self.llama._model.vocab
-        limits = [limit for limit in (self.request.token_limit, self._room) if limit is not None]
-        limit = min(limits, default=None)
         if self.llama.verbose:
             self.llama._ctx.reset_timings()
-        for token in self._generate():
-            if llama_vocab_is_eog(vocab, token):
-                self.finish_reason = FINISH_STOP
-                break
-            yield from self._add(token)
-            if self._text.stopped:
-                self.finish_reason = FINISH_STOP
-                break
-            if len(self.tokens) == limit:
-                self.finish_reason = FINISH_LENGTH
-                break
-        else:
-            self.finish_reason = self._why_generate_ended()
+        for pieces in self.generation.run(self._generate()):
+            yield from pieces
+        self.finish_reason = self.generation.finish or self._why_generate_ended()
         if self.llama.verbose:
             self.llama._ctx.print_timings()
-        held_back = self._bytes.finish()
-        if held_back and not self._text.stopped:
-            yield from self._text.feed(held_back, tokens=0)
-        yield from self._text.finish()
-
-    def _add(self, token: int) -> list[Piece]:
-        if self.logprobs is not None:
-            self.logprobs.record(token, self._logits())
-        data = self._bytes.feed(token)
-        if self.logprobs is not None:
-            self.logprobs.advance(data)
-        self.tokens.append(token)
-        return self._text.feed(data)
-
-    def _logits(self) -> npt.NDArray[np.single]:
-        """Logits that the token after `tokens` was drawn from; [n_vocab]."""
-        position = len(self.prompt) + len(self.tokens)
-        logits: npt.NDArray[np.single] = self.llama.scores[position - 1]
-        return logits
+        yield from self.generation.end()
 
     def _why_generate_ended(self) -> str:
         if self._criteria is not None and self._criteria.ended:
             return FINISH_STOP
-        return FINISH_TRAINED_CONTEXT if self._room is None else FINISH_LENGTH
+        return finish_without_room(self._evicting)
 
     def _generate(self) -> Iterator[int]:
         request = self.request
@@ -235,6 +211,13 @@ class Generation:
             grammar=request.grammar,
         )
         return tokens
+
+
+def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArray[np.single]:
+    """Logits that the newest of the tokens after a prompt was drawn from; [n_vocab]."""
+    # The token that predicts a position is the one before it.
+    logits: npt.NDArray[np.single] = llama.scores[n_prompt + len(tokens) - 2]
+    return logits
 
 
 class _WatchedCriteria:
@@ -309,23 +292,23 @@ class _Envelope:
         }
 
 
-def _chunks(generation: Generation, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
+def _chunks(completion: Completion, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
     """One chunk for each piece of text, and an empty one with the finish reason."""
-    recorder = generation.logprobs
-    for piece in generation.pieces():
+    recorder = completion.logprobs
+    for piece in completion.pieces():
         logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
         yield envelope.response(piece.text, logprobs, None)
-    yield envelope.response("", None, generation.finish_reason)
+    yield envelope.response("", None, completion.finish_reason)
 
 
-def _result(generation: Generation, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
+def _result(completion: Completion, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
     """The whole text, with the `appended` one behind it, and the number of tokens used."""
-    request = generation.request
-    text = "".join(piece.text for piece in generation.pieces()) + appended
+    request = completion.request
+    text = "".join(piece.text for piece in completion.pieces()) + appended
     if request.echo:
-        text = prompt_text(generation.llama, request.prompt) + text
-    response = envelope.response(text, _all_logprobs(generation), generation.finish_reason)
-    n_prompt, n_completion = len(generation.prompt), len(generation.tokens)
+        text = prompt_text(completion.llama, request.prompt) + text
+    response = envelope.response(text, _all_logprobs(completion), completion.finish_reason)
+    n_prompt, n_completion = len(completion.prompt), len(completion.generation.tokens)
     response["usage"] = {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
@@ -347,23 +330,23 @@ def _check_logprobs(llama: Llama, request: CompletionRequest) -> None:
         )
 
 
-def _all_logprobs(generation: Generation) -> CompletionLogprobs | None:
+def _all_logprobs(completion: Completion) -> CompletionLogprobs | None:
     """Those of every token generated, and with an echo of the prompt's tokens before them."""
-    if generation.logprobs is None:
+    if completion.logprobs is None:
         return None
-    records = generation.logprobs.take()
-    if generation.request.echo:
-        first, *others = _prompt_records(generation) + records
+    records = completion.logprobs.take()
+    if completion.request.echo:
+        first, *others = _prompt_records(completion) + records
         # Nothing comes before the first token, to predict it.
         records = [replace(first, logprob=None, top=None), *others]
     return completion_logprobs(records)
 
 
-def _prompt_records(generation: Generation) -> list[TokenLogprobs]:
-    llama = generation.llama
+def _prompt_records(completion: Completion) -> list[TokenLogprobs]:
+    llama = completion.llama
     parts = detokenizer(llama, [], starts_text=False)
-    recorder = LogprobRecorder(parts, llama.token_bos(), generation.request.logprobs or 0, 0)
-    for position, token in enumerate(generation.prompt):
+    recorder = LogprobRecorder(parts, llama.token_bos(), completion.request.logprobs or 0, 0)
+    for position, token in enumerate(completion.prompt):
         recorder.record(token, llama.scores[max(position - 1, 0)])
         recorder.advance(parts.feed(token))
     return recorder.take()

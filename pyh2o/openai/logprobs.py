@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from llama_cpp import Llama
 from llama_cpp.llama_types import CompletionLogprobs
 
-from ..text.text_stream import Detokenizer
+from ..text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,33 @@ class LogprobRecorder:
 
     def _text(self, token: int) -> str:
         return self._parts.piece(token).decode(errors="ignore")
+
+
+class RecordedDetokenizer:
+    """A detokenizer that has the log probabilities of each token recorded as it comes."""
+
+    def __init__(
+        self,
+        parts: Detokenizer,
+        recorder: LogprobRecorder,
+        newest_logits: Callable[[], npt.NDArray[np.single]],
+    ) -> None:
+        """`newest_logits` gives those that the token was drawn from; [n_vocab]."""
+        self._parts = parts
+        self._recorder = recorder
+        self._newest_logits = newest_logits
+
+    def feed(self, token: int) -> bytes:
+        self._recorder.record(token, self._newest_logits())
+        data = self._parts.feed(token)
+        self._recorder.advance(data)
+        return data
+
+    def finish(self) -> bytes:
+        return self._parts.finish()
+
+    def piece(self, token: int) -> bytes:
+        return self._parts.piece(token)
 
 
 def completion_logprobs(records: Iterable[TokenLogprobs]) -> CompletionLogprobs:

@@ -16,25 +16,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_cpp import llama_vocab_is_eog
 
 from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
+from ..generation.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_REPETITION,
+    FINISH_STOP,
+    FINISH_UNTIL,
+    finish_without_room,
+)
+from ..generation.generation import Generation
 from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
-from ..openai.completion import FINISH_LENGTH, FINISH_STOP, FINISH_TRAINED_CONTEXT
 from ..system.memory import resident_bytes
+from ..text.cached_text import CachedText
+from ..text.detokenizer import Detokenizer, detokenizer
+from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
-from ..text.story_text import StoryText
-from ..text.text_stream import Detokenizer, detokenizer
+from ..text.vocabulary import end_tokens, is_end_token
+from .saved_story import SavedStory
 from .session_file import (
     Session,
     check_same,
@@ -43,78 +53,9 @@ from .session_file import (
     settings_identity,
     write_session,
 )
+from .story_record import StoryRecord
 
 KIND = "story"
-FINISH_UNTIL = "until"
-FINISH_REPETITION = "repetition"
-FINISH_INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class StoryRecord:
-    """A story at one moment, fit for JSON with `dataclasses.asdict`.
-
-    Attributes:
-        time: when, in UTC, as ISO 8601 has it.
-        finish: why the writing has ended, or None while it goes on (see `Story.finish`).
-        tokens: written so far.
-        text_bytes: text given out so far, the opening included.
-        seconds: it took to write them, without the reading of the prompt.
-        tokens_per_second: since the record before.
-        tokens_per_second_overall: since the story began.
-        loops: broken so far.
-        position: tokens of the prompt and of the story evaluated so far.
-        cells_used, capacity: of the KV cache.
-        tokens_evicted, compactions, rebases: so far.
-        kv_bytes: the KV cache, with its scores.
-        resident_bytes: memory of the process.
-    """
-
-    time: str
-    finish: str | None
-    tokens: int
-    text_bytes: int
-    seconds: float
-    tokens_per_second: float
-    tokens_per_second_overall: float
-    loops: int
-    position: int
-    cells_used: int
-    capacity: int
-    tokens_evicted: int
-    compactions: int
-    rebases: int
-    kv_bytes: int
-    resident_bytes: int
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """A story's own part of the header of its session file.
-
-    `held` is what StoryText holds back, in hexadecimal digits; `ended` is whether the model ended
-    its text after the last token.
-    """
-
-    prompt_tokens: int
-    evaluated: int
-    opening: str
-    text_bytes: int
-    held: str
-    unsearched: int
-    finish: str | None
-    ended: bool
-    sampling: dict[str, Any]
-    until: list[str]
-    loop_guard: bool
-    ignore_eos: bool
-    seconds: float
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "evaluated", "text_bytes", "unsearched"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"its {name} is {value!r}")
 
 
 class Story:
@@ -125,8 +66,7 @@ class Story:
 
     Attributes:
         llm: the model.
-        tokens: of the prompt and of the story.
-        n_prompt: how many of them are the prompt's.
+        n_prompt: how many of the tokens are the prompt's.
         sampling: how tokens are drawn.
         finish: why the last `write` has ended: "stop" (the model ended its text), "length" (enough
             tokens, or without eviction a full window), "until" (a stop text came), "repetition"
@@ -165,9 +105,9 @@ class Story:
             ValueError: the prompt has no token.
             ContextLimitError: the prompt leaves no position to write at.
         """
-        self.tokens = prompt_tokens(llm, prompt, None, None)
-        check_prompt(llm, self.tokens, llm.position_limit, llm.evicting)
-        self.n_prompt = len(self.tokens)
+        tokens = prompt_tokens(llm, prompt, None, None)
+        check_prompt(llm, tokens, llm.position_limit, llm.evicting)
+        self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
         self.finish: str | None = None
         self.n_read = 0
@@ -175,19 +115,26 @@ class Story:
         self.seconds = 0.0
 
         self.llm = llm
+        self._text = CachedText(llm)
+        self._text.take_model()
+        self._text.begin(tokens)
         self._opening = prompt_text(llm, prompt) if echo else ""
         self._until = list(until)
         held = self._opening.encode()
-        self._text = StoryText(until, held=held, unsearched=len(held))
+        self._pieces = self._new_pieces(held=held, unsearched=len(held))
         self._parts = self._new_parts()
-        self._guard = RepetitionGuard(self.tokens) if loop_guard else None
+        self._guard = RepetitionGuard(tokens) if loop_guard else None
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
         self._recorded = (0, 0.0)
-        llm.reset()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the prompt and of the story."""
+        return self._text.tokens
 
     @property
     def written(self) -> int:
@@ -202,14 +149,14 @@ class Story:
     @property
     def held_back(self) -> str:
         """Text that `write` has not given out: a stop text may begin in it, or one came."""
-        return self._text.held.decode(errors="ignore")
+        return self._pieces.held.decode(errors="ignore")
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
         parts = self._new_parts()
         story = b"".join(parts.feed(token) for token in self.tokens[self.n_prompt :])
         whole = self._opening + story.decode(errors="ignore")
-        return whole.encode()[: self._text.size].decode()
+        return whole.encode()[: self._pieces.size].decode()
 
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
@@ -246,65 +193,74 @@ class Story:
             raise
 
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
-        llm, end = self.llm, None if max_tokens is None else self.written + max_tokens
-        unread = self._unread()
+        llm, text = self.llm, self._text
+        self._prepare_cache()
         # The token written last is always unread; to read more, or the prompt, is no writing.
-        n_read = len(unread) if len(unread) > 1 or not self.written else 0
-        self._refused = _end_tokens(llm) if self._ended or self._ignore_eos else []
+        n_unread = len(text.unread)
+        n_read = n_unread if n_unread > 1 or not self.written else 0
+        self._refused = end_tokens(llm) if self._ended or self._ignore_eos else []
         self._writer = self._writer or self._new_writer()
+        generation = Generation(
+            text.tokens,
+            self._parts,
+            self._pieces,
+            is_end=partial(is_end_token, llm),
+            limit=max_tokens,
+            at_stop=FINISH_UNTIL,
+            watch=self._watch,
+        )
         asked = time.monotonic()
-        for token in self._writer.write(unread):
+        for pieces in generation.run(text.write(self._writer)):
             self._count(time.monotonic() - asked, n_read)
             n_read = 0
-            yield self._add(token, end)
-            if self.finish is not None:
-                return
+            self._ended = False
+            self.finish = generation.finish
+            yield self._certain(pieces)
+            if self.finish is None and not text.is_growing():
+                raise PyH2OError(
+                    "the model was used for another text while the story was being written: call "
+                    "write() again, which reads the story first"
+                )
             asked = time.monotonic()
-        self.finish = FINISH_TRAINED_CONTEXT if llm.evicting else FINISH_LENGTH
+        if generation.finish == FINISH_STOP:
+            self._count(time.monotonic() - asked, n_read)
+            self._ended = True
+            self._writer = None  # another one goes on as if this token had not been drawn
+            self.finish = FINISH_STOP
+            yield self._certain(self._pieces.feed(b""))
+        elif generation.finish is None:
+            self.finish = finish_without_room(llm.evicting)
 
-    def _unread(self) -> list[int]:
-        """Tokens to evaluate before the next one can be drawn: usually the one written last."""
-        llm, n_tokens = self.llm, self.llm.n_tokens
-        if len(self.tokens) > llm.position_limit:
+    def _prepare_cache(self) -> None:
+        """Have some of the text to evaluate, usually the token written last, and no other text."""
+        llm, text = self.llm, self._text
+        if len(text.tokens) > llm.position_limit:
             raise ContextLimitError(
                 f"the story has come to the end of the {llm.position_limit} positions there are: "
                 "begin a new one with its last part, or turn eviction on"
             )
-        is_ours = n_tokens <= len(self.tokens) and np.array_equal(
-            llm.input_ids[:n_tokens], self.tokens[:n_tokens]
-        )
+        text.take_model()
         # All is evaluated when the model has ended its text; the logits are needed once more.
-        is_all = n_tokens == len(self.tokens)
-        if not is_ours or (is_all and not llm.remove_tail(n_tokens - 1)):
-            llm.reset()
-        return self.tokens[llm.n_tokens :]
+        is_all = llm.n_tokens == len(text.tokens)
+        if not text.is_beginning_cached() or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
+            text.empty_cache()
 
-    def _add(self, token: int, end: int | None) -> str:
-        """Add a token that was drawn; return the text that is certain now.
-
-        Args:
-            token: the next one, or one that means "end of text".
-            end: number of tokens that the story ends with.
-        """
+    def _watch(self, token: int) -> str | None:
+        """Look for a loop with each token that was drawn; whether the text has to end for it."""
         if not self._ignore_eos:
             self._refused = []
-        self._ended = llama_vocab_is_eog(self.llm._model.vocab, token)
-        if self._ended:
-            self._writer = None  # another one goes on as if this token had not been drawn
-            self.finish = FINISH_STOP
-            return self._text.feed(b"")
-        self.tokens.append(token)
         loop = None if self._guard is None else self._guard.add(token)
-        text = self._text.feed(self._parts.feed(token))
-        if self._text.stopped:
-            self.finish = FINISH_UNTIL
-        elif loop is not None and self._guard is not None and self._guard.hopeless:
-            self.finish = FINISH_REPETITION
-        elif self.written == end:
-            self.finish = FINISH_LENGTH
-        if loop is not None and self._on_loop is not None:
+        if loop is None or self._guard is None:
+            return None
+        if self._on_loop is not None:
             self._on_loop(loop)
-        return text
+        return FINISH_REPETITION if self._guard.hopeless else None
+
+    def _certain(self, pieces: list[Piece]) -> str:
+        """The text that is certain now; a stop text stays held back."""
+        if self._pieces.stopped:
+            pieces = pieces + self._pieces.finish()
+        return "".join(piece.text for piece in pieces)
 
     def _count(self, seconds: float, n_read: int) -> None:
         """Time a token; if others were read for it, that was the reading."""
@@ -317,6 +273,9 @@ class Story:
     def _new_writer(self) -> Writer:
         written = self.tokens[self.n_prompt :]
         return Writer(self.llm, self.sampling, written=written, logits_processor=self._forbid)
+
+    def _new_pieces(self, **state: Any) -> TextPieces:
+        return TextPieces([text.encode() for text in self._until], **state)
 
     def _new_parts(self) -> Detokenizer:
         prompt = self.tokens[: self.n_prompt]
@@ -343,7 +302,7 @@ class Story:
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             finish=self.finish,
             tokens=self.written,
-            text_bytes=self._text.size,
+            text_bytes=self._pieces.size,
             seconds=round(self.seconds, 3),
             tokens_per_second=_speed(self.written - tokens, self.seconds - seconds),
             tokens_per_second_overall=_speed(self.written, self.seconds),
@@ -366,13 +325,13 @@ class Story:
         Raises:
             SessionError: the file cannot be written.
         """
-        saved = _Saved(
+        saved = SavedStory(
             prompt_tokens=self.n_prompt,
             evaluated=self.llm.n_tokens,
             opening=self._opening,
-            text_bytes=self._text.size,
-            held=self._text.held.hex(),
-            unsearched=self._text.unsearched,
+            text_bytes=self._pieces.size,
+            held=self._pieces.held.hex(),
+            unsearched=self._pieces.unsearched,
             finish=self.finish,
             ended=self._ended,
             sampling=asdict(self.sampling),
@@ -429,7 +388,7 @@ class Story:
         """
         check_same(session, llm)
         try:
-            saved = _Saved(**session.header[KIND])
+            saved = SavedStory(**session.header[KIND])
             story = cls(
                 llm,
                 session.tokens[: saved.prompt_tokens],
@@ -448,30 +407,20 @@ class Story:
             ) from error
         return story
 
-    def _go_on_from(self, session: Session, saved: _Saved) -> None:
-        self.tokens = list(session.tokens)
+    def _go_on_from(self, session: Session, saved: SavedStory) -> None:
+        self._text.load(session.tokens, saved.evaluated, saved.evaluated, session.kv)
         self.finish = saved.finish
         self._ended = saved.ended
         self.seconds = saved.seconds
         self._opening = saved.opening
-        self._text = StoryText(
-            self._until,
-            held=bytes.fromhex(saved.held),
-            unsearched=saved.unsearched,
-            size=saved.text_bytes,
+        self._pieces = self._new_pieces(
+            held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
         for token in self.tokens[self.n_prompt :]:
             self._parts.feed(token)
             if self._guard is not None:
                 self._guard.add(token)
         self._recorded = (self.written, self.seconds)
-        self.llm.load_kv_state(session.kv, self.tokens[: saved.evaluated])
-
-
-def _end_tokens(llm: Llama) -> list[int]:
-    """The tokens that end a text."""
-    vocab = llm._model.vocab
-    return [token for token in range(llm.n_vocab()) if llama_vocab_is_eog(vocab, token)]
 
 
 def _speed(tokens: int, seconds: float) -> float:

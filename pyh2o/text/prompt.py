@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llama_cpp import Llama
 
 from ..errors import ContextLimitError
-from .text_stream import detokenize, detokenizer
+from .detokenizer import detokenize, detokenizer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, NativeError, SettingsError
-from pyh2o.openai.completion import FINISH_TRAINED_CONTEXT
+from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
 from pyh2o.policies import H2O
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent

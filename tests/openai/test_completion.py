@@ -17,17 +17,17 @@ from llama_cpp.llama_tokenizer import LlamaHFTokenizer
 
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError
-from pyh2o.openai.completion import FINISH_TRAINED_CONTEXT, CompletionRequest
-from pyh2o.text import text_stream
-from pyh2o.text.prompt import InfillTokens
-from pyh2o.text.text_stream import (
+from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
+from pyh2o.openai.completion import CompletionRequest
+from pyh2o.text import detokenizer as detokenizer_module
+from pyh2o.text.detokenizer import (
     CONTEXT_TOKENS,
     ContextDetokenizer,
     PieceDetokenizer,
-    StopFinder,
-    TextStream,
     detokenize,
 )
+from pyh2o.text.pieces import Piece, StopFinder, TextPieces
+from pyh2o.text.prompt import InfillTokens
 from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -201,55 +201,55 @@ def test_stop_finder_equals_a_search_in_the_whole_text(dice: random.Random) -> N
             assert finder.safe == safe_length(text, stops)
 
 
-def test_text_stream_equals_decoding_the_whole_text(dice: random.Random) -> None:
+def test_text_in_pieces_equals_decoding_the_whole_text(dice: random.Random) -> None:
     for _ in range(200):
-        check_text_stream(random_stops(dice), dice.choices(PARTS, k=40))
+        check_text_in_pieces(random_stops(dice), dice.choices(PARTS, k=40))
 
 
-def check_text_stream(stops: list[bytes], parts: list[bytes]) -> None:
+def check_text_in_pieces(stops: list[bytes], parts: list[bytes]) -> None:
     """After each token, all text is out that surely belongs to the result, in whole tokens."""
-    stream, text, ends = TextStream(stops), b"", [0]
+    text_pieces, text, ends = TextPieces(stops), b"", [0]
     shown, tokens = "", 0
     for part in parts:
-        pieces = stream.feed(part)
+        pieces = text_pieces.feed(part)
         text += part
         ends.append(len(text))
         shown += "".join(piece.text for piece in pieces)
         tokens += sum(piece.tokens for piece in pieces)
-        if stream.stopped:
+        if text_pieces.stopped:
             break
         safe = safe_length(text, stops)
         ready = max(n for n, end in enumerate(ends) if end <= safe and ends_whole(text[:end]))
         assert tokens == ready
         assert shown == text[: ends[ready]].decode(errors="ignore")
-    assert stream.stopped == (first_stop(text, stops) is not None)
-    shown += "".join(piece.text for piece in stream.finish())
+    assert text_pieces.stopped == (first_stop(text, stops) is not None)
+    shown += "".join(piece.text for piece in text_pieces.finish())
     assert shown == text[: first_stop(text, stops)].decode(errors="ignore")
 
 
 def test_a_piece_is_a_token_or_a_whole_character() -> None:
-    stream = TextStream([b"stop"])
-    assert stream.feed(b"x") == [text_stream.Piece("x", 1)]
-    assert stream.feed(b"y\xe2") == []
-    assert stream.feed(b"\x98") == []
-    assert stream.feed(b"\xbaz") == [text_stream.Piece("y☺z", 3)]
-    assert stream.feed(b"no s") == []
-    assert stream.feed(b"t") == []
-    assert stream.feed(b"art") == [text_stream.Piece(text, 1) for text in ("no s", "t", "art")]
-    assert stream.feed(b"end: st") == []
-    assert stream.feed(b"op it") == []
-    assert stream.stopped
-    assert stream.finish() == [text_stream.Piece("end: ", 1)]
+    text_pieces = TextPieces([b"stop"])
+    assert text_pieces.feed(b"x") == [Piece("x", 1)]
+    assert text_pieces.feed(b"y\xe2") == []
+    assert text_pieces.feed(b"\x98") == []
+    assert text_pieces.feed(b"\xbaz") == [Piece("y☺z", 3)]
+    assert text_pieces.feed(b"no s") == []
+    assert text_pieces.feed(b"t") == []
+    assert text_pieces.feed(b"art") == [Piece(text, 1) for text in ("no s", "t", "art")]
+    assert text_pieces.feed(b"end: st") == []
+    assert text_pieces.feed(b"op it") == []
+    assert text_pieces.stopped
+    assert text_pieces.finish() == [Piece("end: ", 1)]
 
 
 @pytest.mark.parametrize("stops", [[], [b"\n\nUser:", b"</s>"]])
-def test_a_text_stream_keeps_no_text_it_has_shown(stops: list[bytes]) -> None:
-    stream = TextStream(stops)
+def test_a_text_in_pieces_keeps_no_text_it_has_shown(stops: list[bytes]) -> None:
+    text_pieces = TextPieces(stops)
     for _ in range(10_000):
-        stream.feed(b"\n\nUser")
-        stream.feed(b" says ")
-    assert not stream._held
-    assert len(stream._stops._tail) < 10
+        text_pieces.feed(b"\n\nUser")
+        text_pieces.feed(b" says ")
+    assert not text_pieces._held
+    assert len(text_pieces._finder._tail) < 10
 
 
 # ---------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_token_may_have_more_bytes_than_the_buffer(
     stock: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp answers with the negative size then; the tiny models have no such token."""
-    long_piece = b" " * (text_stream.PIECE_BYTES + 1)
+    long_piece = b" " * (detokenizer_module.PIECE_BYTES + 1)
 
     def fake(vocab: Any, token: int, buffer: Any, size: int, lstrip: int, special: bool) -> int:
         if size < len(long_piece):
@@ -279,7 +279,7 @@ def test_a_token_may_have_more_bytes_than_the_buffer(
         buffer[: len(long_piece)] = long_piece
         return len(long_piece)
 
-    monkeypatch.setattr(text_stream, "llama_token_to_piece", fake)
+    monkeypatch.setattr(detokenizer_module, "llama_token_to_piece", fake)
     assert PieceDetokenizer(stock._model.vocab, 1, starts_text=False).piece(7) == long_piece
 
 
@@ -310,7 +310,7 @@ def test_other_tokenizers_see_a_few_tokens_of_context(dice: random.Random) -> No
     expected = tokenizer.detokenize(tokens, prev_tokens=before)
     hugging_face.most_tokens = 0
     assert detokenize(ContextDetokenizer(tokenizer, before), tokens) == expected
-    assert hugging_face.most_tokens <= CONTEXT_TOKENS + text_stream.CHARACTER_TOKENS
+    assert hugging_face.most_tokens <= CONTEXT_TOKENS + detokenizer_module.CHARACTER_TOKENS
 
 
 def test_another_tokenizer_completes_as_llama_cpp_does(model_path: str) -> None:
@@ -596,13 +596,13 @@ def test_a_chunk_comes_with_its_token(ours: Llama) -> None:
 
 def test_each_token_is_decoded_once(ours: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
-    real = text_stream.llama_token_to_piece
+    real = detokenizer_module.llama_token_to_piece
 
     def counting(vocab: Any, token: int, *rest: Any) -> int:
         decoded.append(token)
         return int(real(vocab, token, *rest))
 
-    monkeypatch.setattr(text_stream, "llama_token_to_piece", counting)
+    monkeypatch.setattr(detokenizer_module, "llama_token_to_piece", counting)
     result = complete(ours, "A prompt", max_tokens=100, stop=["never\0"], logit_bias=NO_END)
     assert result["usage"]["completion_tokens"] == 100
     assert len(decoded) == 100

@@ -36,7 +36,7 @@ from pyh2o.generation.writer import Writer
 from pyh2o.llama import KV_TYPES
 from pyh2o.models import demo_model_path
 from pyh2o.sessions import conversation as conversation_module
-from pyh2o.sessions.conversation import _seed
+from pyh2o.sessions.turns import answer_seed
 from pyh2o.text.chat_template import ChatTemplate
 from tiny_chat import CHATML, GEMMA, LLAMA_2, write_chat_gguf
 from tiny_llama import ONE_THREAD, tiny_llama
@@ -131,7 +131,7 @@ def refuse(n_tokens: int) -> None:
 
 
 def text_of(conversation: Conversation) -> list[int]:
-    return conversation._text_from(0)
+    return list(conversation._text.tokens)
 
 
 def in_cache(llm: Llama) -> list[int]:
@@ -200,7 +200,7 @@ def test_first_answer_is_that_of_llama_cpp(path: Path) -> None:
         temperature=0.9,
         repeat_penalty=1.1,
         max_tokens=40,
-        seed=_seed(7, 0, 0),
+        seed=answer_seed(7, 0, 0),
     )
     assert answer == other["choices"][0]["message"]["content"] != ""
 

@@ -19,7 +19,7 @@ from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import story
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.sessions.story import Story
-from pyh2o.text.story_text import StoryText
+from pyh2o.text.pieces import TextPieces
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -308,16 +308,20 @@ def test_a_character_is_found_across_a_cut(
     assert "".join(Story.load(tmp_path / "s.h2o", llm).write(3)) == "\N{PARTY POPPER}b"
 
 
-def test_story_text_by_definition(rng: np.random.Generator) -> None:
+def test_text_beyond_stop_texts_by_definition(rng: np.random.Generator) -> None:
     """In random cuts, gone on with after every stop text: all bytes, in order, once."""
     stops = ["ab", "bca", "c", "é"]
+    encoded = [stop.encode() for stop in stops]
     for _ in range(200):
         letters = rng.choice(["a", "b", "c", "é", "d"], 30).tolist()
         data = "".join(letters).encode()
-        text, given, at = StoryText(stops), "", 0
+        text, given, at = TextPieces(encoded), "", 0
         while at < len(data):
             size = int(rng.integers(1, 4))
-            given += text.feed(data[at : at + size])
+            pieces = text.feed(data[at : at + size])
+            if text.stopped:
+                pieces += text.finish()
+            given += "".join(piece.text for piece in pieces)
             at += size
             if text.stopped:
                 stop = text.held[: text.unsearched].decode()
@@ -325,7 +329,9 @@ def test_story_text_by_definition(rng: np.random.Generator) -> None:
                 rest = (given + text.held.decode(errors="ignore"))[len(given) :]
                 assert rest.startswith(stop)
             assert given.encode() + text.held == data[:at]
-            text = StoryText(stops, held=text.held, unsearched=text.unsearched, size=text.size)
+            if rng.random() < 0.5:
+                state = {"held": text.held, "unsearched": text.unsearched, "size": text.size}
+                text = TextPieces(encoded, **state)
         assert text.size == len(given.encode())
 
 

@@ -299,11 +299,9 @@ def _margins(conversation: Conversation, given: Assignment) -> dict[str, float]:
     """How much likelier the answer that keeps to a directive is than the other; nothing is said."""
     llm = conversation.llm
     template = ChatTemplate(llm, given.system)
-    # What was said and is not evaluated yet comes before the next message.
-    pending = conversation._text_from(llm.n_tokens)
     with taken_back(llm):
-        if len(pending) > 0:
-            llm.eval(pending)
+        if conversation.unread:
+            llm.eval(conversation.unread)
         return {one.name: _margin(llm, template, one) for one in given.directives}
 
 

@@ -28,7 +28,7 @@ from ...errors import SettingsError
 from ...generation.writer import Writer
 from ...llama import Llama
 from ...text.chat_template import ChatTemplate
-from ...text.text_stream import detokenize, detokenizer
+from ...text.detokenizer import detokenize, detokenizer
 from .caches import (
     CacheSettings,
     Compute,

@@ -1,0 +1,184 @@
+"""A text whose beginning is in a model's cache, and whose end is still to be evaluated."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..generation.writer import Writer
+    from ..llama import Llama
+
+# Tokens at the end of the cached text by which it is recognised.
+SEEN_TOKENS = 16
+
+# A model has one text: the one that was begun, loaded or read last.
+_owners: weakref.WeakKeyDictionary[Llama, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
+
+
+class CachedText:
+    """The tokens of a text, as many of the first as possible in the cache of a model.
+
+    Attributes:
+        llm: the model.
+        tokens: of the text. They may grow here; to shorten or to replace them has methods.
+        n_known: so many of the first tokens have been evaluated before, whether their rows are
+            still in the cache or not.
+        evaluated: tokens evaluated for this text since the object exists.
+    """
+
+    def __init__(self, llm: Llama, on_taken: Callable[[], None] | None = None) -> None:
+        """An empty text; the cache is not touched before `begin`.
+
+        Args:
+            llm: the model.
+            on_taken: called before another text takes the model. A method is held weakly.
+        """
+        self.llm = llm
+        self.tokens: list[int] = []
+        self.n_known = 0
+        self.evaluated = 0
+        self._n_pinned: int | None = None
+        self._n_cached = 0
+        self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
+
+    # ---------------------------------------------------------------------------------------------
+    # Whose the cache is
+    # ---------------------------------------------------------------------------------------------
+
+    def take_model(self) -> None:
+        """Make the model this text's, after its text so far was told so."""
+        owner = _owners.get(self.llm, lambda: None)()
+        if owner is not None and owner is not self and owner._on_taken is not None:
+            on_taken = owner._on_taken()
+            if on_taken is not None:
+                on_taken()
+        _owners[self.llm] = weakref.ref(self)
+
+    def is_as_left(self) -> bool:
+        """Whether the cache holds what it held when `look` was called last."""
+        owner = _owners.get(self.llm, lambda: None)()
+        n_cached = self.llm.n_tokens
+        start = max(0, n_cached - SEEN_TOKENS)
+        newest: list[int] = self.llm.input_ids[start:n_cached].tolist()
+        return (
+            owner is self and n_cached == self._n_cached and newest == self.tokens[start:n_cached]
+        )
+
+    def is_beginning_cached(self) -> bool:
+        """Whether all that is in the cache is the beginning of this text."""
+        n_cached = self.llm.n_tokens
+        return n_cached <= len(self.tokens) and np.array_equal(
+            self.llm.input_ids[:n_cached], self.tokens[:n_cached]
+        )
+
+    def is_growing(self) -> bool:
+        """Whether the cache ends where it does while tokens are drawn: at the newest or before."""
+        return len(self.tokens) - 1 <= self.llm.n_tokens <= len(self.tokens)
+
+    def look(self) -> None:
+        """Remember what is in the cache, when that is a part of this text."""
+        self._n_cached = self.llm.n_tokens
+        self.n_known = max(self.n_known, self._n_cached)
+
+    # ---------------------------------------------------------------------------------------------
+    # The text
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens to evaluate before the next one can be drawn."""
+        return self.tokens[self.llm.n_tokens :]
+
+    @property
+    def n_again(self) -> int:
+        """How many of them have been evaluated before."""
+        return max(0, self.n_known - self.llm.n_tokens)
+
+    def begin(
+        self, tokens: Sequence[int], *, n_known: int = 0, n_pinned: int | None = None
+    ) -> None:
+        """Empty the cache; this text, all of it to be evaluated, takes its place.
+
+        Args:
+            tokens: of the text.
+            n_known: how many of them have been evaluated before.
+            n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
+        """
+        self.tokens, self.n_known = list(tokens), n_known
+        self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
+        self.empty_cache()
+
+    def empty_cache(self) -> None:
+        """Have all of the text evaluated again."""
+        self.llm.reset()
+        # An empty cache has forgotten what was pinned.
+        if self._n_pinned is not None:
+            self.llm.pin(self._n_pinned)
+        self.look()
+
+    def load(self, tokens: Sequence[int], n_cached: int, n_known: int, kv_state: bytes) -> None:
+        """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
+
+        Raises:
+            StateError: the state does not fit. The text is empty then, and so is the cache.
+        """
+        self.tokens, self.n_known = [], 0
+        self.llm.load_kv_state(kv_state, tokens[:n_cached])
+        self.tokens, self.n_known = list(tokens), n_known
+        self.look()
+
+    def set_back(self, n_tokens: int) -> None:
+        """Shorten the text to its first tokens.
+
+        If too many of their rows were evicted, the tokens are to be evaluated again.
+        """
+        self.look()
+        del self.tokens[n_tokens:]
+        self.n_known = min(self.n_known, n_tokens)
+        if n_tokens < self.llm.n_tokens and not (
+            n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
+        ):
+            self.empty_cache()
+        self.look()
+
+    def put_back(self, start: int, tokens: Sequence[int], n_known: int) -> None:
+        """Give the text its old end again, behind its first `start` tokens.
+
+        Args:
+            start: tokens that the text has had all the time.
+            tokens: those behind them.
+            n_known: as it was.
+        """
+        self.set_back(start)
+        self.tokens += tokens
+        self.n_known = max(self.n_known, n_known)
+
+    def has_rows(self, n_tokens: int) -> bool:
+        """Whether a shorter text has enough rows in the cache to go on with it.
+
+        Rows that were recent when it ended may be evicted by now. As long as half of the recent
+        ones are left, that is better than to read all of the text again.
+        """
+        first_needed = n_tokens - max(1, self.llm.kv.recent // 2)
+        return self.llm.can_remove_tail(max(1, first_needed))
+
+    def drop_surplus(self) -> None:
+        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
+        if not self.llm.drop_surplus():
+            self.empty_cache()
+
+    def write(self, writer: Writer) -> Iterator[int]:
+        """Evaluate what is unread, then give the tokens that the writer draws.
+
+        A token that becomes a part of the text has to be in `tokens` before the next one is asked
+        for.
+        """
+        n_before = self.llm.n_tokens
+        try:
+            yield from writer.write(self.unread)
+        finally:
+            self.evaluated += self.llm.n_tokens - n_before
