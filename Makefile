@@ -8,7 +8,7 @@ FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
 PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
-NATIVE  := find native/src native/include tests/native/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+NATIVE  := find native/src native/include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 .PHONY: help story build test explore lint format clean
 

@@ -84,7 +84,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
     LLAMA_H2O_ERR_ENLARGED      = -24, // the cache is enlarged already
     LLAMA_H2O_ERR_NOT_ENLARGED  = -25, // the cache is not enlarged
-    LLAMA_H2O_ERR_POLICY        = -26, // a parameter of the policy that is out of range
+    LLAMA_H2O_ERR_POLICY        = -26, // a text that no policy can be made of; the log says why
     LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
@@ -106,41 +106,6 @@ enum llama_h2o_attention_type {
     LLAMA_H2O_ATTENTION_AVX512   = 5,
 };
 
-// What gives a row its score. Every policy has a file of its own in native/src/policies, and a docstring with its source
-// and its deviations in pyh2o/policies.
-enum llama_h2o_policy_type {
-    LLAMA_H2O_POLICY_H2O       = 0,  // the attention collected
-    LLAMA_H2O_POLICY_H2O_MEAN  = 1,  // the same, per query that could see the row
-    LLAMA_H2O_POLICY_H2O_DECAY = 2,  // the same, of which half is forgotten every half_life tokens
-    LLAMA_H2O_POLICY_H2O_LAYER = 3,  // one choice for all heads of a layer
-    LLAMA_H2O_POLICY_H2O_CELLS = 4,  // one choice for all layers and heads
-    LLAMA_H2O_POLICY_ROCO      = 5,  // the mean, but rows whose attention varies most are safe
-    LLAMA_H2O_POLICY_TOVA      = 6,  // the attention of the last query
-    LLAMA_H2O_POLICY_SNAP      = 7,  // the attention of the last queries, pooled over neighbours
-    LLAMA_H2O_POLICY_NACL      = 8,  // the attention of the last queries, with a random share
-    LLAMA_H2O_POLICY_KEYDIFF   = 9,  // how far the key is from the mean key
-    LLAMA_H2O_POLICY_EXPECTED  = 10, // the attention that queries to come are expected to pay
-    LLAMA_H2O_POLICY_STREAMING = 11, // the position: sinks and a window
-    LLAMA_H2O_POLICY_RANDOM    = 12, // a number drawn for the row
-    LLAMA_H2O_POLICY_H2O_FAR   = 13, // the mean from afar, where earlier attention fades
-};
-
-// The parameters of a policy; each has its own, and does not look at the others.
-struct llama_h2o_policy_params {
-    enum llama_h2o_policy_type type;
-    uint32_t n_queries;  // snap, nacl, expected: the last queries, at most as many as there are recent rows
-    uint32_t n_pool;     // snap: neighbours, odd
-    uint32_t n_horizon;  // expected: tokens ahead
-    uint32_t covariance; // expected: whether the spread of the queries counts, 0 or 1
-    uint32_t n_sinks;    // streaming: first positions that stay
-    uint32_t n_near;     // h2o-far: attention from so few tokens away does not count; at most the recent ones
-    double half_life;    // h2o-decay, h2o-far: tokens
-    double guard;        // roco: share of the heavy rows that are kept because their attention varies
-    double random;       // nacl: share of the heavy rows that are drawn
-    double epsilon;      // expected: added to each probability
-    uint64_t seed;       // nacl, random
-};
-
 struct llama_h2o_params {
     uint32_t heavy;  // rows kept for their score, per (layer, KV head)
     uint32_t recent; // newest positions that are never evicted, at least 1
@@ -149,7 +114,11 @@ struct llama_h2o_params {
     uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
     enum llama_h2o_positions positions;
     enum llama_h2o_attention_type attention;
-    struct llama_h2o_policy_params policy;
+
+    // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Every policy has a file of its
+    // own in native/src/policies, and a docstring with its source and its deviations in pyh2o/policies. The text is
+    // copied.
+    const char * policy;
 };
 
 // Positions p0 <= p < p1.
@@ -161,8 +130,6 @@ struct llama_h2o_span {
 // All counters run from the attachment on; clearing the cache does not reset them.
 struct llama_h2o_stats {
     uint32_t n_cells;          // cells allocated for one sequence
-    uint32_t n_capacity;       // most cells in use
-    uint32_t n_budget;         // rows per (layer, KV head) right after a compaction
     uint32_t n_used;           // cells the sequence uses now
     uint32_t n_layer;          // layers that have a KV cache
     uint32_t n_pinned;         // first positions of the sequence that are never evicted
@@ -232,12 +199,6 @@ LLAMA_H2O_API int64_t llama_h2o_device_bytes(const struct llama_context * ctx);
 // 0 for a layer without a KV cache.
 LLAMA_H2O_API int32_t llama_h2o_get_rows(
         struct llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
-
-// The selection on its own, for one head: keep[i] becomes 1 for the rows that stay and 0 for the
-// others. Pinned and recent rows stay; the best scores fill the rest of the budget; of equal scores
-// the newer position stays. score, pos and keep are [n_rows]; positions are distinct. The policy does not matter here.
-LLAMA_H2O_API int32_t llama_h2o_select(
-        const float * score, const int32_t * pos, uint32_t n_rows, struct llama_h2o_params params, uint8_t * keep);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 #include "llama-h2o.h"
 
 #include "cache/h2o-cache.h"
+#include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -69,7 +70,7 @@ const char * llama_h2o_strerror(int32_t status) {
         case LLAMA_H2O_ERR_NOT_ENLARGED:
             return "the cache is not enlarged";
         case LLAMA_H2O_ERR_POLICY:
-            return "a parameter of the policy is out of range";
+            return "the policy is unknown, or a parameter of it is missing or out of its limits: see the log";
         case LLAMA_H2O_ERR_POLICY_ROPE:
             return "the policy has to know how the keys are rotated, and those of this model are not known: use "
                    "another";
@@ -167,9 +168,6 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
             llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
         return LLAMA_H2O_ERR_PARAMS;
     }
-    if (llama_h2o_check_policy(params.policy) != LLAMA_H2O_OK) {
-        return LLAMA_H2O_ERR_POLICY;
-    }
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
         return LLAMA_H2O_ERR_SHARED_CELLS;
     }
@@ -189,7 +187,7 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
 }
 
 int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
-    if (!ctx) {
+    if (!ctx || !params.policy) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
@@ -203,6 +201,9 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
         }
 
         return status;
+    } catch (const llama_h2o_policy_error & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return LLAMA_H2O_ERR_POLICY;
     } catch (const std::bad_alloc &) {
         return LLAMA_H2O_ERR_MEMORY;
     } catch (const std::exception & err) {
@@ -363,29 +364,4 @@ int32_t llama_h2o_get_rows(
 
         return h2o.get_rows(seq_id, il, n_rows, pos, score);
     });
-}
-
-int32_t llama_h2o_select(
-        const float * score, const int32_t * pos, uint32_t n_rows, llama_h2o_params params, uint8_t * keep) {
-    if (n_rows > 0 && (!score || !pos || !keep)) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    try {
-        llama_h2o_rule rule;
-        rule.n_budget = llama_h2o_n_budget(params);
-        rule.n_recent = params.recent;
-        rule.n_pinned = params.pinned;
-        for (uint32_t i = 0; i < n_rows; ++i) {
-            rule.newest = std::max<int64_t>(rule.newest, pos[i]);
-        }
-
-        llama_h2o_selection selection(rule);
-        selection.set_rows(pos, n_rows);
-        selection.choose(std::vector<double>(score, score + n_rows).data(), keep);
-    } catch (const std::exception &) {
-        return LLAMA_H2O_ERR_MEMORY;
-    }
-
-    return LLAMA_H2O_OK;
 }

@@ -584,81 +584,70 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 59), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 52), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(float const *, int32_t const *, uint32_t, struct llama_h2o_params, uint8_t *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // float const *
-/*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
-/*  6 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/*  7 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // uint8_t *
-/*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // struct llama_context *
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
-/* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
+/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_context *
+/*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
+/* 10 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 16 */ _CFFI_OP(_CFFI_OP_NOOP, 5),
-/* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
+/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 57), // float *
+/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 22 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 24 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // float *
-/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 70), // struct llama_h2o_span const *
-/* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
-/* 43 */ _CFFI_OP(_CFFI_OP_NOOP, 11),
-/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 45 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // struct llama_context const *
-/* 48 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 71), // struct llama_h2o_stats *
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 72), // struct llama_model const *
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 67), // int64_t()(struct llama_context const *)
-/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 47),
-/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 59 */ _CFFI_OP(_CFFI_OP_POINTER, 60), // char const *
-/* 60 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 62 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 63 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_policy_type
-/* 64 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 65 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
-/* 66 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 68 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 69 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_policy_params
-/* 70 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
-/* 71 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
-/* 72 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
-/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 60), // struct llama_h2o_span const *
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 28 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 33 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
+/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_context const *
+/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // struct llama_h2o_stats *
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_model const *
+/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 58), // int64_t()(struct llama_context const *)
+/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 40),
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 53), // char const *
+/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 54 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 55 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 56 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
+/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 59 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 60 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
+/* 61 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
+/* 62 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
+/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -700,104 +689,6 @@ static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ATTENTION_AVX512) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX512) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX512 is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O) | 0);  /* check that LLAMA_H2O_POLICY_H2O is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O_MEAN(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O_MEAN) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_MEAN) | 0);  /* check that LLAMA_H2O_POLICY_H2O_MEAN is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O_DECAY(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O_DECAY) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_DECAY) | 0);  /* check that LLAMA_H2O_POLICY_H2O_DECAY is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O_LAYER(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O_LAYER) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_LAYER) | 0);  /* check that LLAMA_H2O_POLICY_H2O_LAYER is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O_CELLS(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O_CELLS) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_CELLS) | 0);  /* check that LLAMA_H2O_POLICY_H2O_CELLS is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_ROCO(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_ROCO) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_ROCO) | 0);  /* check that LLAMA_H2O_POLICY_ROCO is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_TOVA(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_TOVA) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_TOVA) | 0);  /* check that LLAMA_H2O_POLICY_TOVA is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_SNAP(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_SNAP) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_SNAP) | 0);  /* check that LLAMA_H2O_POLICY_SNAP is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_NACL(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_NACL) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_NACL) | 0);  /* check that LLAMA_H2O_POLICY_NACL is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_KEYDIFF(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_KEYDIFF) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_KEYDIFF) | 0);  /* check that LLAMA_H2O_POLICY_KEYDIFF is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_EXPECTED(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_EXPECTED) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_EXPECTED) | 0);  /* check that LLAMA_H2O_POLICY_EXPECTED is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_STREAMING(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_STREAMING) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_STREAMING) | 0);  /* check that LLAMA_H2O_POLICY_STREAMING is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_RANDOM(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_RANDOM) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_RANDOM) | 0);  /* check that LLAMA_H2O_POLICY_RANDOM is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_POLICY_H2O_FAR(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_POLICY_H2O_FAR) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_POLICY_H2O_FAR) | 0);  /* check that LLAMA_H2O_POLICY_H2O_FAR is an integer */
   return n;
 }
 
@@ -1046,15 +937,15 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(7), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(33), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1092,10 +983,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(47), arg0, (char **)&x0);
+      _cffi_type(40), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(47), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1138,7 +1029,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(59));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(52));
   return pyresult;
 }
 #else
@@ -1166,10 +1057,10 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1222,10 +1113,10 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1243,19 +1134,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(24), arg4, (char **)&x4);
+      _cffi_type(17), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(24), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(17), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(25), arg5, (char **)&x5);
+      _cffi_type(18), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(25), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(18), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1298,10 +1189,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(47), arg0, (char **)&x0);
+      _cffi_type(40), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(47), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1311,10 +1202,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(49), arg2, (char **)&x2);
+      _cffi_type(42), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(49), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(42), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1383,10 +1274,10 @@ _cffi_f_llama_h2o_pin(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1439,10 +1330,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1452,10 +1343,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(30), arg2, (char **)&x2);
+      _cffi_type(23), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(30), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(23), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1477,86 +1368,6 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_pin_spans _cffi_d_llama_h2o_pin_spans
-#endif
-
-static int32_t _cffi_d_llama_h2o_select(float const * x0, int32_t const * x1, uint32_t x2, struct llama_h2o_params x3, uint8_t * x4)
-{
-  return llama_h2o_select(x0, x1, x2, x3, x4);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_llama_h2o_select(PyObject *self, PyObject *args)
-{
-  float const * x0;
-  int32_t const * x1;
-  uint32_t x2;
-  struct llama_h2o_params x3;
-  uint8_t * x4;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int32_t result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-  PyObject *arg2;
-  PyObject *arg3;
-  PyObject *arg4;
-
-  if (!PyArg_UnpackTuple(args, "llama_h2o_select", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (float const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(5), arg1, (char **)&x1);
-  if (datasize != 0) {
-    x1 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(5), arg1, (char **)&x1,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x2 = _cffi_to_c_int(arg2, uint32_t);
-  if (x2 == (uint32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  if (_cffi_to_c((char *)&x3, _cffi_type(7), arg3) < 0)
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(8), arg4, (char **)&x4);
-  if (datasize != 0) {
-    x4 = ((size_t)datasize) <= 640 ? (uint8_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(8), arg4, (char **)&x4,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = llama_h2o_select(x0, x1, x2, x3, x4); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int32_t);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-static int32_t _cffi_f_llama_h2o_select(float const * x0, int32_t const * x1, uint32_t x2, struct llama_h2o_params *x3, uint8_t * x4)
-{
-  int32_t result;
-  { result = llama_h2o_select(x0, x1, x2, *x3, x4); }
-  return result;
-}
 #endif
 
 static int32_t _cffi_d_llama_h2o_share_fairly(struct llama_context * x0, int32_t x1, int32_t const * x2, uint32_t x3)
@@ -1584,10 +1395,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1597,10 +1408,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(5), arg2, (char **)&x2);
+      _cffi_type(9), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(5), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(9), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1639,10 +1450,10 @@ _cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(4), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1685,7 +1496,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(59));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(52));
   return pyresult;
 }
 #else
@@ -1707,10 +1518,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg0, (char **)&x0);
+      _cffi_type(45), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(45), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1742,29 +1553,9 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
   { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
   { enum llama_h2o_attention_type *tmp = &p->attention; (void)tmp; }
-  { struct llama_h2o_policy_params *tmp = &p->policy; (void)tmp; }
+  { char const * *tmp = &p->policy; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
-
-_CFFI_UNUSED_FN
-static void _cffi_checkfld_struct_llama_h2o_policy_params(struct llama_h2o_policy_params *p)
-{
-  /* only to generate compile-time warnings or errors */
-  (void)p;
-  { enum llama_h2o_policy_type *tmp = &p->type; (void)tmp; }
-  (void)((p->n_queries) | 0);  /* check that 'struct llama_h2o_policy_params.n_queries' is an integer */
-  (void)((p->n_pool) | 0);  /* check that 'struct llama_h2o_policy_params.n_pool' is an integer */
-  (void)((p->n_horizon) | 0);  /* check that 'struct llama_h2o_policy_params.n_horizon' is an integer */
-  (void)((p->covariance) | 0);  /* check that 'struct llama_h2o_policy_params.covariance' is an integer */
-  (void)((p->n_sinks) | 0);  /* check that 'struct llama_h2o_policy_params.n_sinks' is an integer */
-  (void)((p->n_near) | 0);  /* check that 'struct llama_h2o_policy_params.n_near' is an integer */
-  { double *tmp = &p->half_life; (void)tmp; }
-  { double *tmp = &p->guard; (void)tmp; }
-  { double *tmp = &p->random; (void)tmp; }
-  { double *tmp = &p->epsilon; (void)tmp; }
-  (void)((p->seed) | 0);  /* check that 'struct llama_h2o_policy_params.seed' is an integer */
-}
-struct _cffi_align_struct_llama_h2o_policy_params { char x; struct llama_h2o_policy_params y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_span(struct llama_h2o_span *p)
@@ -1782,8 +1573,6 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
   /* only to generate compile-time warnings or errors */
   (void)p;
   (void)((p->n_cells) | 0);  /* check that 'struct llama_h2o_stats.n_cells' is an integer */
-  (void)((p->n_capacity) | 0);  /* check that 'struct llama_h2o_stats.n_capacity' is an integer */
-  (void)((p->n_budget) | 0);  /* check that 'struct llama_h2o_stats.n_budget' is an integer */
   (void)((p->n_used) | 0);  /* check that 'struct llama_h2o_stats.n_used' is an integer */
   (void)((p->n_layer) | 0);  /* check that 'struct llama_h2o_stats.n_layer' is an integer */
   (void)((p->n_pinned) | 0);  /* check that 'struct llama_h2o_stats.n_pinned' is an integer */
@@ -1839,99 +1628,48 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SPANS", (void *)_cffi_const_LLAMA_H2O_ERR_SPANS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPLIT", (void *)_cffi_const_LLAMA_H2O_ERR_SPLIT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_EXPECTED", (void *)_cffi_const_LLAMA_H2O_POLICY_EXPECTED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O_CELLS", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O_DECAY", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_DECAY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O_FAR", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_FAR, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O_LAYER", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_LAYER, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_H2O_MEAN", (void *)_cffi_const_LLAMA_H2O_POLICY_H2O_MEAN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_KEYDIFF", (void *)_cffi_const_LLAMA_H2O_POLICY_KEYDIFF, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_NACL", (void *)_cffi_const_LLAMA_H2O_POLICY_NACL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_RANDOM", (void *)_cffi_const_LLAMA_H2O_POLICY_RANDOM, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_ROCO", (void *)_cffi_const_LLAMA_H2O_POLICY_ROCO, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_SNAP", (void *)_cffi_const_LLAMA_H2O_POLICY_SNAP, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_STREAMING", (void *)_cffi_const_LLAMA_H2O_POLICY_STREAMING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_POLICY_TOVA", (void *)_cffi_const_LLAMA_H2O_POLICY_TOVA, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 56), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 49), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 42), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 46), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 54), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 33), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 27), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_select", (void *)_cffi_f_llama_h2o_select, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_select },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_share_fairly },
-  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 47), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_shrink },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 51), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 44), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 6) },
+             _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 6) },
+              _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 6) },
+              _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 6) },
+             _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 6) },
+             _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 64) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 62) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 54) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 69) },
-  { "type", offsetof(struct llama_h2o_policy_params, type),
-            sizeof(((struct llama_h2o_policy_params *)0)->type),
-            _CFFI_OP(_CFFI_OP_NOOP, 63) },
-  { "n_queries", offsetof(struct llama_h2o_policy_params, n_queries),
-                 sizeof(((struct llama_h2o_policy_params *)0)->n_queries),
-                 _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_pool", offsetof(struct llama_h2o_policy_params, n_pool),
-              sizeof(((struct llama_h2o_policy_params *)0)->n_pool),
-              _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_horizon", offsetof(struct llama_h2o_policy_params, n_horizon),
-                 sizeof(((struct llama_h2o_policy_params *)0)->n_horizon),
-                 _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "covariance", offsetof(struct llama_h2o_policy_params, covariance),
-                  sizeof(((struct llama_h2o_policy_params *)0)->covariance),
-                  _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_sinks", offsetof(struct llama_h2o_policy_params, n_sinks),
-               sizeof(((struct llama_h2o_policy_params *)0)->n_sinks),
-               _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_near", offsetof(struct llama_h2o_policy_params, n_near),
-              sizeof(((struct llama_h2o_policy_params *)0)->n_near),
-              _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "half_life", offsetof(struct llama_h2o_policy_params, half_life),
-                 sizeof(((struct llama_h2o_policy_params *)0)->half_life),
-                 _CFFI_OP(_CFFI_OP_NOOP, 61) },
-  { "guard", offsetof(struct llama_h2o_policy_params, guard),
-             sizeof(((struct llama_h2o_policy_params *)0)->guard),
-             _CFFI_OP(_CFFI_OP_NOOP, 61) },
-  { "random", offsetof(struct llama_h2o_policy_params, random),
-              sizeof(((struct llama_h2o_policy_params *)0)->random),
-              _CFFI_OP(_CFFI_OP_NOOP, 61) },
-  { "epsilon", offsetof(struct llama_h2o_policy_params, epsilon),
-               sizeof(((struct llama_h2o_policy_params *)0)->epsilon),
-               _CFFI_OP(_CFFI_OP_NOOP, 61) },
-  { "seed", offsetof(struct llama_h2o_policy_params, seed),
-            sizeof(((struct llama_h2o_policy_params *)0)->seed),
-            _CFFI_OP(_CFFI_OP_NOOP, 73) },
+              _CFFI_OP(_CFFI_OP_NOOP, 52) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1940,22 +1678,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_capacity", offsetof(struct llama_h2o_stats, n_capacity),
-                  sizeof(((struct llama_h2o_stats *)0)->n_capacity),
-                  _CFFI_OP(_CFFI_OP_NOOP, 6) },
-  { "n_budget", offsetof(struct llama_h2o_stats, n_budget),
-                sizeof(((struct llama_h2o_stats *)0)->n_budget),
-                _CFFI_OP(_CFFI_OP_NOOP, 6) },
+               _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 6) },
+              _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 6) },
+               _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 6) },
+                _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
                      _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1964,63 +1696,56 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 73) },
+              _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 73) },
+              _CFFI_OP(_CFFI_OP_NOOP, 63) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 73) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 63) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 68, _CFFI_F_OPAQUE,
+  { "llama_context", 59, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_params", 7, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_params", 33, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_policy_params", 69, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_policy_params), offsetof(struct _cffi_align_struct_llama_h2o_policy_params, y), 8, 12 },
-  { "llama_h2o_span", 70, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 20, 2 },
-  { "llama_h2o_stats", 71, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 22, 18 },
-  { "llama_model", 72, _CFFI_F_OPAQUE,
+  { "llama_h2o_span", 60, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 8, 2 },
+  { "llama_h2o_stats", 61, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 10, 16 },
+  { "llama_model", 62, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 62, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 54, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_policy_type", 63, _cffi_prim_int(sizeof(enum llama_h2o_policy_type), ((enum llama_h2o_policy_type)-1) <= 0),
-    "LLAMA_H2O_POLICY_H2O,LLAMA_H2O_POLICY_H2O_MEAN,LLAMA_H2O_POLICY_H2O_DECAY,LLAMA_H2O_POLICY_H2O_LAYER,"
-    "LLAMA_H2O_POLICY_H2O_CELLS,LLAMA_H2O_POLICY_ROCO,LLAMA_H2O_POLICY_TOVA,LLAMA_H2O_POLICY_SNAP,LLAMA_H2O_POLICY_NACL,"
-    "LLAMA_H2O_POLICY_KEYDIFF,LLAMA_H2O_POLICY_EXPECTED,LLAMA_H2O_POLICY_STREAMING,LLAMA_H2O_POLICY_RANDOM,"
-    "LLAMA_H2O_POLICY_H2O_FAR" },
-  { "llama_h2o_positions", 64, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 55, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 65, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 56, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -2036,12 +1761,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  66,  /* num_globals */
-  6,  /* num_struct_unions */
-  4,  /* num_enums */
+  51,  /* num_globals */
+  5,  /* num_struct_unions */
+  3,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  75,  /* num_types */
+  64,  /* num_types */
   0,  /* flags */
 };
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._native import ffi, lib
 from ..errors import NativeError, UnsupportedModelError
-from ..policies import Policy, parse_policy
+from ..policies import parse_policy
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -73,7 +73,12 @@ class KVCache:
         Raises:
             NativeError: the context, the model or the cache type does not allow it.
         """
-        _check(lib.llama_h2o_attach(self._context, _params(budget)))
+        # the native library has a copy afterwards
+        policy = ffi.new(
+            "char[]", parse_policy(budget.policy).for_budget(budget.rows).full_text.encode()
+        )
+        params = _params(budget, policy)
+        _check(lib.llama_h2o_attach(self._context, params))
 
     def pin(self, n_pinned: int, seq_id: int = 0) -> None:
         """Never evict the first positions of a sequence, until it is cleared.
@@ -161,34 +166,13 @@ class KVCache:
         return _check(lib.llama_h2o_get_rows(self._context, seq_id, layer, n_rows, pos, score))
 
 
-def select(scores: FloatArray, positions: IntArray, budget: Budget) -> npt.NDArray[np.bool_]:
-    """The native selection for one head, on its own.
+def _params(budget: Budget, policy: Any) -> Any:
+    """struct llama_h2o_params.
 
     Args:
-        scores: [n_rows].
-        positions: [n_rows], all different.
-        budget: row counts; its slack, window and positions do not matter here.
-
-    Returns:
-        [n_rows] True for the rows that stay.
+        budget: the other settings.
+        policy: char[], which must outlive the struct.
     """
-    scores = np.ascontiguousarray(scores, dtype=np.float32)
-    positions = np.ascontiguousarray(positions, dtype=np.int32)
-    keep = np.zeros(scores.size, dtype=np.uint8)
-    _check(
-        lib.llama_h2o_select(
-            ffi.from_buffer("float[]", scores),
-            ffi.from_buffer("int32_t[]", positions),
-            scores.size,
-            _params(budget),
-            ffi.from_buffer("uint8_t[]", keep),
-        )
-    )
-    return keep.astype(np.bool_)
-
-
-def _params(budget: Budget) -> Any:
-    """struct llama_h2o_params."""
     schemes = {
         "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
         "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
@@ -201,24 +185,9 @@ def _params(budget: Budget) -> Any:
         "n_pos": budget.n_pos,
         "positions": schemes[budget.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
-        "policy": _policy_params(parse_policy(budget.policy).for_budget(budget.rows)),
+        "policy": policy,
     }
-    # unlike a dict as an argument, this sets what is not named to 0
     return ffi.new("struct llama_h2o_params *", values)[0]
-
-
-def _policy_params(policy: Policy) -> dict[str, Any]:
-    """struct llama_h2o_policy_params."""
-    native_names = {
-        "queries": "n_queries",
-        "pool": "n_pool",
-        "horizon": "n_horizon",
-        "sinks": "n_sinks",
-        "near": "n_near",
-    }
-    parameters = {native_names.get(name, name): value for name, value in asdict(policy).items()}
-    name = policy.name.upper().replace("-", "_")
-    return {"type": getattr(lib, f"LLAMA_H2O_POLICY_{name}"), **parameters}
 
 
 def _text(status: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -175,12 +176,16 @@ class Policy(ABC):
 
     def __str__(self) -> str:
         """As users give it: the name, and the parameters that are not the default."""
-        changed = [
-            f"{item.name}={_text(getattr(self, item.name))}"
-            for item in fields(self)
-            if getattr(self, item.name) != item.default
-        ]
-        return self.name + (":" + ",".join(changed) if changed else "")
+        return self._text(item for item in fields(self) if getattr(self, item.name) != item.default)
+
+    @property
+    def full_text(self) -> str:
+        """The same with all parameters, as the native library takes it."""
+        return self._text(fields(self))
+
+    def _text(self, parameters: Iterable[Field[Any]]) -> str:
+        assignments = [f"{item.name}={_text(getattr(self, item.name))}" for item in parameters]
+        return self.name + (":" + ",".join(assignments) if assignments else "")
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}

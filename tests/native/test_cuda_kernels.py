@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +11,9 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from compiled import compile_library, pointer, sizes_of
+
 HERE = Path(__file__).parent
-NATIVE = HERE.parents[1] / "native" / "src"
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -42,25 +40,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     headers = tmp_path_factory.mktemp("kernels")
     types = ", ".join(f"GGML_TYPE_{name.upper()} = {int(kind)}" for name, kind in TYPES.items())
     (headers / "ggml.h").write_text(GGML_H % types)
-    library = headers / "kernels.so"
-    subprocess.run(
-        [
-            *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC"),
-            *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"),
-            *(f"-I{folder}" for folder in (HERE / "cuda_on_cpu", NATIVE, headers)),
-            *(str(HERE / "cuda_on_cpu" / "kernels.cpp"), "-o", str(library)),
-        ],
-        check=True,
-    )
-    return ctypes.CDLL(str(library))
-
-
-def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
-
-
-def sizes_of(*sizes: int) -> ctypes.Array[ctypes.c_uint32]:
-    return (ctypes.c_uint32 * len(sizes))(*sizes)
+    sources = [HERE / "cuda_on_cpu" / "kernels.cpp"]
+    return compile_library(headers / "kernels.so", sources, [HERE / "cuda_on_cpu", headers])
 
 
 def softmax(x: FloatArray) -> FloatArray:

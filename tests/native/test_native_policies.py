@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -303,8 +305,37 @@ def test_a_state_of_another_policy_is_refused(tiny: Path) -> None:
             llama_of(tiny, policy).load_state(one.save_state())
 
 
-def test_parameters_of_other_policies_do_not_matter(tiny: Path) -> None:
-    """The text names only what differs from the default."""
+def test_a_policy_crosses_to_the_library_as_its_text(tiny: Path) -> None:
+    from pyh2o._native import ffi, lib
+
+    llm = llama_of(tiny, "h2o", evict=False)
+    context = ffi.cast("struct llama_context *", ctypes.cast(llm.ctx, ctypes.c_void_p).value)
+    params = ffi.new("struct llama_h2o_params *", {"heavy": 3, "recent": 5, "slack": 2})
+    assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_ARGUMENT
+    for text in (b"", b"h3o", b"snap", b"snap:queries=0,pool=5", b"snap:queries=4,pool=4"):
+        params.policy = policy = ffi.new("char[]", text)
+        assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_POLICY
+
+    params.policy = policy = ffi.new("char[]", b"snap:queries=4,pool=5")
+    assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_OK
+    # the library has a copy
+    ffi.memmove(policy, b"x" * 21, 21)
+    other = llama_of(tiny, "snap:queries=4", hh=3, recent=5, slack=2)
+    for one in (llm, other):
+        one.eval(list(range(10)))
+        one.eval([10, 11])
+    data = np.empty(llama_cpp.llama_state_get_size(other.ctx), dtype=np.uint8)
+    size = llama_cpp.llama_state_get_data(llm.ctx, _bytes(data), data.size)
+    assert llama_cpp.llama_state_set_data(other.ctx, _bytes(data), size) == size
+    assert other.kv.used == 10
+
+
+def _bytes(data: npt.NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def test_a_state_knows_a_policy_by_all_its_parameters(tiny: Path) -> None:
+    """The text that users give names only what differs from the default."""
     one = llama_of(tiny, "h2o-decay")
     one.eval([1, 2, 3])
     half_life = parse_policy("h2o-decay").half_life

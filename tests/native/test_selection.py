@@ -1,4 +1,4 @@
-"""The native selection against the NumPy one, on random rows."""
+"""The choice of rows by several threads."""
 
 from __future__ import annotations
 
@@ -8,32 +8,8 @@ import llama_cpp
 import numpy as np
 
 from pyh2o import Llama
-from pyh2o.cache.settings import Budget
-from pyh2o.reference import select as reference_select
-from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
-
-
-def test_native_and_reference_keep_the_same_rows(cases: Cases) -> None:
-    from pyh2o.cache.kv_cache import select
-
-    for _, rng in cases(range(200)):
-        n_rows = int(rng.integers(0, 60))
-        positions = rng.choice(100, n_rows, replace=False).astype(np.int32)
-        # few distinct values, so that equal scores are common
-        scores = rng.integers(0, 8, n_rows).astype(np.float32) / 4
-        heavy, pinned = (int(n) for n in rng.integers(0, 20, 2))
-        recent = int(rng.integers(1, 20))
-
-        budget = Budget(window=100, heavy=heavy, recent=recent, pinned=pinned, slack=1)
-        expected = np.zeros(n_rows, dtype=np.bool_)
-        expected[
-            reference_select(
-                scores, positions.astype(np.int64), pinned=pinned, heavy=heavy, recent=recent
-            )
-        ] = True
-        np.testing.assert_array_equal(select(scores, positions, budget), expected)
 
 
 def test_threads_that_choose_together_keep_the_same_rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,6 +115,8 @@ def test_names() -> None:
 def test_text_says_all_and_is_read_back(policy: Policy) -> None:
     assert parse_policy(str(policy)) == policy
     assert (":" in str(policy)) == (policy in CHANGED)
+    assert parse_policy(policy.full_text) == policy
+    assert policy.full_text.count("=") == len(fields(policy))
 
 
 def test_text_names_only_what_is_not_the_default() -> None:

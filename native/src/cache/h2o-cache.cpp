@@ -19,8 +19,15 @@
 // attachment
 //
 
+static llama_h2o_params with_text_of(llama_h2o_params params, const llama_h2o_policy & policy) {
+    params.policy = policy.text.c_str();
+
+    return params;
+}
+
 llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params) :
-    ctx(ctx), kv(kv), params(params), policy(llama_h2o_new_policy(params)) {
+    ctx(ctx), kv(kv), policy(llama_h2o_new_policy(params.policy, params.recent)),
+    params(with_text_of(params, *policy)) {
     add_layers();
     choose_kernels();
     alloc_tensors();
@@ -70,7 +77,6 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     if (params.n_pos == 0) {
         params.n_pos = kv.hparams.n_ctx_train;
     }
-    params.policy = llama_h2o_own_params(params.policy);
 
     const auto detach = [&] {
         kv.h2o.reset();
@@ -583,7 +589,6 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
 
     llama_h2o_stats stats = {};
     stats.n_cells         = kv.get_size();
-    stats.n_capacity      = kv.get_size();
     stats.n_used          = kv.v_cells[s].get_used();
     stats.n_layer         = kv.layers.size();
     stats.pos_limit       = kv.hparams.n_ctx_train;
@@ -593,8 +598,6 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
     if (kv.h2o) {
         const auto & st = kv.h2o->streams[s];
 
-        stats.n_capacity       = llama_h2o_n_capacity(kv.h2o->params);
-        stats.n_budget         = llama_h2o_n_budget(kv.h2o->params);
         stats.n_pinned         = st.n_pinned;
         stats.pos_removable    = st.pos_removable;
         stats.pos_limit        = kv.h2o->pos_limit();

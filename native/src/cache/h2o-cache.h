@@ -214,9 +214,9 @@ private:
     llama_context & ctx;
     llama_kv_cache & kv;
 
-    const llama_h2o_params params;
-
     const std::unique_ptr<llama_h2o_policy> policy;
+
+    const llama_h2o_params params; // with the text of the policy above
 
     std::vector<layer> layers;
     std::vector<stream> streams;

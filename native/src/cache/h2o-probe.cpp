@@ -146,7 +146,7 @@ static std::vector<float> make_turn(const llama_h2o_rope & rope, llama_pos p, ll
 
 static expected_queries expect_queries(const llama_h2o::layer & layer,
         const std::vector<llama_h2o_query_slot> & queries,
-        const llama_h2o_policy_params & policy,
+        const llama_h2o_policy & policy,
         llama_pos next,
         uint32_t s) {
     const uint32_t n_embd = layer.queries->ne[0];
@@ -282,8 +282,8 @@ llama_h2o_cache_graph llama_h2o::build_probe(uint32_t s) const {
                 graph.add_result(build_keys(graph, layer, k, used));
                 break;
             case llama_h2o_probe_type::expected:
-                graph.add_result(build_expected(graph, layer, k, v,
-                        expect_queries(layer, st.queries, params.policy, newest(s) + 1 - st.shift, s)));
+                graph.add_result(build_expected(
+                        graph, layer, k, v, expect_queries(layer, st.queries, *policy, newest(s) + 1 - st.shift, s)));
                 break;
         }
     }

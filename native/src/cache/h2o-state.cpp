@@ -10,9 +10,11 @@
 #include "llama-io.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
+#include <string>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326805; // changes with the layout of what follows
+static constexpr uint32_t STATE_MAGIC   = 0x6f326806; // changes with the layout of what follows
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
 
 // What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
@@ -30,21 +32,8 @@ struct state_shape {
     uint32_t slack;
     uint32_t n_pos;
     uint32_t positions;
-    uint32_t policy;
-    uint32_t n_queries;
-    uint32_t n_pool;
-    uint32_t n_horizon;
-    uint32_t covariance;
-    uint32_t n_sinks;
-    uint32_t n_near;
-    double half_life;
-    double guard;
-    double random;
-    double epsilon;
-    uint64_t seed;
+    uint32_t n_policy; // bytes of its text, which follows
 };
-
-static_assert(sizeof(state_shape) == 18 * sizeof(uint32_t) + 5 * sizeof(uint64_t), "a gap");
 
 struct layer_shape {
     uint32_t il;
@@ -107,8 +96,6 @@ static void for_each_tensor_piece(
 
 static state_shape get_shape(
         const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, uint32_t n_heads, bool v_trans) {
-    const llama_h2o_policy_params & policy = params.policy;
-
     return {
         STATE_MAGIC,
         kv.get_size(),
@@ -121,18 +108,7 @@ static state_shape get_shape(
         params.slack,
         params.n_pos,
         uint32_t(params.positions),
-        uint32_t(policy.type),
-        policy.n_queries,
-        policy.n_pool,
-        policy.n_horizon,
-        policy.covariance,
-        policy.n_sinks,
-        policy.n_near,
-        policy.half_life,
-        policy.guard,
-        policy.random,
-        policy.epsilon,
-        policy.seed,
+        uint32_t(std::strlen(params.policy)),
     };
 }
 
@@ -154,10 +130,7 @@ static bool operator==(const layer_shape & a, const layer_shape & b) {
 
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
-           a.n_pos == b.n_pos && a.positions == b.positions && a.policy == b.policy && a.n_queries == b.n_queries &&
-           a.n_pool == b.n_pool && a.n_horizon == b.n_horizon && a.covariance == b.covariance &&
-           a.n_sinks == b.n_sinks && a.n_near == b.n_near && a.half_life == b.half_life && a.guard == b.guard &&
-           a.random == b.random && a.epsilon == b.epsilon && a.seed == b.seed;
+           a.n_pos == b.n_pos && a.positions == b.positions && a.n_policy == b.n_policy;
 }
 
 //
@@ -173,6 +146,7 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
 
     const state_shape shape = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
     io.write(&shape, sizeof(shape));
+    io.write(params.policy, shape.n_policy);
 
     for (const auto & layer : layers) {
         const layer_shape shape_l = get_shape(layer);
@@ -244,6 +218,10 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     io.read(&shape, sizeof(shape));
     expect(shape.magic == mine.magic, "another format");
     expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
+
+    std::string policy_text(shape.n_policy, '\0');
+    io.read(policy_text.data(), policy_text.size());
+    expect(policy_text == params.policy, "another policy");
     expect(shape.n_cells == mine.n_cells, "another number of cells");
     expect(shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
     expect(shape.v_trans == mine.v_trans, "another setting of flash attention");

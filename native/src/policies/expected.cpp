@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,11 @@ namespace {
 
 // Expected Attention: the probability that the queries to come are expected to give to the row, times the length of V.
 struct expected : llama_h2o_policy {
-    expected(uint32_t n_queries, double epsilon) : epsilon(epsilon) {
-        this->n_queries = n_queries;
-        probe           = llama_h2o_probe_type::expected;
+    expected(uint32_t n_queries, uint32_t n_horizon, double epsilon, bool covariance) : epsilon(epsilon) {
+        this->n_queries  = n_queries;
+        this->n_horizon  = n_horizon;
+        this->covariance = covariance;
+        probe            = llama_h2o_probe_type::expected;
     }
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
@@ -50,6 +52,11 @@ struct expected : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_expected(uint32_t n_queries, double epsilon) {
-    return std::make_unique<expected>(n_queries, epsilon);
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_expected(llama_h2o_policy_text & text, uint32_t n_recent) {
+    const uint32_t n_queries = std::min(text.count("queries", 1), n_recent);
+    const uint32_t n_horizon = text.count("horizon", 1);
+    const double epsilon     = text.number("epsilon", 0.0);
+    const bool covariance    = text.flag("covariance");
+
+    return std::make_unique<expected>(n_queries, n_horizon, epsilon, covariance);
 }

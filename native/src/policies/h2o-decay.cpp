@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 namespace {
 
@@ -18,6 +18,9 @@ struct h2o_decay : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_decay(double half_life) {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_decay(llama_h2o_policy_text & text, uint32_t) {
+    const double half_life = text.number("half_life", 0.0);
+    text.require(half_life > 0.0, "half_life");
+
     return std::make_unique<h2o_decay>(half_life);
 }

@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 #include <algorithm>
 #include <cmath>
@@ -46,6 +46,10 @@ struct h2o_far : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_far(uint32_t n_near, double half_life) {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_far(llama_h2o_policy_text & text, uint32_t n_recent) {
+    const uint32_t n_near  = std::min(text.count("near", 1), n_recent);
+    const double half_life = text.number("half_life", 0.0);
+    text.require(half_life > 0.0, "half_life");
+
     return std::make_unique<h2o_far>(n_near, half_life);
 }

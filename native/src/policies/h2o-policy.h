@@ -2,13 +2,12 @@
 
 #pragma once
 
-#include "llama-h2o.h"
-
 #include "policies/h2o-selection.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 // The rows of one (layer, KV head) at a compaction.
@@ -45,6 +44,8 @@ class llama_h2o_policy {
 public:
     virtual ~llama_h2o_policy() = default;
 
+    std::string text; // by which it is found again: its name and all parameters
+
     // higher is kept; only competing rows matter
     virtual void score(const llama_h2o_head_rows & rows, double * score) const = 0;
 
@@ -58,6 +59,10 @@ public:
     uint32_t n_queries         = 0; // the last ones
     llama_h2o_probe_type probe = llama_h2o_probe_type::none;
 
+    // of the expected query
+    uint32_t n_horizon = 0;     // tokens ahead
+    bool covariance    = false; // whether the spread of the queries counts
+
     uint32_t n_near  = 0;                      // attention from so few tokens away does not count
     double half_life = 0;                      // tokens after which attention counts for half; 0: it never fades
     bool weighs() const { return n_near > 0; } // whether a query's attention counts by its position
@@ -68,29 +73,11 @@ public:
     double remaining(int64_t n_tokens) const;
 };
 
-// LLAMA_H2O_OK, or why the parameters make no sense.
-int32_t llama_h2o_check_policy(const llama_h2o_policy_params & params);
-
-// The parameters that the policy looks at; the others are 0.
-llama_h2o_policy_params llama_h2o_own_params(const llama_h2o_policy_params & params);
-
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const llama_h2o_params & params);
-
-// one for each llama_h2o_policy_type, in policies/
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_sum();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_mean();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_decay(double half_life);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_far(uint32_t n_near, double half_life);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_cells();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_roco(double guard);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_tova();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_snap(uint32_t n_queries, uint32_t n_pool);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_nacl(uint32_t n_queries, double random, uint64_t seed);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_keydiff();
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_expected(uint32_t n_queries, double epsilon);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_streaming(uint32_t n_sinks);
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_random(uint64_t seed);
+// The policy of a text that names it with all its parameters.
+//   n_recent   the recent window. Only there all heads have the same rows, so that a policy looks at no more of the last
+//              queries, and calls nothing near that lies further back
+// Throws llama_h2o_policy_error, see h2o-policy-text.h.
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const std::string & text, uint32_t n_recent);
 
 //
 // for policies

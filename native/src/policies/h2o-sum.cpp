@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 namespace {
 
@@ -15,12 +15,12 @@ struct h2o_sum : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_sum() {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_sum(llama_h2o_policy_text &, uint32_t) {
     return std::make_unique<h2o_sum>();
 }
 
 // One choice for all heads of a layer.
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer() {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer(llama_h2o_policy_text &, uint32_t) {
     auto policy   = std::make_unique<h2o_sum>();
     policy->scope = llama_h2o_scope::layer;
 
@@ -28,7 +28,7 @@ std::unique_ptr<llama_h2o_policy> llama_h2o_new_layer() {
 }
 
 // One choice for everything: what freeing whole cells can do.
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_cells() {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_cells(llama_h2o_policy_text &, uint32_t) {
     auto policy   = std::make_unique<h2o_sum>();
     policy->scope = llama_h2o_scope::cache;
 

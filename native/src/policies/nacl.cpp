@@ -1,5 +1,6 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace {
@@ -29,6 +30,10 @@ struct nacl : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_nacl(uint32_t n_queries, double random, uint64_t seed) {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_nacl(llama_h2o_policy_text & text, uint32_t n_recent) {
+    const uint32_t n_queries = std::min(text.count("queries", 1), n_recent);
+    const double random      = text.share("random");
+    const uint64_t seed      = text.seed("seed");
+
     return std::make_unique<nacl>(n_queries, random, seed);
 }

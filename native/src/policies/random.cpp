@@ -1,10 +1,10 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 namespace {
 
 // The floor: each row keeps the number it has drawn.
-struct random : llama_h2o_policy {
-    explicit random(uint64_t seed) : seed(seed) {}
+struct random_rows : llama_h2o_policy {
+    explicit random_rows(uint64_t seed) : seed(seed) {}
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
@@ -17,6 +17,6 @@ struct random : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_random(uint64_t seed) {
-    return std::make_unique<random>(seed);
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_random(llama_h2o_policy_text & text, uint32_t) {
+    return std::make_unique<random_rows>(text.seed("seed"));
 }

@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 #include <algorithm>
 #include <cmath>
@@ -27,6 +27,6 @@ struct roco : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_roco(double guard) {
-    return std::make_unique<roco>(guard);
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_roco(llama_h2o_policy_text & text, uint32_t) {
+    return std::make_unique<roco>(text.share("guard"));
 }

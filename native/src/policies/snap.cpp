@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 #include <algorithm>
 
@@ -32,6 +32,10 @@ struct snap : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_snap(uint32_t n_queries, uint32_t n_pool) {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_snap(llama_h2o_policy_text & text, uint32_t n_recent) {
+    const uint32_t n_queries = std::min(text.count("queries", 1), n_recent);
+    const uint32_t n_pool    = text.count("pool", 1);
+    text.require(n_pool % 2 == 1, "pool");
+
     return std::make_unique<snap>(n_queries, n_pool);
 }

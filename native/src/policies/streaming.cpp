@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 #include <limits>
 
@@ -19,6 +19,6 @@ struct streaming : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_streaming(uint32_t n_sinks) {
-    return std::make_unique<streaming>(n_sinks);
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_streaming(llama_h2o_policy_text & text, uint32_t) {
+    return std::make_unique<streaming>(text.count("sinks", 0));
 }

@@ -1,4 +1,4 @@
-#include "policies/h2o-policy.h"
+#include "policies/h2o-policy-list.h"
 
 namespace {
 
@@ -18,6 +18,6 @@ struct tova : llama_h2o_policy {
 
 } // namespace
 
-std::unique_ptr<llama_h2o_policy> llama_h2o_new_tova() {
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_tova(llama_h2o_policy_text &, uint32_t) {
     return std::make_unique<tova>();
 }

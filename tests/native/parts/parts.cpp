@@ -1,0 +1,52 @@
+// Parts of the native library that know nothing of tensors, for ctypes.
+
+#include "policies/h2o-policy-text.h"
+#include "policies/h2o-policy.h"
+#include "policies/h2o-selection.h"
+
+#include <algorithm>
+#include <cstring>
+
+extern "C" {
+
+// keep[i] becomes 1 for the rows that stay and 0 for the others. sizes: budget, recent, pinned.
+void select_rows(const uint32_t * sizes,
+        const llama_h2o_span * spans,
+        uint32_t n_spans,
+        const int32_t * starts,
+        uint32_t n_starts,
+        const double * score,
+        const int32_t * pos,
+        uint32_t n_rows,
+        uint8_t * keep) {
+    llama_h2o_rule rule;
+    rule.n_budget = sizes[0];
+    rule.n_recent = sizes[1];
+    rule.n_pinned = sizes[2];
+    rule.spans.assign(spans, spans + n_spans);
+    rule.starts.assign(starts, starts + n_starts);
+    for (uint32_t i = 0; i < n_rows; ++i) {
+        rule.newest = std::max<int64_t>(rule.newest, pos[i]);
+    }
+
+    llama_h2o_selection selection(rule);
+    selection.set_rows(pos, n_rows);
+    selection.choose(score, keep);
+}
+
+// The text of the policy that this text makes, or why there is none; returns whether there is one.
+int32_t read_policy(const char * text, char * result, uint32_t size) {
+    std::string res;
+    bool made = true;
+    try {
+        res = llama_h2o_new_policy(text, 8)->text;
+    } catch (const llama_h2o_policy_error & err) {
+        res  = err.what();
+        made = false;
+    }
+
+    std::strncpy(result, res.c_str(), size);
+
+    return made;
+}
+}
