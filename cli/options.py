@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import DEFAULT_POLICY, Positions, Prefill
-from pyh2o.generation.sampling import LARGEST_SEED
-from pyh2o.policies import POLICIES
+from pyh2o.cache.settings import EvictionSettings, Positions, Prefill
+from pyh2o.generation.sampling import LARGEST_SEED, Sampling
+from pyh2o.policies import POLICIES, Policy
+
+from .errors import reported_errors
 
 MODEL = "Model"
 CACHE = "KV cache"
@@ -48,6 +50,139 @@ def parse_rows(text: str | float) -> float:
         raise typer.BadParameter(
             f"{text!r} is neither a fraction such as 0.1 nor a count such as 256"
         ) from None
+
+
+# The options that make a record of the library, by the record's fields, whose defaults are theirs.
+EVICTION_OPTIONS: dict[str, Any] = {
+    "hh": Annotated[
+        float,
+        typer.Option(
+            parser=parse_rows,
+            metavar="ROWS",
+            help="Heavy hitters to keep: a fraction of the window (0.1) or a count (256).",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "recent": Annotated[
+        float,
+        typer.Option(
+            parser=parse_rows,
+            metavar="ROWS",
+            help="Newest tokens to keep: a fraction of the window (0.1) or a count (256).",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "pinned": Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="First tokens of the text that are never evicted.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "slack": Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cells that fill up between two compactions; 1 is the algorithm of the paper.",
+            show_default="up to the next whole block of cells",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "policy": Annotated[
+        str,
+        typer.Option(
+            help=f"What makes a row worth keeping: {', '.join(POLICIES)}; with parameters as in "
+            "snap:queries=32,pool=5.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "positions": Annotated[
+        Positions,
+        typer.Option(
+            help="Positions of the rows: the text's own until the trained context is used up, or "
+            "dense ones at every compaction.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "prefill": Annotated[
+        Prefill,
+        typer.Option(
+            help="Read a text that is longer than the cache in a stream, or exactly: in full, in a "
+            "larger cache for the while.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "prefill_mib": Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most MiB that an exact prefill may take.",
+            show_default="what it needs",
+            rich_help_panel=CACHE,
+        ),
+    ],
+}
+SAMPLING_OPTIONS: dict[str, Any] = {
+    "temperature": Annotated[
+        float,
+        typer.Option(
+            "--temp",
+            min=0.0,
+            help="Temperature; 0 always takes the likeliest token.",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+    "top_k": Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Draw from the K likeliest tokens; 0 is off.",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+    "top_p": Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Draw from the likeliest tokens that make up this probability; 1 is off.",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+    "min_p": Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Drop tokens below this share of the likeliest token's probability; 0 is off.",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+    "repeat_penalty": Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            help="Weaken tokens among the last 64, against loops of small models; 1 is off.",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+    "seed": Annotated[
+        int,
+        typer.Option(
+            default_factory=lambda: secrets.randbelow(LARGEST_SEED + 1),
+            min=0,
+            max=LARGEST_SEED,
+            help="Start of the random draws; the same seed gives the same text.",
+            show_default="a new one each run",
+            rich_help_panel=SAMPLING,
+        ),
+    ],
+}
+RECORDS: dict[Any, dict[str, Any]] = {
+    EvictionSettings: EVICTION_OPTIONS,
+    Sampling: SAMPLING_OPTIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -106,74 +241,7 @@ class ModelOptions:
         bool,
         typer.Option("--verbose", help="Show the log of llama.cpp.", rich_help_panel=MODEL),
     ] = False
-    hh: Annotated[
-        float,
-        typer.Option(
-            parser=parse_rows,
-            metavar="ROWS",
-            help="Heavy hitters to keep: a fraction of the window (0.1) or a count (256).",
-            rich_help_panel=CACHE,
-        ),
-    ] = 0.1
-    recent: Annotated[
-        float,
-        typer.Option(
-            parser=parse_rows,
-            metavar="ROWS",
-            help="Newest tokens to keep: a fraction of the window (0.1) or a count (256).",
-            rich_help_panel=CACHE,
-        ),
-    ] = 0.1
-    pinned: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="First tokens of the text that are never evicted.",
-            rich_help_panel=CACHE,
-        ),
-    ] = 0
-    slack: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Cells that fill up between two compactions; 1 is the algorithm of the paper.",
-            show_default="up to the next whole block of cells",
-            rich_help_panel=CACHE,
-        ),
-    ] = None
-    policy: Annotated[
-        str,
-        typer.Option(
-            help=f"What makes a row worth keeping: {', '.join(POLICIES)}; with parameters as in "
-            "snap:queries=32,pool=5.",
-            rich_help_panel=CACHE,
-        ),
-    ] = DEFAULT_POLICY
-    positions: Annotated[
-        Positions,
-        typer.Option(
-            help="Positions of the rows: the text's own until the trained context is used up, or "
-            "dense ones at every compaction.",
-            rich_help_panel=CACHE,
-        ),
-    ] = "original"
-    prefill: Annotated[
-        Prefill,
-        typer.Option(
-            help="Read a text that is longer than the cache in a stream, or exactly: in full, in a "
-            "larger cache for the while.",
-            rich_help_panel=CACHE,
-        ),
-    ] = "stream"
-    prefill_mib: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most MiB that an exact prefill may take.",
-            show_default="what it needs",
-            rich_help_panel=CACHE,
-        ),
-    ] = None
+    eviction: EvictionSettings = field(default=EvictionSettings())
     no_evict: Annotated[
         bool,
         typer.Option("--no-evict", help="Keep the full cache.", rich_help_panel=CACHE),
@@ -188,105 +256,67 @@ class ModelOptions:
 class RunOptions(ModelOptions):
     """How to load a model, what its cache keeps and how tokens are drawn."""
 
-    temp: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            help="Temperature; 0 always takes the likeliest token.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 0.8
-    top_k: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Draw from the K likeliest tokens; 0 is off.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 40
-    top_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Draw from the likeliest tokens that make up this probability; 1 is off.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 0.95
-    min_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Drop tokens below this share of the likeliest token's probability; 0 is off.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 0.05
-    # Small models such as the demo model fall into loops in a long text; 1.1 over the last 64
-    # tokens breaks most loops and hardly changes what a larger model writes.
-    repeat_penalty: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            help="Weaken tokens among the last 64, against loops of small models; 1 is off.",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = 1.1
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=LARGEST_SEED,
-            help="Start of the random draws; the same seed gives the same text.",
-            show_default="a new one each run",
-            rich_help_panel=SAMPLING,
-        ),
-    ] = None
-
-    def sampling(self) -> dict[str, Any]:
-        """The sampling keywords of `create_completion` and `create_chat_completion`."""
-        return {
-            "temperature": self.temp,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repeat_penalty,
-        }
-
-    def chosen_seed(self) -> int:
-        """The user's seed, or a new one."""
-        return secrets.randbelow(LARGEST_SEED + 1) if self.seed is None else self.seed
+    sampling: Sampling = field(default=Sampling())
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every field of its `options`, a record of this module, as an option.
 
-    Typer reads the options of a command from its signature, so the fields are spliced in there.
+    Typer reads the options of a command from its signature, so the fields are spliced in there, and
+    in the place of a record of the library the options that make it.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     record: type[ModelOptions] = own.pop("options").annotation
-    names = [option.name for option in fields(record)]
+    shared = _parameters(record)
 
     def with_options(**values: Any) -> None:
-        command(options=record(**{name: values.pop(name) for name in names}), **values)
+        given = {parameter.name: values.pop(parameter.name) for parameter in shared}
+        with reported_errors():
+            options = _made(record, given)
+        command(options=options, **values)
 
     with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*own.values(), *_parameters(record)]
+        [*own.values(), *shared]
     )
     with_options.__name__ = command.__name__
     with_options.__doc__ = command.__doc__
     return with_options
 
 
-def _parameters(record: type[ModelOptions]) -> list[inspect.Parameter]:
+def option_named(name: str) -> Any:
+    """The option of a field of `RunOptions`, or of a record in it, for commands of their own."""
+    return next(each.annotation for each in _parameters(RunOptions) if each.name == name)
+
+
+def _parameters(record: type[Any]) -> list[inspect.Parameter]:
     """The fields of a record as parameters that Typer understands."""
-    hints = get_type_hints(record, include_extras=True)
-    return [
-        inspect.Parameter(
-            option.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=option.default,
-            annotation=hints[option.name],
-        )
-        for option in fields(record)
-    ]
+    hints = RECORDS.get(record) or get_type_hints(record, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for item in fields(record):
+        hint: Any = hints.get(item.name)
+        if hint in RECORDS:
+            parameters += _parameters(hint)
+        elif hint is not None:
+            default: Any = item.default
+            if hint.__metadata__[0].default_factory is not None:
+                default = inspect.Parameter.empty
+            elif isinstance(default, Policy):
+                default = str(default)
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(item.name, kind, default=default, annotation=hint))
+    return parameters
+
+
+def _made(record: type[Any], values: Mapping[str, Any]) -> Any:
+    """A record of what was given for its fields and for those of the records in it."""
+    if record in RECORDS:
+        return record(**{name: values[name] for name in RECORDS[record]})
+    hints = get_type_hints(record)
+    return record(
+        **{
+            item.name: _made(hints[item.name], values)
+            if hints[item.name] in RECORDS
+            else values[item.name]
+            for item in fields(record)
+        }
+    )

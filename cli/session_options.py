@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import Positions
-from pyh2o.generation.sampling import Sampling
+from pyh2o.cache.settings import EvictionSettings, saved_names
+from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 
 from .options import KVType, RunOptions
-
-# Options by the names that session files have for the settings of the cache.
-CACHE = {
-    "ctx": "ctx",
-    "hh": "heavy",
-    "recent": "recent",
-    "pinned": "pinned",
-    "slack": "slack",
-    "policy": "policy",
-    "positions": "positions",
-}
-SAMPLING = {"temperature": "temp"}
 
 
 def typed_options(context: typer.Context) -> set[str]:
@@ -49,13 +37,13 @@ def options_of_header(
     if not isinstance(model, dict) or not isinstance(settings, dict):
         return options  # damaged, which is found out when it is loaded
     saved: dict[str, Any] = {
-        option: settings[name] for option, name in CACHE.items() if name in settings
+        "eviction": _eviction(options.eviction, given, settings),
+        "no_evict": settings.get("evict") is False,
     }
-    saved["no_evict"] = settings.get("evict") is False
+    if "ctx" in settings:
+        saved["ctx"] = settings["ctx"]
     if settings.get("type_k") in KVType.__members__:
         saved["kv_type"] = KVType(settings["type_k"])
-    if settings.get("positions") in get_args(Positions):
-        saved["positions"] = settings["positions"]
     if found := _find(model):
         saved["model"] = found
     return replace(options, **{name: saved[name] for name in saved if name not in given})
@@ -63,10 +51,22 @@ def options_of_header(
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:
     """The settings of sampling that were typed, by their names in `Sampling`."""
-    options_of = {field.name: SAMPLING.get(field.name, field.name) for field in fields(Sampling)}
-    return {
-        name: getattr(options, option) for name, option in options_of.items() if option in given
+    return {name: value for name, value in vars(options.sampling).items() if name in given}
+
+
+def _eviction(
+    settings: EvictionSettings, given: Collection[str], saved: Mapping[str, Any]
+) -> EvictionSettings:
+    """Those that were saved, but for what was given."""
+    values = {
+        name: saved[saved_name]
+        for name, saved_name in saved_names().items()
+        if saved_name in saved and name not in given
     }
+    try:
+        return replace(settings, **values)
+    except SettingsError:
+        return settings  # damaged, as above
 
 
 def _find(model: dict[str, Any]) -> Path | None:

@@ -7,7 +7,7 @@ import ctypes
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from .errors import (
 from .generation.drafts import FittingDrafts
 from .openai import completion
 from .openai.chat import OpenAIChat, as_json_object
-from .policies import Policy
+from .policies import Policy, parse_policy
 from .system.devices import has_own_kernels, why_no_gpu
 from .system.threads import physical_cores
 from .text.detokenizer import PieceDetokenizer, detokenize
@@ -162,7 +162,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             recent=recent,
             pinned=pinned,
             slack=slack,
-            policy=str(policy),
+            policy=parse_policy(policy),
             positions=positions,
             attention=attention,
             prefill=prefill,
@@ -291,6 +291,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._grow_record(0)
 
     @property
+    def settings(self) -> EvictionSettings:
+        """What was asked for."""
+        return self._settings
+
+    @property
+    def budget(self) -> Budget | None:
+        """The settings and what they come to for the window; None for the full cache."""
+        return self._budget
+
+    @property
     def draft_model(self) -> Any:
         """Guesses how the text goes on, for speculative decoding; None for none."""
         return self._draft_model
@@ -322,7 +332,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         state.update(
-            asdict(self._settings),
+            vars(self._settings),
             n_ctx=self._window,
             evict=self.evicting,
             draft_model=self._draft_model and self._draft_model.model,
@@ -350,11 +360,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         return self._window or int(super().n_ctx())
 
     @property
-    def budget(self) -> Budget | None:
-        """The rows and cells of the cache; None for a full cache."""
-        return self._budget
-
-    @property
     def device_bytes(self) -> int:
         """Memory of GPUs that weights, caches and work space take."""
         assert self._kv is not None
@@ -366,24 +371,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         assert self._kv is not None
         counters = self._kv.counters()
         cells = counters.n_cells or self._window
-        whole = Budget(window=self._window, heavy=0, recent=cells, pinned=0, slack=0)
-        budget = self._budget or whole
-        pinned = counters.n_pinned
+        unpinned = replace(self._settings, pinned=0)
+        whole = Budget(unpinned, window=self._window, heavy=0, recent=cells, slack=0)
         return KVStatistics(
             evicting=self.evicting,
-            window=self._window,
+            limits=self._budget or whole,
             position=self.n_tokens,
             position_limit=self.position_limit,
-            policy=budget.policy,
-            positions=budget.positions,
             cells=cells,
             used=counters.n_used if counters.n_cells else self.n_tokens,
-            capacity=budget.capacity,
-            budget=budget.rows,
-            heavy=budget.rows - budget.recent - pinned,
-            recent=budget.recent,
-            pinned=pinned,
-            slack=budget.slack,
+            pinned=counters.n_pinned,
             compactions=counters.n_compactions,
             tokens_evicted=counters.n_cells_freed,
             rows_evicted=counters.n_rows_evicted,

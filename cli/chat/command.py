@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyh2o.generation.sampling import Sampling
-
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
 from ..options import CACHE, RunOptions, takes_run_options
@@ -128,11 +126,10 @@ def chat(
 def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool) -> Conversation:
     from pyh2o.sessions.conversation import Conversation
 
-    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
     return Conversation(
         llm,
         system=system,
-        sampling=sampling,
+        sampling=options.sampling,
         fair_turns=fair_turns,
         on_recompute=say_recompute,
     )

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pyh2o.generation.sampling import Sampling
-
 from .. import loading
 from ..errors import InputError, reported_errors
 from ..options import RunOptions, takes_run_options
@@ -203,13 +201,12 @@ def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.story import Story
 
-    sampling = Sampling(seed=options.chosen_seed(), **options.sampling())
     run = _run(options, task)
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
         story = Story(
             llm,
             cast(str, task.prompt),
-            sampling=sampling,
+            sampling=options.sampling,
             until=task.until or (),
             echo=echo,
             loop_guard=task.loop_guard is not False,

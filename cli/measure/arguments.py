@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import typer
 from rich import box
@@ -15,7 +15,7 @@ from pyh2o.measuring.tables import TextTable
 from pyh2o.system.files import replacement
 
 from ..errors import InputError
-from ..options import RunOptions, parse_rows
+from ..options import option_named, parse_rows
 from ..terminal.terminal import stdout, terminal
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def shared(name: str) -> Any:
     """An option that other commands have, too, with the same help."""
-    return get_type_hints(RunOptions, include_extras=True)[name].__metadata__[0]
+    return option_named(name).__metadata__[0]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def story(
     ] = PROMPT,
     tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="Of a story.")] = 1000,
     samples: Annotated[int, typer.Option(min=1, help="Stories of each cache.")] = 4,
-    temp: Annotated[float, shared("temp")] = Sampling().temperature,
+    temp: Annotated[float, shared("temperature")] = Sampling().temperature,
     seed: Annotated[int, SEED] = 0,
 ) -> None:
     """How repetitive generated stories are, and how likely under the full cache."""

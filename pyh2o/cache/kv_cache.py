@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from .._native import ffi, lib
 from ..errors import NativeError, UnsupportedModelError
-from ..policies import parse_policy
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -74,9 +73,7 @@ class KVCache:
             NativeError: the context, the model or the cache type does not allow it.
         """
         # the native library has a copy afterwards
-        policy = ffi.new(
-            "char[]", parse_policy(budget.policy).for_budget(budget.rows).full_text.encode()
-        )
+        policy = ffi.new("char[]", budget.policy.full_text.encode())
         params = _params(budget, policy)
         _check(lib.llama_h2o_attach(self._context, params))
 
@@ -173,6 +170,7 @@ def _params(budget: Budget, policy: Any) -> Any:
         budget: the other settings.
         policy: char[], which must outlive the struct.
     """
+    settings = budget.settings
     schemes = {
         "original": lib.LLAMA_H2O_POSITIONS_ORIGINAL,
         "dense": lib.LLAMA_H2O_POSITIONS_DENSE,
@@ -183,8 +181,8 @@ def _params(budget: Budget, policy: Any) -> Any:
         "pinned": budget.pinned,
         "slack": budget.slack,
         "n_pos": budget.n_pos,
-        "positions": schemes[budget.positions],
-        "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{budget.attention.upper()}"),
+        "positions": schemes[settings.positions],
+        "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
         "policy": policy,
     }
     return ffi.new("struct llama_h2o_params *", values)[0]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from ..errors import SettingsError
-from ..policies import parse_policy
+from ..policies import Policy, parse_policy
 
 # How rotary embeddings count: as the text does until the trained context is used up, or dense from
 # 0 again at every compaction (the paper's streaming variant).
@@ -31,6 +31,9 @@ CELL_BLOCK = 256
 MIN_SLACK = 64
 ROWS_PER_SLACK = 20
 
+# Of a setting that a saved cache does not depend on: it may differ when the cache is loaded.
+_NOT_SAVED: dict[str, Any] = {"saved": None}
+
 
 @dataclass(frozen=True)
 class EvictionSettings:
@@ -43,8 +46,8 @@ class EvictionSettings:
         slack: cells beyond the budget that fill up between two compactions; None is 64, or
             a twentieth of a larger budget, and what fills the last block of cells llama.cpp
             allocates anyway. 1 is the paper's algorithm.
-        policy: what makes a row worth keeping, as text such as "snap:queries=32" (see
-            pyh2o.policies). It is stored as `str` of the policy gives it.
+        policy: what makes a row worth keeping (see pyh2o.policies); its text, such as
+            "snap:queries=32", is read.
         positions: "original" positions for the rotary embeddings until those the model was trained
             on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
             the order of the text, at every compaction.
@@ -56,15 +59,15 @@ class EvictionSettings:
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
     """
 
-    hh: float | int = 0.1
+    hh: float | int = field(default=0.1, metadata={"saved": "heavy"})
     recent: float | int = 0.1
     pinned: int = 0
     slack: int | None = None
-    policy: str = DEFAULT_POLICY
+    policy: Policy = field(default=parse_policy(DEFAULT_POLICY))
     positions: Positions = "original"
-    attention: Attention = "auto"
-    prefill: Prefill = "stream"
-    prefill_mib: int | None = None
+    attention: Attention = field(default="auto", metadata=_NOT_SAVED)
+    prefill: Prefill = field(default="stream", metadata=_NOT_SAVED)
+    prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -73,8 +76,7 @@ class EvictionSettings:
             SettingsError: a fraction above 1, a negative count, no heavy and no recent rows, a
                 recent window of 0, or an unknown policy.
         """
-        # One text for one policy, so that settings can be compared.
-        object.__setattr__(self, "policy", str(parse_policy(self.policy)))
+        object.__setattr__(self, "policy", parse_policy(self.policy))
         _check("hh", self.hh)
         _check("recent", self.recent)
         if self.hh == 0 and self.recent == 0:
@@ -132,31 +134,43 @@ class EvictionSettings:
                 f"the {n_pos} the model was trained on: lower hh, recent or slack"
             )
         return Budget(
-            window=window,
-            heavy=heavy - excess,
-            recent=recent,
-            pinned=self.pinned,
-            slack=slack,
-            n_pos=n_pos,
-            policy=self.policy,
-            positions=self.positions,
-            attention=self.attention,
+            self, window=window, heavy=heavy - excess, recent=recent, slack=slack, n_pos=n_pos
         )
+
+
+def saved_names() -> dict[str, str]:
+    """The settings that a saved cache depends on, each with its name in session files."""
+    names = {each.name: each.metadata.get("saved", each.name) for each in fields(EvictionSettings)}
+    return {name: saved for name, saved in names.items() if saved is not None}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Resolved row counts per (layer, KV head), all in tokens, and how they are worked with."""
+    """Settings, and the row counts per (layer, KV head) that they come to for one window.
 
+    Attributes:
+        settings: what was asked for.
+        window: tokens that fractions refer to.
+        heavy, recent, slack: in tokens.
+        n_pos: positions for rotary embeddings; 0 for those the model was trained on.
+    """
+
+    settings: EvictionSettings
     window: int
     heavy: int
     recent: int
-    pinned: int
     slack: int
-    n_pos: int = 0  # positions for rotary embeddings; 0: those the model was trained on
-    policy: str = DEFAULT_POLICY
-    positions: Positions = "original"
-    attention: Attention = "auto"
+    n_pos: int = 0
+
+    @property
+    def pinned(self) -> int:
+        """First positions that are never evicted."""
+        return self.settings.pinned
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the settings, its open parameters closed for so many rows."""
+        return self.settings.policy.for_budget(self.rows)
 
     @property
     def rows(self) -> int:
@@ -172,6 +186,14 @@ class Budget:
     def cells(self) -> int:
         """Cells llama.cpp allocates for it."""
         return whole_blocks(self.capacity)
+
+    def saved(self) -> dict[str, Any]:
+        """What a saved cache depends on, by its names in session files; fit for JSON."""
+        counts = {"hh": self.heavy, "recent": self.recent, "slack": self.slack}
+        values = {**vars(self.settings), **counts, "policy": str(self.settings.policy)}
+        return {name: values[setting] for setting, name in saved_names().items()} | {
+            "n_pos": self.n_pos
+        }
 
 
 def whole_blocks(cells: int) -> int:

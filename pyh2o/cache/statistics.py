@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .settings import Budget
+
 
 @dataclass(frozen=True)
 class KVStatistics:
     """The KV cache of one sequence at one moment.
 
     Attributes:
-        evicting: False for the plain full cache (capacity and budget are then the window).
-        window: the context the user asked for, in tokens; fractions refer to it.
+        evicting: False for the plain full cache (capacity and budget are then its cells).
+        limits: how many rows there may be, and the settings that say so.
         position: tokens of text seen so far, which is the next token's position.
         position_limit: first position that a text cannot reach; 2**31 - 1 is as good as none.
-        policy: what makes a row worth keeping (see EvictionSettings).
-        positions: how rotary embeddings count (see EvictionSettings).
         cells: cells allocated.
         used: cells in use.
-        capacity: most cells that may be in use (budget + slack).
-        budget: rows per (layer, KV head) right after a compaction.
-        heavy, recent, pinned, slack: the parts of capacity.
+        pinned: positions that are never evicted, those that were pinned later among them.
         compactions: compactions so far.
         tokens_evicted: cells freed by compactions so far: text tokens that no longer have a cell.
         rows_evicted: K/V rows dropped so far, summed over layers and KV heads.
@@ -33,19 +31,12 @@ class KVStatistics:
     """
 
     evicting: bool
-    window: int
+    limits: Budget
     position: int
     position_limit: int
-    policy: str
-    positions: str
     cells: int
     used: int
-    capacity: int
-    budget: int
-    heavy: int
-    recent: int
     pinned: int
-    slack: int
     compactions: int
     tokens_evicted: int
     rows_evicted: int
@@ -57,6 +48,46 @@ class KVStatistics:
     bytes_v: int
     bytes_scores: int
     bytes_full: int
+
+    @property
+    def window(self) -> int:
+        """The context the user asked for, in tokens; fractions refer to it."""
+        return self.limits.window
+
+    @property
+    def policy(self) -> str:
+        """What makes a row worth keeping, as text (see EvictionSettings)."""
+        return str(self.limits.settings.policy)
+
+    @property
+    def positions(self) -> str:
+        """How rotary embeddings count (see EvictionSettings)."""
+        return self.limits.settings.positions
+
+    @property
+    def capacity(self) -> int:
+        """Most cells that may be in use: budget and slack."""
+        return self.limits.capacity
+
+    @property
+    def budget(self) -> int:
+        """Rows per (layer, KV head) right after a compaction: pinned, heavy and recent ones."""
+        return self.limits.rows
+
+    @property
+    def heavy(self) -> int:
+        """Rows of the budget that are kept for their score."""
+        return self.budget - self.recent - self.pinned
+
+    @property
+    def recent(self) -> int:
+        """Rows of the newest positions, which are never evicted."""
+        return self.limits.recent
+
+    @property
+    def slack(self) -> int:
+        """Cells beyond the budget that fill up between two compactions."""
+        return self.limits.slack
 
     @property
     def bytes_total(self) -> int:

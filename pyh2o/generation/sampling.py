@@ -36,6 +36,8 @@ class Sampling:
     top_p: float = 0.95
     min_p: float = 0.05
     typical_p: float = 1.0
+    # Small models such as the demo model fall into loops in a long text; 1.1 over the last 64
+    # tokens breaks most loops and hardly changes what a larger model writes.
     repeat_penalty: float = 1.1
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

@@ -42,14 +42,16 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str | Policy) -> Policy:
     """The policy that a text names: `name` or `name:parameter=value,parameter=value`.
 
-    It is the inverse of `str(policy)`.
+    It is the inverse of `str(policy)`. A policy stands for itself.
 
     Raises:
         SettingsError: there is no such policy or parameter, or a value is out of its limits.
     """
+    if isinstance(text, Policy):
+        return text
     if not isinstance(text, str):
         raise SettingsError(f"policy is {text!r}: give a text such as 'snap:queries=32'")
     name, colon, assignments = (part.strip() for part in text.partition(":"))

@@ -31,6 +31,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..cache.settings import saved_names
 from ..errors import SessionError
 from ..llama import KV_TYPES, Llama
 from ..system.files import replacement
@@ -263,15 +264,13 @@ def settings_identity(llm: Llama) -> dict[str, Any]:
     Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
     """
     params = llm.context_params
-    budget = llm._budget
-    kept = {} if budget is None else {name: getattr(budget, name) for name in _BUDGET}
     lora = (
         None if llm.lora_path is None else file_identity(llm.lora_path) | {"scale": llm.lora_scale}
     )
     return {
         "evict": llm.evicting,
         "ctx": llm.n_ctx(),
-        **kept,
+        **({} if llm.budget is None else llm.budget.saved()),
         "type_k": _type_name(params.type_k),
         "type_v": _type_name(params.type_v),
         "flash_attn": int(params.flash_attn_type),
@@ -282,15 +281,9 @@ def settings_identity(llm: Llama) -> dict[str, Any]:
     }
 
 
-_BUDGET = ("heavy", "recent", "pinned", "slack", "n_pos", "policy", "positions")
 _OPTIONS = {
     "ctx": "--ctx",
-    "heavy": "--hh",
-    "recent": "--recent",
-    "pinned": "--pinned",
-    "slack": "--slack",
-    "policy": "--policy",
-    "positions": "--positions",
+    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
     "type_k": "--kv-type",
     "type_v": "--kv-type",
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pyh2o.cache.settings import DEFAULT_POLICY, Budget, EvictionSettings
 from pyh2o.errors import SettingsError
+from pyh2o.policies import Snap
 
 
 def test_fractions_are_of_the_window() -> None:
@@ -14,8 +17,9 @@ def test_fractions_are_of_the_window() -> None:
 
 
 def test_counts_are_taken_as_they_are() -> None:
-    budget = EvictionSettings(hh=256, recent=1, pinned=4, slack=7).resolve(2048, 8192)
-    assert budget == Budget(window=2048, heavy=256, recent=1, pinned=4, slack=7, n_pos=8192)
+    settings = EvictionSettings(hh=256, recent=1, pinned=4, slack=7)
+    budget = settings.resolve(2048, 8192)
+    assert budget == Budget(settings, window=2048, heavy=256, recent=1, slack=7, n_pos=8192)
     assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
 
 
@@ -43,13 +47,28 @@ def test_small_fraction_is_at_least_one_row() -> None:
     assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
 
 
-def test_a_policy_is_stored_in_one_way_of_writing_it() -> None:
-    for text in ("snap", "snap:queries=32", " snap : pool = 5 "):
-        settings = EvictionSettings(policy=text)
-        assert settings == EvictionSettings(policy="snap")
-        assert settings.policy == settings.resolve(1000, 8192).policy == "snap"
-    assert EvictionSettings().policy == EvictionSettings().resolve(1000, 8192).policy
-    assert EvictionSettings().policy == DEFAULT_POLICY
+def test_a_policy_is_stored_as_itself_whatever_text_it_came_from() -> None:
+    for text in ("snap", "snap:queries=32", " snap : pool = 5 ", Snap()):
+        settings = EvictionSettings(policy=text)  # type: ignore[arg-type]
+        assert settings == EvictionSettings(policy=Snap())
+        assert settings.policy == Snap()
+    assert str(EvictionSettings().policy) == DEFAULT_POLICY
+
+
+def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
+    """The names and values of session files, which stay."""
+    settings = EvictionSettings(pinned=4, policy=Snap(pool=7), attention="ops", prefill="exact")
+    saved = settings.resolve(1000, 8192).saved()
+    assert saved == {
+        "heavy": 100,
+        "recent": 100,
+        "pinned": 4,
+        "slack": 308,
+        "policy": "snap:pool=7",
+        "positions": "original",
+        "n_pos": 8192,
+    }
+    assert json.loads(json.dumps(saved)) == saved
 
 
 @pytest.mark.parametrize(

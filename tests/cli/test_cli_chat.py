@@ -12,10 +12,12 @@ import pytest
 
 from cli_fakes import Output, press_ctrl_c, run
 from fake_conversation import DAMAGED_STATE, FakeConversation, FakeLlama, Script, fake_chat
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import commands as chat_commands
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.errors import ContextLimitError, SessionError, UnsupportedModelError
 from pyh2o.generation.sampling import Sampling
+from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -712,17 +714,14 @@ def test_loading_that_fails_changes_nothing(fake: FakeLlama, tmp_path: Path) -> 
 def test_session_brings_its_settings_along(fake: FakeLlama, tmp_path: Path) -> None:
     fake.answers.append(Script(["a"]))
     run("chat", "--session", "work", stdin="one\n")
-    assert fake.options == RunOptions(seed=fake.options.seed)
+    assert fake.options == RunOptions(sampling=fake.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert fake.options == RunOptions(
         ctx=1000,
-        hh=100,
-        recent=0.5,
-        pinned=0,
-        slack=100,
-        policy="tova",
+        eviction=EvictionSettings(hh=100, recent=0.5, slack=100, policy=TOVA()),
         threads=3,
         kv_type=KVType.f16,
+        sampling=fake.options.sampling,
     )
     (tmp_path / "fake.gguf").touch()
     run("chat", "--session", "work")

@@ -702,12 +702,13 @@ def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel
     begin("-n", "8")
     resume("-n", "8")
     assert fake.options is not None
-    assert (fake.options.ctx, fake.options.hh, fake.options.recent) == (1024, 20, 20)
-    assert (fake.options.slack, fake.options.no_evict) == (8, False)
+    kept = fake.options.eviction
+    assert (fake.options.ctx, kept.hh, kept.recent, kept.slack) == (1024, 20, 20, 8)
+    assert not fake.options.no_evict
     assert fake.options.model == Path(fake.llm.model_path)
     assert fake.options.threads is None
     resume("-n", "8", "--hh", "5", "--threads", "2")
-    assert (fake.options.hh, fake.options.threads) == (5, 2)
+    assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
 
 
 def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:

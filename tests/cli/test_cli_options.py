@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from cli_fakes import run
 from fake_story import FakeModel, fake_model, open_tiny
 from pyh2o import Llama
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.generation.sampling import Sampling
+from pyh2o.policies import Snap
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -37,8 +40,10 @@ def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
 
 
 def test_defaults_reach_the_model(fake: FakeModel) -> None:
-    assert options_of(fake) == RunOptions()
-    assert (RunOptions().hh, RunOptions().recent) == (0.1, 0.1)
+    given = options_of(fake)
+    drawn = replace(Sampling(), seed=given.sampling.seed)
+    assert given == RunOptions(eviction=EvictionSettings(), sampling=drawn)
+    assert given.sampling.seed != options_of(fake).sampling.seed
 
 
 def test_every_option_reaches_the_model(fake: FakeModel) -> None:
@@ -57,35 +62,32 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
         threads=3,
         threads_batch=2,
         verbose=True,
-        hh=0.2,
-        recent=30,
-        pinned=4,
-        slack=1,
-        policy="snap:pool=7",
-        positions="dense",
-        prefill="exact",
-        prefill_mib=100,
+        eviction=EvictionSettings(
+            hh=0.2,
+            recent=30,
+            pinned=4,
+            slack=1,
+            policy=Snap(pool=7),
+            positions="dense",
+            prefill="exact",
+            prefill_mib=100,
+        ),
         no_evict=True,
         kv_type=KVType.q8_0,
-        temp=0.0,
-        top_k=5,
-        top_p=0.5,
-        min_p=0.0,
-        repeat_penalty=1.0,
-        seed=0,
+        sampling=Sampling(
+            temperature=0.0, top_k=5, top_p=0.5, min_p=0.0, repeat_penalty=1.0, seed=0
+        ),
     )
-    assert fake.sampling == Sampling(
-        temperature=0.0, top_k=5, top_p=0.5, min_p=0.0, repeat_penalty=1.0, seed=0
-    )
+    assert fake.sampling == given.sampling
 
 
 @pytest.mark.parametrize(
     ("text", "rows"), [("1", 1), ("1.0", 1.0), ("256", 256), ("0.1", 0.1), ("1e-1", 0.1), ("0", 0)]
 )
 def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float) -> None:
-    given = options_of(fake, "--hh", text, "--recent", text)
-    assert (given.hh, given.recent) == (rows, rows)
-    assert type(given.hh) is type(given.recent) is type(rows)
+    kept = options_of(fake, "--hh", text, "--recent", "0.5").eviction
+    assert (kept.hh, kept.recent) == (rows, 0.5)
+    assert type(kept.hh) is type(rows)
 
 
 def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.cli.app import app
+from pyh2o.policies import H2O
 
 
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,19 +46,12 @@ def ctrl_c_reaches_us() -> Iterator[None]:
 
 EMPTY_CACHE = KVStatistics(
     evicting=True,
-    window=1000,
+    limits=Budget(EvictionSettings(policy=H2O()), window=1000, heavy=100, recent=100, slack=100),
     position=0,
     position_limit=1000,
-    policy="h2o",
-    positions="original",
     cells=512,
     used=0,
-    capacity=300,
-    budget=200,
-    heavy=100,
-    recent=100,
     pinned=0,
-    slack=100,
     compactions=0,
     tokens_evicted=0,
     rows_evicted=0,
@@ -71,9 +66,12 @@ EMPTY_CACHE = KVStatistics(
 )
 
 
-def cache_with(position: int, **changes: Any) -> KVStatistics:
+def cache_with(position: int, *, window: int = 1000, **changes: Any) -> KVStatistics:
     """The cache of a fake model after so many tokens."""
-    return replace(EMPTY_CACHE, **{"position": position, "used": position, **changes})
+    limits = replace(EMPTY_CACHE.limits, window=window)
+    return replace(
+        EMPTY_CACHE, **{"limits": limits, "position": position, "used": position, **changes}
+    )
 
 
 @dataclass(frozen=True)

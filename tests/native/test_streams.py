@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from pyh2o.cache.kv_cache import KVCache
-from pyh2o.cache.settings import Budget
+from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import NativeError
 from pyh2o.llama import KV_TYPES
+from pyh2o.policies import H2O
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import chose_clearly
 
 N_LAYER, N_HEAD_KV, N_SEQ = 2, 2, 3
-BUDGET = Budget(window=256, heavy=8, recent=6, pinned=1, slack=9, policy="h2o")
+SETTINGS = EvictionSettings(pinned=1, policy=H2O())
+BUDGET = Budget(SETTINGS, window=256, heavy=8, recent=6, slack=9)
 
 
 class Context:
@@ -143,7 +145,7 @@ def test_policies_look_at_one_sequence(
     context: Context, path: Path, rng: np.random.Generator, policy: str
 ) -> None:
     """What they collect, weigh and ask is that of the sequence, in batches of several as well."""
-    context.kv.attach(replace(BUDGET, policy=policy))
+    context.kv.attach(replace(BUDGET, settings=replace(SETTINGS, policy=policy)))
     expected = references(path, policy)
     for _ in range(14):
         chunks = {}
@@ -229,11 +231,13 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
     with pytest.raises(NativeError, match="not attached"):
         context.kv.rows(0)
     with pytest.raises(NativeError, match="fewer cells than the capacity"):
-        context.kv.attach(Budget(window=512, heavy=200, recent=200, pinned=0, slack=10))
+        context.kv.attach(Budget(EvictionSettings(), window=512, heavy=200, recent=200, slack=10))
     with pytest.raises(NativeError, match="at least 1"):
-        context.kv.attach(Budget(window=256, heavy=10, recent=0, pinned=0, slack=10))
+        context.kv.attach(Budget(EvictionSettings(), window=256, heavy=10, recent=0, slack=10))
     with pytest.raises(NativeError, match="31 bits"):
-        context.kv.attach(Budget(window=256, heavy=2**31, recent=2**31, pinned=0, slack=1))
+        context.kv.attach(
+            Budget(EvictionSettings(), window=256, heavy=2**31, recent=2**31, slack=1)
+        )
     assert context.decode({0: (0, [1])}) == 0
     with pytest.raises(NativeError, match="decoded tokens already"):
         context.kv.attach(BUDGET)
