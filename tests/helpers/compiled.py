@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,25 +14,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NATIVE = Path(__file__).parents[2] / "native"
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "native"
+CACHE = ROOT / "build" / "tests"
+
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 
 
 def compile_library(
-    output: Path, sources: Iterable[Path], includes: Iterable[Path] = ()
+    name: str, sources: Iterable[Path], includes: Iterable[Path] = ()
 ) -> ctypes.CDLL:
-    """Compile sources that may include the headers of native/; all warnings are errors."""
-    folders = (*includes, NATIVE / "src", NATIVE / "include")
-    subprocess.run(
-        [
-            *(os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"),
-            *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"),
-            *(f"-I{folder}" for folder in folders),
-            *(str(source) for source in sources),
-            *("-o", str(output)),
-        ],
-        check=True,
-    )
-    return ctypes.CDLL(str(output))
+    """Compile sources that may include the headers of native/; all warnings are errors.
+
+    Where nothing has changed since the last time, the library is there already.
+    """
+    folders = [*includes, NATIVE / "src", NATIVE / "include"]
+    sources = [*sources]
+    compiler = (os.environ.get("CXX", "c++"), *FLAGS, "-Werror")
+    headers = [file for folder in folders for file in sorted(folder.rglob("*.*h"))]
+    texts = [" ".join(compiler).encode(), *(file.read_bytes() for file in [*sources, *headers])]
+    key = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+    library = CACHE / f"{name}-{key}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            unfinished = Path(folder) / library.name
+            arguments = (*(f"-I{folder}" for folder in folders), *map(str, sources))
+            subprocess.run([*compiler, "-shared", *arguments, "-o", str(unfinished)], check=True)
+            unfinished.replace(library)
+    return ctypes.CDLL(str(library))
 
 
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:

@@ -11,18 +11,19 @@ import llama_cpp
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.errors import SettingsError
-from pyh2o.reference import ReferenceLlama
+from pyh2o.llama import KV_TYPES
 
 # A thread that has to wait for its core makes all others wait: slow, where anything else runs.
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
 
-# Two right implementations round differently. Where a choice was closer than this, both are right.
-CLEAR_MARGIN = 1e-4
+
+def stored_as(kv_type: str) -> dict[str, int]:
+    """Settings: the type of the K and V rows."""
+    return {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
 
 
-def chose_clearly(reference: ReferenceLlama) -> bool:
-    """Whether every compaction so far was decided by more than rounding."""
-    return reference.smallest_margin > CLEAR_MARGIN
+# Rows as the reference has them.
+EXACT_ROWS = stored_as("f32")
 
 
 def tiny_llama(path: Path, *, verbose: bool = False, policy: str = "h2o", **settings: Any) -> Llama:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from oracle import chose_clearly
 from pyh2o import Sampling
 from pyh2o.errors import ContextLimitError, SettingsError
 from pyh2o.measuring.quality import caches as caches_module
@@ -43,7 +44,7 @@ from pyh2o.reference import ReferenceLlama
 from pyh2o.sessions.conversation import Conversation
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, tiny_llama
+from tiny_llama import tiny_llama
 
 TRAINED = 1024
 CACHES = CacheSettings(("h2o", "streaming"), (0.25, 100), recent_share=0.5)

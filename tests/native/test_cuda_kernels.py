@@ -40,8 +40,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     headers = tmp_path_factory.mktemp("kernels")
     types = ", ".join(f"GGML_TYPE_{name.upper()} = {int(kind)}" for name, kind in TYPES.items())
     (headers / "ggml.h").write_text(GGML_H % types)
-    sources = [HERE / "cuda_on_cpu" / "kernels.cpp"]
-    return compile_library(headers / "kernels.so", sources, [HERE / "cuda_on_cpu", headers])
+    sources = HERE / "cuda_on_cpu"
+    return compile_library("kernels", [sources / "kernels.cpp"], [sources, headers])
 
 
 def softmax(x: FloatArray) -> FloatArray:
@@ -52,20 +52,27 @@ def softmax(x: FloatArray) -> FloatArray:
     return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+HEADS = [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
+SIZES = [(64, 256), (128, 320), (32, 64), (96, 192)]
+
+
 @pytest.mark.parametrize(
-    ("n_head", "n_head_kv", "n_tokens"), [(2, 2, 1), (6, 2, 1), (4, 2, 3), (5, 1, 3), (16, 1, 1)]
+    ("n_head", "n_head_kv", "n_tokens", "head_size", "n_kv", "kv_type"),
+    [
+        (*heads, *sizes, list(TYPES)[(i + j) % len(TYPES)])  # each with each of the two others
+        for i, heads in enumerate(HEADS)
+        for j, sizes in enumerate(SIZES)
+    ],
 )
-@pytest.mark.parametrize(("head_size", "n_kv"), [(64, 256), (128, 320), (32, 64), (96, 192)])
 def test_attention_of_few_queries(
     kernels: ctypes.CDLL,
     rng: np.random.Generator,
-    kv_type: str,
     n_head: int,
     n_head_kv: int,
     n_tokens: int,
     head_size: int,
     n_kv: int,
+    kv_type: str,
 ) -> None:
     n_stream, n_group, kind = 2, n_head // n_head_kv, TYPES[kv_type]
     q = rng.normal(size=(n_stream, n_tokens, n_head, head_size)).astype(np.float32)

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.errors import EvictedError
 from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 
 N_LAYER, N_HEAD_KV = 3, 2
 PAIRS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
@@ -48,8 +49,7 @@ def test_capacity_and_budget_are_never_exceeded(
         recent=10,
         pinned=3,
         slack=8,
-        type_k=KV_TYPES[kv_type],
-        type_v=KV_TYPES[kv_type],
+        **stored_as(kv_type),
     )
     empty = llm.kv
     compactions = 0
@@ -106,24 +106,10 @@ def test_budget_that_covers_the_text_changes_nothing(
 
 
 def test_dropping_rows_equals_hiding_them(path: Path, rng: np.random.Generator) -> None:
-    settings = {"heavy": 10, "recent": 8, "slack": 4}
-    llm = tiny_llama(
-        path,
-        hh=10,
-        recent=8,
-        slack=4,
-        type_k=KV_TYPES["f32"],
-        type_v=KV_TYPES["f32"],
-        logits_all=True,
-    )
-    clear = False
-    while not clear:
-        tokens = text(llm, rng, 150)
-        hiding = ReferenceLlama.from_gguf(path, keep_all=True, **settings)
-        expected = hiding.eval(tokens)
-        clear = chose_clearly(hiding)
-    llm.eval(tokens)
-    np.testing.assert_allclose(llm.scores[:150], expected, atol=1e-4)
+    hiding = ReferenceLlama.from_gguf(path, keep_all=True, heavy=10, recent=8, slack=4)
+    steps, _ = clear_steps(hiding, rng, [4] * 38)
+    llm = tiny_llama(path, hh=10, recent=8, slack=4, **EXACT_ROWS, logits_all=True)
+    assert_same_steps(llm, steps)
 
 
 def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> None:
@@ -137,28 +123,10 @@ def test_scores_count_the_queries_seen(path: Path, rng: np.random.Generator) -> 
 
 def test_score_of_a_cell_used_again_starts_at_zero(path: Path, rng: np.random.Generator) -> None:
     reference = ReferenceLlama.from_gguf(path, heavy=20, recent=20, slack=10)
-    llm = tiny_llama(
-        path,
-        hh=20,
-        recent=20,
-        slack=10,
-        type_k=KV_TYPES["f32"],
-        type_v=KV_TYPES["f32"],
-    )
-    for n_back in (1, 9, 5):
-        tokens = text(llm, rng, 60)
-        llm.eval(tokens)
-        reference.eval(tokens)
-        llm.n_tokens -= n_back
-        reference.remove(reference.n_tokens - n_back)
-        again = text(llm, rng, n_back)
-        llm.eval(again)
-        reference.eval(again)
-        if not chose_clearly(reference):
-            continue
-        for (layer, head), (positions, scores) in kept(llm).items():
-            np.testing.assert_array_equal(positions, reference.positions(layer, head))
-            np.testing.assert_allclose(scores, reference.scores(layer, head), atol=1e-4)
+    sizes = [*[10] * 6, -1, 1, *[10] * 6, -9, 9, *[10] * 6, -5, 5]
+    steps, _ = clear_steps(reference, rng, sizes)
+    llm = tiny_llama(path, hh=20, recent=20, slack=10, **EXACT_ROWS, logits_all=True)
+    assert_same_steps(llm, steps)
 
 
 def test_going_back_to_evicted_rows_is_refused(path: Path, rng: np.random.Generator) -> None:

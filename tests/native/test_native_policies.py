@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from oracle import Step, assert_same_steps, clear_steps, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.errors import NativeError, StateError
-from pyh2o.llama import KV_TYPES
 from pyh2o.policies import POLICIES, parse_policy
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 
 HEAVY, RECENT, SLACK = 14, 9, 7
-N_LAYER, N_HEAD_KV, N_VOCAB = 3, 2, 384
+N_LAYER, N_VOCAB = 3, 384
 N_POS = 96  # positions that the model was trained on
-TOLERANCE = 2e-4
 # Two right implementations round differently: a closer choice may go either way.
 CLEAR_MARGIN = 2e-6
 
@@ -51,8 +50,7 @@ def llama_of(path: Path, policy: str, attention: Attention = "ops", **settings: 
         "hh": HEAVY,
         "recent": RECENT,
         "slack": SLACK,
-        "type_k": KV_TYPES["f32"],
-        "type_v": KV_TYPES["f32"],
+        **EXACT_ROWS,
         "flash_attn": attention != "ops",
         "logits_all": True,
     }
@@ -64,134 +62,73 @@ def reference_of(path: Path, policy: str, **settings: Any) -> ReferenceLlama:
     return ReferenceLlama.from_gguf(path, policy=policy, **{**values, **settings})
 
 
-def clear_text(
-    make: Callable[[], ReferenceLlama], rng: np.random.Generator, n: int, ubatch: int
-) -> npt.NDArray[np.int64]:
-    """Random tokens whose every compaction is decided by more than rounding."""
-    for _ in range(200):
-        tokens = rng.integers(0, N_VOCAB, n)
-        reference = make()
-        for start in range(0, n, ubatch):
-            reference.eval(tokens[start : start + ubatch], ubatch=ubatch)
-            if reference.smallest_margin < CLEAR_MARGIN:
-                break
-        else:
-            return tokens
-    raise AssertionError("no text without close choices")
+def steps_of(
+    reference: ReferenceLlama, rng: np.random.Generator, sizes: Sequence[int]
+) -> tuple[list[Step], ReferenceLlama]:
+    return clear_steps(reference, rng, sizes, margin=CLEAR_MARGIN)
 
 
-def assert_same(llm: Llama, reference: ReferenceLlama) -> None:
-    for layer in range(N_LAYER):
-        positions, scores = llm.kv_rows(layer)
-        for head in range(N_HEAD_KV):
-            pair = f"layer {layer}, KV head {head}, after {llm.n_tokens} tokens"
-            np.testing.assert_array_equal(
-                positions[head], reference.positions(layer, head), err_msg=pair
-            )
-            np.testing.assert_allclose(
-                scores[head],
-                reference.scores(layer, head),
-                atol=TOLERANCE,
-                rtol=TOLERANCE,
-                err_msg=pair,
-            )
-
-
-def read(llm: Llama, reference: ReferenceLlama, tokens: npt.NDArray[np.int64], ubatch: int) -> None:
-    """Both read the tokens; every step has to be the same."""
-    for start in range(0, len(tokens), ubatch):
-        chunk = tokens[start : start + ubatch]
-        expected = reference.eval(chunk, ubatch=ubatch)
-        llm.eval(chunk.tolist())
-        logits = llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens]
-        np.testing.assert_allclose(logits, expected, atol=5e-4, rtol=0)
-        assert_same(llm, reference)
+def assert_same(llm: Llama, steps: Sequence[Step]) -> None:
+    assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policies")
-    return write_tiny_gguf(
-        folder / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=N_HEAD_KV, n_ctx_train=N_POS
-    )
+    return write_tiny_gguf(folder / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=N_POS)
 
 
-@pytest.mark.parametrize("attention", WAYS)
 @pytest.mark.parametrize("policy", ALL)
-def test_every_step_equals_the_reference(
-    tiny: Path, rng: np.random.Generator, policy: str, attention: Attention
-) -> None:
+def test_every_step_equals_the_reference(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Long enough for re-bases: 96 positions, 210 tokens."""
-    tokens = clear_text(lambda: reference_of(tiny, policy), rng, 210, 5)
-    reference = reference_of(tiny, policy)
-    llm = llama_of(tiny, policy, attention, n_ubatch=5)
-    read(llm, reference, tokens, 5)
-    assert llm.kv.compactions == reference.n_compactions > 10
-    assert llm.kv.rebases == reference.n_rebases > 0
+    steps, reference = steps_of(reference_of(tiny, policy), rng, [5] * 42)
+    for attention in WAYS:
+        llm = llama_of(tiny, policy, attention, n_ubatch=5)
+        assert_same(llm, steps)
+        assert llm.kv.compactions == reference.n_compactions > 10
+        assert llm.kv.rebases == reference.n_rebases > 0
 
 
 @pytest.mark.parametrize("policy", ["tova", "snap:queries=6", "expected:queries=6", "roco"])
 def test_dense_positions(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Every compaction turns the queries with the keys."""
-    tokens = clear_text(lambda: reference_of(tiny, policy, dense=True), rng, 120, 1)
-    reference = reference_of(tiny, policy, dense=True)
+    steps, _ = steps_of(reference_of(tiny, policy, dense=True), rng, [1] * 120)
     llm = llama_of(tiny, policy, positions="dense", n_ubatch=1)
-    read(llm, reference, tokens, 1)
+    assert_same(llm, steps)
     assert llm.kv.rebases > 5
 
 
 @pytest.mark.parametrize("policy", ["h2o-decay:half_life=12", "h2o-far:near=4", "roco"])
 def test_slack_of_one(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """A compaction at every token: most queries are older than the last one."""
-    tokens = clear_text(lambda: reference_of(tiny, policy, slack=1), rng, 90, 1)
-    reference = reference_of(tiny, policy, slack=1)
+    steps, _ = steps_of(reference_of(tiny, policy, slack=1), rng, [1] * 90)
     llm = llama_of(tiny, policy, "auto", slack=1)
-    read(llm, reference, tokens, 1)
+    assert_same(llm, steps)
     assert llm.kv.compactions > 50
 
 
 @pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", "expected:queries=6"])
 def test_the_tail_is_taken_back(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Queries of removed tokens are asked nothing."""
-
-    def run(model: Any, each: Callable[[Any, npt.NDArray[np.int64]], None]) -> None:
-        each(model, tokens[:60])
-        remove(model, 57)
-        each(model, tokens[60:61])
-        remove(model, 55)
-        each(model, tokens[61:])
-
-    def remove(model: Any, first: int) -> None:
-        if isinstance(model, ReferenceLlama):
-            model.remove(first)
-        else:
-            assert model._ctx.kv_cache_seq_rm(0, first, -1)
-            model.n_tokens = first
-
-    for _ in range(200):
-        tokens = rng.integers(0, N_VOCAB, 110)
-        trial = reference_of(tiny, policy)
-        run(trial, lambda model, chunk: model.eval(chunk, ubatch=1))
-        if trial.smallest_margin > CLEAR_MARGIN:
-            break
-    else:
-        raise AssertionError("no text without close choices")
-
-    reference, llm = reference_of(tiny, policy), llama_of(tiny, policy, n_ubatch=1)
-    read(llm, reference, tokens[:60], 1)
-    for first, rest in ((57, tokens[60:61]), (55, tokens[61:])):
-        remove(reference, first)
-        remove(llm, first)
-        read(llm, reference, rest, 1)
+    sizes = [*[1] * 60, -3, 1, -3, *[1] * 49]
+    steps, _ = steps_of(reference_of(tiny, policy), rng, sizes)
+    assert_same(llama_of(tiny, policy, n_ubatch=1), steps)
 
 
 SPANS = [(6, 10), (20, 22), (150, 153)]
 STARTS = [12, 30, 31, 70]
 
 
-@pytest.mark.parametrize("spans", [[], SPANS], ids=["no pins", "pins"])
-@pytest.mark.parametrize("starts", [[], STARTS], ids=["no shares", "shares"])
-@pytest.mark.parametrize("policy", ["h2o", "snap:queries=6", "random"])
+@pytest.mark.parametrize(
+    ("policy", "starts", "spans"),
+    [
+        ("h2o", STARTS, SPANS),
+        ("snap:queries=6", STARTS, SPANS),
+        ("random", STARTS, SPANS),
+        ("h2o", STARTS, []),
+        ("snap:queries=6", [], SPANS),
+    ],
+)
 def test_pinned_and_fair_spans(
     tiny: Path,
     rng: np.random.Generator,
@@ -199,18 +136,15 @@ def test_pinned_and_fair_spans(
     starts: list[int],
     spans: list[tuple[int, int]],
 ) -> None:
-    def make() -> ReferenceLlama:
-        reference = reference_of(tiny, policy, pinned=1)
-        reference.pin_spans(spans)
-        reference.share_fairly(starts)
-        return reference
-
-    tokens = clear_text(make, rng, 120, 5)
-    reference, llm = make(), llama_of(tiny, policy, n_ubatch=5, pinned=1)
+    reference = reference_of(tiny, policy, pinned=1)
+    reference.pin_spans(spans)
+    reference.share_fairly(starts)
+    steps, _ = steps_of(reference, rng, [5] * 24)
+    llm = llama_of(tiny, policy, n_ubatch=5, pinned=1)
     assert llm._kv is not None
     llm._kv.pin_spans(spans)
     llm._kv.share_fairly(starts)
-    read(llm, reference, tokens, 5)
+    assert_same(llm, steps)
     kept = {int(p) for p in llm.kv_rows(0)[0][0]}
     assert {p for start, end in spans for p in range(start, min(end, 120))} <= kept
 
@@ -265,7 +199,7 @@ def test_exact_prefill_equals_as_much_slack(
     small.eval(tokens[73:74])
     for layer in range(N_LAYER):
         for mine, theirs in zip(small.kv_rows(layer), large.kv_rows(layer), strict=True):
-            np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+            np.testing.assert_allclose(mine, theirs, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
@@ -273,27 +207,23 @@ def test_exact_prefill_equals_as_much_slack(
 def test_rounded_rows_stay_close_to_the_reference(
     tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
 ) -> None:
-    tokens = rng.integers(0, N_VOCAB, 200)
     reference = reference_of(tiny, policy)
-    llm = llama_of(tiny, policy, "auto", type_k=KV_TYPES[kv_type], type_v=KV_TYPES[kv_type])
+    llm = llama_of(tiny, policy, "auto", **stored_as(kv_type))
     shares = []
-    for start in range(0, 200, 5):
-        reference.eval(tokens[start : start + 5], ubatch=5)
-        llm.eval(tokens[start : start + 5].tolist())
-        for layer in range(N_LAYER):
-            for head, kept in enumerate(llm.kv_rows(layer)[0]):
-                both = np.intersect1d(kept, reference.positions(layer, head))
-                shares.append(len(both) / len(kept))
+    for _ in range(40):
+        tokens = rng.integers(0, N_VOCAB, 5).tolist()
+        reference.eval(tokens)
+        llm.eval(tokens)
+        shares += shared_rows(llm, reference)
     assert np.mean(shares) > 0.8
 
 
 def test_attention_that_fades_fast_stays_in_range(tiny: Path, rng: np.random.Generator) -> None:
     """Weights of queries grow between compactions; 200 half-lives are too many for a float."""
     policy = "h2o-far:near=2,half_life=0.25"
-    tokens = rng.integers(0, N_VOCAB, 60)
-    reference = reference_of(tiny, policy, slack=50)
+    steps, _ = steps_of(reference_of(tiny, policy, slack=50), rng, [5] * 12)
     llm = llama_of(tiny, policy, "auto", slack=50, n_ubatch=5)
-    read(llm, reference, tokens, 5)
+    assert_same(llm, steps)
     assert all(np.isfinite(llm.kv_rows(layer)[1]).all() for layer in range(N_LAYER))
 
 

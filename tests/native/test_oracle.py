@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from oracle import assert_same_rows, assert_same_steps, clear_steps, rows_of, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, kernels_here, tiny_llama
+from tiny_llama import EXACT_ROWS, kernels_here, stored_as, tiny_llama
 
 HEAVY, RECENT = 12, 9
 N_LAYER, N_VOCAB = 3, 384
@@ -24,90 +22,45 @@ def reference_of(path: Path, slack: int) -> ReferenceLlama:
     return ReferenceLlama.from_gguf(path, heavy=HEAVY, recent=RECENT, slack=slack)
 
 
-def chunks(tokens: npt.NDArray[np.int64], size: int) -> list[list[int]]:
-    return [tokens[i : i + size].tolist() for i in range(0, len(tokens), size)]
-
-
-def text_with_clear_choices(
-    path: Path, rng: np.random.Generator, *, n: int, slack: int, ubatch: int
-) -> npt.NDArray[np.int64]:
-    """Random tokens whose every compaction is decided by more than rounding."""
-    while True:
-        tokens = rng.integers(0, N_VOCAB, n)
-        reference = reference_of(path, slack)
-        for chunk in chunks(tokens, ubatch):
-            reference.eval(chunk, ubatch=ubatch)
-        if chose_clearly(reference):
-            return tokens
-
-
 def llama_of(
     path: Path, *, slack: int, ubatch: int, kv_type: str, flash_attn: bool, attention: Attention
 ) -> Llama:
-    if attention not in ("auto", "ops", *kernels_here(path)):
-        pytest.skip(f"this machine has no {attention}")
     return tiny_llama(
         path,
         hh=HEAVY,
         recent=RECENT,
         slack=slack,
         n_ubatch=ubatch,
-        type_k=KV_TYPES[kv_type],
-        type_v=KV_TYPES[kv_type],
+        **stored_as(kv_type),
         flash_attn=flash_attn,
         attention=attention,
         logits_all=True,
     )
 
 
-def assert_same_rows(llm: Llama, reference: ReferenceLlama, n_head_kv: int) -> None:
-    """Equal positions and scores of every (layer, KV head)."""
-    for layer in range(N_LAYER):
-        positions, scores = llm.kv_rows(layer)
-        assert len(positions) == n_head_kv
-        for head in range(n_head_kv):
-            pair = f"layer {layer}, KV head {head}, after {llm.n_tokens} tokens"
-            np.testing.assert_array_equal(
-                positions[head], reference.positions(layer, head), err_msg=pair
-            )
-            np.testing.assert_allclose(
-                scores[head], reference.scores(layer, head), atol=1e-4, rtol=1e-4, err_msg=pair
-            )
-
-
-@pytest.mark.parametrize("n_head_kv", [2, 4], ids=["gqa", "mha"])
-@pytest.mark.parametrize("ubatch", [1, 32])
-@pytest.mark.parametrize("slack", [1, 7])
-@pytest.mark.parametrize("attention", get_args(Attention))
+@pytest.mark.parametrize(
+    ("slack", "ubatch", "n_head_kv"),
+    [(1, 1, 2), (1, 32, 4), (7, 1, 4), (7, 32, 2)],
+    ids=["1-1-gqa", "1-32-mha", "7-1-mha", "7-32-gqa"],
+)
 def test_every_step_equals_the_reference(
-    tmp_path: Path,
-    rng: np.random.Generator,
-    attention: Attention,
-    slack: int,
-    ubatch: int,
-    n_head_kv: int,
+    tmp_path: Path, rng: np.random.Generator, slack: int, ubatch: int, n_head_kv: int
 ) -> None:
+    """With every way to compute attention that this machine has."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=n_head_kv)
-    n = 320 if ubatch == 1 else 640
-    tokens = text_with_clear_choices(path, rng, n=n, slack=slack, ubatch=ubatch)
-    reference = reference_of(path, slack)
-    # ggml's op for flash attention rounds f32 rows to f16
-    llm = llama_of(
-        path,
-        slack=slack,
-        ubatch=ubatch,
-        kv_type="f32",
-        flash_attn=attention != "ops",
-        attention=attention,
-    )
-    for chunk in chunks(tokens, ubatch):
-        expected = reference.eval(chunk, ubatch=ubatch)
-        llm.eval(chunk)
-        np.testing.assert_allclose(
-            llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens], expected, atol=1e-4, rtol=0
-        )
-        assert_same_rows(llm, reference, n_head_kv)
-    assert llm.kv.compactions == reference.n_compactions > 10
+    steps, reference = clear_steps(reference_of(path, slack), rng, [ubatch] * (320 // ubatch))
+    for attention in ("auto", "ops", *kernels_here(path)):
+        # ggml's op for flash attention rounds f32 rows to f16
+        with llama_of(
+            path,
+            slack=slack,
+            ubatch=ubatch,
+            kv_type="f32",
+            flash_attn=attention != "ops",
+            attention=attention,
+        ) as llm:
+            assert_same_steps(llm, steps)
+            assert llm.kv.compactions == reference.n_compactions > 10
 
 
 @pytest.mark.parametrize(("n_head", "n_head_kv"), [(16, 8), (9, 3)])
@@ -133,23 +86,22 @@ def test_probabilities_that_are_computed_in_parts(
         **budget,
         n_batch=512,
         n_ubatch=512,
-        type_k=KV_TYPES["f32"],
-        type_v=KV_TYPES["f32"],
+        **EXACT_ROWS,
         flash_attn=True,
         attention="ops",
     )
     reference.eval(tokens, ubatch=512)
     llm.eval(tokens)
 
-    positions, scores = llm.kv_rows(0)
-    for head in range(n_head_kv):
-        np.testing.assert_array_equal(positions[head], np.arange(len(tokens)))
-        np.testing.assert_allclose(scores[head], reference.scores(0, head), atol=1e-4, rtol=1e-4)
+    assert len(llm.kv_rows(0)[0][0]) == len(tokens)
+    assert_same_rows(llm.kv_rows, rows_of(reference))
 
 
 @pytest.mark.parametrize("policy", ["h2o-far", "roco", "snap", "expected", "nacl"])
 def test_the_graph_of_a_deep_model_has_room_for_all_parts(tmp_path: Path, policy: str) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16)
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16, head_size=16
+    )
     with tiny_llama(
         path,
         n_ctx=4096,
@@ -205,7 +157,8 @@ def test_rounded_rows_stay_close_to_the_reference(
     )
     shared: list[float] = []
     errors: list[float] = []
-    for chunk in chunks(rng.integers(0, N_VOCAB, 400), ubatch):
+    for _ in range(57):
+        chunk = rng.integers(0, N_VOCAB, ubatch).tolist()
         expected = reference.eval(chunk, ubatch=ubatch)
         llm.eval(chunk)
         error = np.abs(llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens] - expected)
@@ -216,14 +169,3 @@ def test_rounded_rows_stay_close_to_the_reference(
     assert llm.kv.compactions == reference.n_compactions > 10
     assert np.mean(shared) > least_shared
     assert np.mean(errors) < 0.4
-
-
-def shared_rows(llm: Llama, reference: ReferenceLlama) -> list[float]:
-    """For every (layer, KV head) the share of kept rows that the reference keeps as well."""
-    shares = []
-    for layer in range(N_LAYER):
-        positions, _ = llm.kv_rows(layer)
-        for head, kept in enumerate(positions):
-            both = np.intersect1d(kept, reference.positions(layer, head))
-            shares.append(len(both) / len(kept))
-    return shares

@@ -19,12 +19,12 @@ from random_cases import Cases
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def parts() -> ctypes.CDLL:
     sources = [
         Path(__file__).parent / "parts" / "parts.cpp",
         *(NATIVE / "src" / "policies").glob("*.cpp"),
     ]
-    return compile_library(tmp_path_factory.mktemp("parts") / "parts.so", sources)
+    return compile_library("parts", sources)
 
 
 # ---- the choice ----

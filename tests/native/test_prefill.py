@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle import assert_same_rows, chose_clearly, rows_of
 from pyh2o import Llama
 from pyh2o.errors import NativeError, SettingsError
 from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, tiny_llama
+from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 
-N_LAYER, N_HEAD_KV, N_VOCAB = 2, 2, 384
+N_LAYER, N_VOCAB = 2, 384
 SMALL: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 30, "pinned": 2, "slack": 50}
 N_PROMPT = 700  # more than the cache has cells
 
@@ -35,22 +36,9 @@ def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
     return tokens
 
 
-def assert_same_rows(llm: Llama, other: Llama | ReferenceLlama) -> None:
-    for layer in range(N_LAYER):
-        positions, scores = llm.kv_rows(layer)
-        for head in range(N_HEAD_KV):
-            if isinstance(other, Llama):
-                theirs = [values[head] for values in other.kv_rows(layer)]
-            else:
-                theirs = [other.positions(layer, head), other.scores(layer, head)]
-            np.testing.assert_array_equal(positions[head], theirs[0])
-            np.testing.assert_allclose(scores[head], theirs[1], atol=1e-3, rtol=1e-3)
-
-
 @pytest.mark.parametrize("attention", ["auto", "ops"])
 def test_it_equals_the_reference(path: Path, rng: np.random.Generator, attention: str) -> None:
     """The reference reads the prompt with so much slack that nothing goes, and then evicts."""
-    types = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"]}
     budget = {"heavy": 40, "recent": 30, "pinned": 2}
     clear = False
     while not clear:
@@ -59,10 +47,10 @@ def test_it_equals_the_reference(path: Path, rng: np.random.Generator, attention
         expected = reference.eval(tokens)
         reference.compact()
         clear = chose_clearly(reference)
-    llm = exact(path, attention=attention, **types)
+    llm = exact(path, attention=attention, **EXACT_ROWS)
     llm.eval(tokens)
     np.testing.assert_allclose(llm.scores[:N_PROMPT], expected, atol=2e-4, rtol=0)
-    assert_same_rows(llm, reference)
+    assert_same_rows(llm.kv_rows, rows_of(reference), scores=1e-3)
     assert (llm.kv.used, llm.kv.compactions, llm.kv.cells) == (72, 1, 256)
     # and the text goes on from there as the reference's
     more = random_tokens(rng, 40)
@@ -80,12 +68,7 @@ def test_it_equals_a_cache_with_so_much_slack(
     path: Path, rng: np.random.Generator, kv_type: str, flash_attn: bool
 ) -> None:
     """In every layout: that cache compacts with the next token, when the other has done so."""
-    types: dict[str, Any] = {
-        "type_k": KV_TYPES[kv_type],
-        "type_v": KV_TYPES[kv_type],
-        "flash_attn": flash_attn,
-        "n_batch": 50,
-    }
+    types: dict[str, Any] = {**stored_as(kv_type), "flash_attn": flash_attn, "n_batch": 50}
     llm = exact(path, **types)
     roomy = {**SMALL, "n_ctx": 1024, "slack": N_PROMPT - 72}
     large = tiny_llama(path, logits_all=True, **roomy, **types)
@@ -99,7 +82,7 @@ def test_it_equals_a_cache_with_so_much_slack(
         np.testing.assert_allclose(
             llm.scores[llm.n_tokens - 1], large.scores[large.n_tokens - 1], atol=1e-3, rtol=0
         )
-    assert_same_rows(llm, large)
+    assert_same_rows(llm.kv_rows, [large.kv_rows(layer) for layer in range(N_LAYER)], scores=1e-3)
 
 
 def test_what_fits_is_read_as_ever(path: Path, rng: np.random.Generator) -> None:

@@ -10,17 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
-from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import chose_clearly, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 
-N_LAYER, N_HEAD_KV, N_VOCAB = 2, 2, 384
+N_LAYER, N_VOCAB = 2, 384
 HEAVY, RECENT, SLACK = 12, 9, 7
 N_POS = 48
-FULL_ROWS = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"]}
 
 ROTATIONS = [
     "llama",
@@ -39,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def evicting_llama(path: Path, **settings: Any) -> Llama:
-    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **FULL_ROWS}
+    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **EXACT_ROWS}
     return tiny_llama(path, **{**rows, "logits_all": True, **settings})
 
 
@@ -49,36 +48,14 @@ def reference_of(path: Path, *, dense: bool = False) -> ReferenceLlama:
     )
 
 
-def assert_same_rows(llm: Llama, reference: ReferenceLlama) -> None:
-    for layer in range(N_LAYER):
-        positions, scores = llm.kv_rows(layer)
-        for head in range(N_HEAD_KV):
-            np.testing.assert_array_equal(positions[head], reference.positions(layer, head))
-            np.testing.assert_allclose(scores[head], reference.scores(layer, head), atol=1e-3)
-
-
 @pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
 @pytest.mark.parametrize("ubatch", [1, 5])
 def test_every_step_equals_the_reference(
     path: Path, rng: np.random.Generator, ubatch: int, dense: bool
 ) -> None:
-    clear = False
-    while not clear:
-        tokens = rng.integers(0, N_VOCAB, 400).tolist()
-        reference = reference_of(path, dense=dense)
-        for i in range(0, len(tokens), ubatch):
-            reference.eval(tokens[i : i + ubatch])
-        clear = chose_clearly(reference)
+    steps, reference = clear_steps(reference_of(path, dense=dense), rng, [ubatch] * (400 // ubatch))
     llm = evicting_llama(path, positions="dense" if dense else "original")
-    reference.reset()
-    for i in range(0, len(tokens), ubatch):
-        chunk = tokens[i : i + ubatch]
-        expected = reference.eval(chunk)
-        llm.eval(chunk)
-        np.testing.assert_allclose(
-            llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens], expected, atol=5e-4
-        )
-        assert_same_rows(llm, reference)
+    assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
     assert llm.kv.compactions == reference.n_compactions > 30
     assert llm.kv.rebases == reference.n_rebases > 10
     if dense:
@@ -110,7 +87,7 @@ def test_rotation_is_the_one_of_the_model(
         tmp_path / "tiny.gguf", seed=5, n_layer=4, head_size=64, arch_variant=arch_variant
     )
     tokens = rng.integers(0, N_VOCAB, 60)
-    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    types = stored_as(kv_type)
     full = tiny_parent(path, n_ctx=256, flash_attn=kv_type == "q8_0", **types)
     expected = low_level_logits(full, tokens, 0)
 
@@ -147,16 +124,9 @@ def test_keys_that_cannot_be_rotated_on_end_the_text(
 
 
 def test_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator) -> None:
-    llm, reference = evicting_llama(path), reference_of(path)
-    for _ in range(20):
-        tokens = rng.integers(0, N_VOCAB, 30).tolist()
-        for model in (llm, reference):
-            model.eval(tokens)
-        n = llm.n_tokens - 3
-        assert llm.remove_tail(n)
-        reference.remove(n)
-        if chose_clearly(reference):
-            assert_same_rows(llm, reference)
+    steps, reference = clear_steps(reference_of(path), rng, [6, 6, 6, 6, 6, -3] * 20)
+    llm = evicting_llama(path)
+    assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
     assert llm.kv.rebases == reference.n_rebases > 5
 
 
@@ -191,7 +161,7 @@ def test_rounding_of_rebases_does_not_add_up(
     That happens a few times in its life, so a long text is not worse off than a short one. The
     policy draws the rows that stay, so rounding cannot choose others.
     """
-    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    types = stored_as(kv_type)
     tokens = rng.integers(0, N_VOCAB, 3000)
     exact = evicting_llama(path, positions="dense", policy="random")
     rounded = evicting_llama(path, positions="dense", policy="random", **types)

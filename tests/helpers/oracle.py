@@ -1,0 +1,160 @@
+"""The NumPy reference as the oracle: what it does with a text, and whether others do the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyh2o import Llama
+from pyh2o.reference import ReferenceLlama
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+# positions [n_rows] and scores [n_rows] of each KV head of a layer
+LayerRows = tuple[Sequence[IntArray], Sequence[FloatArray]]
+
+# Two right implementations round differently. Where a choice was closer than this, both are right.
+CLEAR_MARGIN = 1e-4
+
+MOST_ATTEMPTS = 2000
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the reference did.
+
+    Attributes:
+        tokens: it read; none, where the end of the text was taken back.
+        n_tokens: of the text after it.
+        logits: [len(tokens), n_vocab].
+        rows: it has afterwards, of each layer.
+    """
+
+    tokens: list[int]
+    n_tokens: int
+    logits: FloatArray
+    rows: list[LayerRows]
+
+
+def chose_clearly(reference: ReferenceLlama) -> bool:
+    """Whether every compaction so far was decided by more than rounding."""
+    return reference.smallest_margin > CLEAR_MARGIN
+
+
+def rows_of(reference: ReferenceLlama) -> list[LayerRows]:
+    """Of each layer."""
+    hyper = reference.weights.hyperparameters
+    heads = range(hyper.n_head_kv)
+    return [
+        (
+            [reference.positions(layer, head) for head in heads],
+            [reference.scores(layer, head) for head in heads],
+        )
+        for layer in range(hyper.n_layer)
+    ]
+
+
+def clear_steps(
+    reference: ReferenceLlama,
+    rng: np.random.Generator,
+    sizes: Sequence[int],
+    *,
+    margin: float = CLEAR_MARGIN,
+) -> tuple[list[Step], ReferenceLlama]:
+    """Steps of a random text in which every compaction is decided by more than rounding.
+
+    After a close choice, the tokens that led to it are drawn again.
+
+    Args:
+        reference: at the beginning of the text, where it stays.
+        rng: draws the tokens.
+        sizes: tokens of each step; below 0, as many are taken back.
+        margin: what counts as close.
+
+    Returns:
+        The steps, and the reference after them.
+    """
+    steps: list[Step] = []
+    befores = [_copy(reference)]  # the reference before each step, and after the last
+    n_close: dict[int, int] = {}
+    while len(steps) < len(sizes):
+        now = _copy(befores[-1])
+        steps.append(_step(now, rng, sizes[len(steps)]))
+        befores.append(now)
+        if now.smallest_margin < margin:
+            attempt = n_close[len(steps)] = n_close.get(len(steps), 0) + 1
+            assert attempt < MOST_ATTEMPTS, "no text without close choices"
+            # Rows were chosen before this step was read: by the step before, or by earlier ones.
+            n_left = max(0, len(steps) - 1 - attempt)
+            del steps[n_left:], befores[n_left + 1 :]
+    return steps, befores[-1]
+
+
+def _copy(reference: ReferenceLlama) -> ReferenceLlama:
+    """One that goes its own way, with the same weights."""
+    return copy.deepcopy(reference, {id(reference.weights): reference.weights})
+
+
+def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Step:
+    n_vocab = len(reference.weights.embedding)
+    if size < 0:
+        reference.remove(reference.n_tokens + size)
+    tokens = rng.integers(0, n_vocab, max(0, size))
+    logits = reference.eval(tokens)
+    return Step(tokens.tolist(), reference.n_tokens, logits, rows_of(reference))
+
+
+def assert_same_steps(
+    llm: Llama, steps: Sequence[Step], *, logits: float = 1e-4, scores: float = 1e-4
+) -> None:
+    """The model reads what the reference has read: all logits, rows and scores are the same.
+
+    Args:
+        llm: at the beginning of the text.
+        steps: of the reference.
+        logits: how much rounding may change.
+        scores: how much rounding may change, relatively as well.
+    """
+    for step in steps:
+        if step.n_tokens < llm.n_tokens:
+            assert llm.remove_tail(step.n_tokens)
+        else:
+            llm.eval(step.tokens)
+        assert llm.n_tokens == step.n_tokens
+        mine = llm.scores[llm.n_tokens - len(step.tokens) : llm.n_tokens]
+        np.testing.assert_allclose(mine, step.logits, atol=logits, rtol=0)
+        where = f"after {llm.n_tokens} tokens"
+        assert_same_rows(llm.kv_rows, step.rows, scores=scores, where=where)
+
+
+def assert_same_rows(
+    rows_of_layer: Callable[[int], LayerRows],
+    expected: Sequence[LayerRows],
+    *,
+    scores: float = 1e-4,
+    where: str = "",
+) -> None:
+    """Equal positions, and scores but for rounding, of every (layer, KV head)."""
+    for layer, (positions, collected) in enumerate(expected):
+        mine = rows_of_layer(layer)
+        assert len(mine[0]) == len(positions)
+        for head in range(len(positions)):
+            pair = f"layer {layer}, KV head {head} {where}"
+            np.testing.assert_array_equal(mine[0][head], positions[head], err_msg=pair)
+            np.testing.assert_allclose(
+                mine[1][head], collected[head], atol=scores, rtol=scores, err_msg=pair
+            )
+
+
+def shared_rows(llm: Llama, reference: ReferenceLlama) -> list[float]:
+    """For every (layer, KV head) the share of kept rows that the reference keeps as well."""
+    return [
+        len(np.intersect1d(mine, theirs)) / len(mine)
+        for layer, (positions, _) in enumerate(rows_of(reference))
+        for mine, theirs in zip(llm.kv_rows(layer)[0], positions, strict=True)
+    ]
