@@ -1,4 +1,4 @@
-"""`pyh2o chat` and `pyh2o sessions`: whole outputs with a fake model."""
+"""`pyh2o chat` and `pyh2o sessions`: whole outputs, with a model that says what the test wants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, press_ctrl_c, run
-from fake_conversation import DAMAGED_STATE, FakeConversation, FakeLlama, Script, fake_chat
+from pyh2o import Llama
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import commands as chat_commands
 from pyh2o.cli.options import KVType, RunOptions
@@ -19,29 +19,40 @@ from pyh2o.errors import ContextLimitError, SessionError, UnsupportedModelError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
+from scripted_chat import (
+    RecordedConversation,
+    Script,
+    ScriptedModel,
+    open_chat_model,
+    scripted_chat,
+)
+from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    return open_chat_model(tmp_path_factory.mktemp("model"))
+
+
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
-    return fake_chat(monkeypatch)
-
-
-def footer(tokens: str, used: int) -> str:
-    """The line under an answer: half a second for the reading and for each token."""
-    speed = "" if tokens == "1 token" else " · 2.0 tokens/s"
-    cache = f"KV {used}/300 cells · 0 evicted · 3.0 of 8.0 MiB"
-    return f"{tokens}{speed} · first after 0.5 s · {cache}\n"
+def model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    return scripted_chat(llm, monkeypatch)
 
 
 def said() -> list[str]:
     """The messages that reached the model."""
-    return FakeConversation.last.said
+    return RecordedConversation.last.said
+
+
+def notes_of(output: Output) -> list[str]:
+    """The notes without the footers."""
+    return [line for line in output.notes.splitlines() if " · KV " not in line]
 
 
 def answers_of() -> list[tuple[str, str]]:
-    return [(turn.user, turn.answer) for turn in FakeConversation.last.turns]
+    return [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -49,21 +60,24 @@ def answers_of() -> list[tuple[str, str]]:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_script_is_answered_line_by_line(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["Hi", " there"]), Script(["I", " am", " H2O\n"])])
+def test_script_is_answered_line_by_line(model: ScriptedModel) -> None:
+    model.say("Hi there", "I am H2O\n")
     output = run("chat", "--seed", "7", "--system", "Be kind.", stdin="Hello\n\n  Who?  \n")
+    first, second = ("Hello", "Hi there"), ("Who?", "I am H2O\n")
     assert output == Output(
-        0, "Hi there\nI am H2O\n", footer("2 tokens", 2) + footer("3 tokens", 5)
+        0,
+        "Hi there\nI am H2O\n",
+        model.footer(first, system="Be kind.") + model.footer(first, second, system="Be kind."),
     )
-    conversation = FakeConversation.last
+    conversation = RecordedConversation.last
     assert conversation.said == ["Hello", "Who?"]
     assert conversation.system == "Be kind."
     assert conversation.sampling == Sampling(seed=7)
     assert conversation.limits == [1000, 1000]  # the window
-    assert fake.closed
+    assert model.closed
 
 
-def test_options_of_sampling_reach_the_conversation(fake: FakeLlama) -> None:
+def test_options_of_sampling_reach_the_conversation(model: ScriptedModel) -> None:
     run(
         "chat",
         "--temp=0",
@@ -73,21 +87,21 @@ def test_options_of_sampling_reach_the_conversation(fake: FakeLlama) -> None:
         "--repeat-penalty=1",
         "--seed=3",
     )
-    assert FakeConversation.last.sampling == Sampling(
+    assert RecordedConversation.last.sampling == Sampling(
         temperature=0.0, top_k=5, top_p=0.5, min_p=0.0, repeat_penalty=1.0, seed=3
     )
 
 
-def test_seed_is_new_each_run(fake: FakeLlama) -> None:
+def test_seed_is_new_each_run(model: ScriptedModel) -> None:
     seeds = []
     for _ in range(2):
         run("chat", stdin="")
-        seeds.append(FakeConversation.last.sampling.seed)
+        seeds.append(RecordedConversation.last.sampling.seed)
     assert seeds[0] != seeds[1]
 
 
-def test_line_that_begins_with_a_space_is_sent(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["Hi"]), Script(["Ho"])])
+def test_line_that_begins_with_a_space_is_sent(model: ScriptedModel) -> None:
+    model.say("Hi", "Ho")
     assert run("chat", stdin=' /usr is full\n """ quoted\n').code == 0
     assert said() == ["/usr is full", '""" quoted']
 
@@ -106,8 +120,8 @@ def test_line_that_begins_with_a_space_is_sent(fake: FakeLlama) -> None:
         ("one\r\ntwo", ["one", "two"]),
     ],
 )
-def test_messages_of_several_lines(fake: FakeLlama, script: str, messages: list[str]) -> None:
-    fake.answers.extend(Script(["Hi"]) for _ in messages)
+def test_messages_of_several_lines(model: ScriptedModel, script: str, messages: list[str]) -> None:
+    model.say(*["Hi"] * len(messages))
     assert run("chat", stdin=script).code == 0
     assert said() == messages
 
@@ -115,20 +129,20 @@ def test_messages_of_several_lines(fake: FakeLlama, script: str, messages: list[
 @pytest.mark.parametrize(
     ("script", "end"), [("/multi\none\ntwo\n", "/end"), ('"""one\ntwo\n', '"""')]
 )
-def test_message_without_its_end_is_not_sent(fake: FakeLlama, script: str, end: str) -> None:
+def test_message_without_its_end_is_not_sent(model: ScriptedModel, script: str, end: str) -> None:
     output = run("chat", stdin=script)
     assert output == Output(1, "", f"error: the input ended before {end}: nothing was sent\n")
     assert said() == []
 
 
 @pytest.mark.parametrize("script", ["/multi\n\n/end\n", '""" """\n'])
-def test_empty_message_is_not_sent(fake: FakeLlama, script: str) -> None:
+def test_empty_message_is_not_sent(model: ScriptedModel, script: str) -> None:
     output = run("chat", stdin=script)
     assert output == Output(1, "", "error: the message is empty: nothing was sent\n")
 
 
-def test_script_that_is_not_utf8(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["Hi"]))
+def test_script_that_is_not_utf8(model: ScriptedModel) -> None:
+    model.say("Hi")
     output = run("chat", stdin=b"\xef\xbb\xbfHello\n\xff\n")
     assert (output.code, output.text) == (1, "Hi\n")
     assert output.notes.endswith("error: line 2 of standard input is not UTF-8 text\n")
@@ -140,93 +154,97 @@ def test_script_that_is_not_utf8(fake: FakeLlama) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_script_and_keeps_the_text(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["Hi", press_ctrl_c, " there", "!"]))
+def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
+    model.answers.append(Script(["Hi", press_ctrl_c, " there", "!"]))
     output = run("chat", "--session", "work", stdin="Hello\nWho?\n")
     assert output == Output(
         130,
-        "Hi there\n",
-        footer("2 tokens", 2)
+        "Hi \n",
+        model.footer(("Hello", "Hi "), cut=True)
         + "stopped by Ctrl-C: what was said so far stays\nstopped by Ctrl-C\n",
     )
-    assert answers_of() == [("Hello", "Hi there")]
-    assert len(FakeConversation.last.saves) == 1
+    assert answers_of() == [("Hello", "Hi ")]
+    assert len(RecordedConversation.last.saves) == 1
 
 
-def test_ctrl_c_before_the_first_word_takes_the_message_back(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["never said"]))
-    fake.before_reading = press_ctrl_c
+def test_ctrl_c_before_the_first_word_takes_the_message_back(model: ScriptedModel) -> None:
+    model.say("never said")
+    model.before_reading = press_ctrl_c
     output = run("chat", stdin="Hello\n")
     assert output == Output(
         130,
         "",
-        "0 tokens · KV 0/300 cells · 0 evicted · 3.0 of 8.0 MiB\n"
-        "stopped by Ctrl-C: your message was taken back\nstopped by Ctrl-C\n",
+        model.empty_footer(model.n_text())  # what comes before any message stays
+        + "stopped by Ctrl-C: your message was taken back\nstopped by Ctrl-C\n",
     )
 
 
-def test_model_with_nothing_to_say(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["Hi"]), Script([]), Script([])])
+def test_model_with_nothing_to_say(model: ScriptedModel) -> None:
+    model.say("Hi", "", "")
     output = run("chat", stdin="Hello\nWho?\n/regen\n")
-    empty = "0 tokens · KV {}/300 cells · 0 evicted · 3.0 of 8.0 MiB\n"
+    said = ("Hello", "Hi")
     assert output == Output(
         0,
         "Hi\n",
-        footer("1 token", 1)
-        + empty.format(1)
+        model.footer(said)
+        + model.empty_footer(model.n_text(said))
         + "the model had nothing to say: your message was taken back\n"
-        + empty.format(1)
+        + model.empty_footer(model.n_text(("Hello", "")) - 1)
         + "the model had nothing to say: the old answer stays\n",
     )
     assert answers_of() == [("Hello", "Hi")]
 
 
-def test_answer_that_is_cut(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["Hi", " there"], "length"))
+def test_answer_that_is_cut(model: ScriptedModel) -> None:
+    model.say("Hi there")
     output = run("chat", "--max-tokens", "2", stdin="Hello\n")
-    assert output.notes == footer("2 tokens", 2) + (
+    assert output.notes == model.footer(("Hello", "Hi"), cut=True) + (
         "the answer was cut at 2 tokens: ask it to go on, or give a larger --max-tokens\n"
     )
-    assert FakeConversation.last.limits == [2]
+    assert RecordedConversation.last.limits == [2]
 
 
-def test_end_of_the_trained_context(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["Hi"], "trained_context"))
+def test_end_of_the_trained_context(model: ScriptedModel) -> None:
+    model.answers.append(Script(["Hi"], room=False))
     output = run("chat", stdin="Hello\n")
     assert output == Output(
         0,
         "Hi\n",
-        footer("1 token", 1)
+        model.footer(("Hello", "Hi"))
         + "the answer ends here: all 1,000 positions the model was trained for are used up; all "
         "text is kept, but start a new chat to go on\n",
     )
 
 
-def test_full_cache_that_is_full(fake: FakeLlama) -> None:
-    fake.evicting = False
-    fake.changes = {"window": 2}
-    fake.answers.append(Script(["Hi"], "length"))
-    output = run("chat", "--max-tokens", "9", stdin="Hello\n")
+def test_full_cache_that_is_full(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_llama(Path(llm.model_path), n_ctx=256, evict=False) as full:
+        model = scripted_chat(full, monkeypatch)
+        model.changes = {"window": 256}
+        model.say("Hi" * 200)
+        output = run("chat", "--max-tokens", "500", stdin="Hello\n")
+    n_answer = 256 - model.n_text(("Hello", "")) + 1
+    assert len(output.text) == n_answer + 1
     assert output.notes == (
-        "1 token · first after 0.5 s · KV 1/300 cells · full cache · 3.0 MiB\n"
-        "the answer ends here: the window of 2 tokens is full, and --no-evict drops nothing; all "
+        f"{n_answer} tokens · 2.0 tokens/s · first after 0.5 s · KV 256/300 cells · full cache · "
+        "3.0 MiB\n"
+        "the answer ends here: the window of 256 tokens is full, and --no-evict drops nothing; all "
         "text is kept, but start a new chat to go on\n"
     )
 
 
-def test_refused_message_ends_a_script(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["Hi"]), ContextLimitError("too long"), Script(["no"])])
+def test_refused_message_ends_a_script(model: ScriptedModel) -> None:
+    model.answers.extend([Script(["Hi"]), ContextLimitError("too long"), Script(["no"])])
     output = run("chat", stdin="Hello\nmuch\nmore\n")
-    assert output == Output(1, "Hi\n", footer("1 token", 1) + "error: too long\n")
+    assert output == Output(1, "Hi\n", model.footer(("Hello", "Hi")) + "error: too long\n")
 
 
-def test_model_that_cannot_chat(fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_cannot_chat(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedModelError("no template")
 
-    monkeypatch.setattr(FakeConversation, "__init__", refuse)
+    monkeypatch.setattr(RecordedConversation, "__init__", refuse)
     assert run("chat", stdin="Hello\n") == Output(1, "", "error: no template\n")
-    assert fake.closed
+    assert model.closed
 
 
 # -------------------------------------------------------------------------------------------------
@@ -234,7 +252,7 @@ def test_model_that_cannot_chat(fake: FakeLlama, monkeypatch: pytest.MonkeyPatch
 # -------------------------------------------------------------------------------------------------
 
 
-def test_help(fake: FakeLlama) -> None:
+def test_help(model: ScriptedModel) -> None:
     assert run("chat", stdin="/help\n/?\n") == Output(0, "", f"{chat_commands.help_text()}\n" * 2)
     lines = chat_commands.help_text().splitlines()
     assert lines[0] == "/help [COMMAND]      this list, or more about one command"
@@ -244,7 +262,7 @@ def test_help(fake: FakeLlama) -> None:
     )
 
 
-def test_help_of_a_command(fake: FakeLlama) -> None:
+def test_help_of_a_command(model: ScriptedModel) -> None:
     expected = (
         "/undo\ntake the last message and its answer back\nOnce more takes back the one before.\n"
     )
@@ -263,20 +281,20 @@ def test_help_of_a_command(fake: FakeLlama) -> None:
         ("/", "/: /help lists the commands; "),
     ],
 )
-def test_unknown_commands_are_never_sent(fake: FakeLlama, line: str, hint: str) -> None:
-    fake.answers.append(Script(["Hi"]))
+def test_unknown_commands_are_never_sent(model: ScriptedModel, line: str, hint: str) -> None:
+    model.say("Hi")
     output = run("chat", stdin=f"{line}\nHello\n")
     assert output == Output(
         1,  # at the end: the script was not done as it was written
         "Hi\n",
         f"error: unknown command {hint}begin the line with a space to send it to the model\n"
-        + footer("1 token", 1),
+        + model.footer(("Hello", "Hi")),
     )
     assert said() == ["Hello"]
 
 
 @pytest.mark.parametrize("quit_line", ["/quit", "/quit ", "/exit", "/bye"])
-def test_quit(fake: FakeLlama, quit_line: str) -> None:
+def test_quit(model: ScriptedModel, quit_line: str) -> None:
     assert run("chat", stdin=f"{quit_line}\nHello\n") == Output(0, "", "")
     assert said() == []
 
@@ -312,7 +330,7 @@ def test_quit(fake: FakeLlama, quit_line: str) -> None:
     ],
 )
 def test_commands_that_cannot_be_done(
-    fake: FakeLlama, tmp_path: Path, line: str, message: str
+    model: ScriptedModel, tmp_path: Path, line: str, message: str
 ) -> None:
     (tmp_path / "latin.txt").write_bytes("caé".encode("latin-1"))
     (tmp_path / "empty.txt").write_bytes(b"\n")
@@ -322,67 +340,74 @@ def test_commands_that_cannot_be_done(
     assert output.notes.count("\n") == 1
 
 
-def test_regen_and_edit(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["one"]), Script(["two"]), Script(["three"])])
+def test_regen_and_edit(model: ScriptedModel) -> None:
+    model.say("one", "two", "three")
     output = run("chat", stdin="Hello\n/regen\n/edit Good  morning \n")
-    assert output == Output(0, "one\ntwo\nthree\n", footer("1 token", 1) * 2 + footer("1 token", 2))
+    assert output == Output(
+        0,
+        "one\ntwo\nthree\n",
+        model.footer(("Hello", "one"))
+        + model.footer(("Hello", "two"))
+        + model.footer(("Good  morning", "three")),
+    )
     assert said() == ["Hello", "Hello", "Good  morning"]
     assert answers_of() == [("Good  morning", "three")]
 
 
-def test_edit_needs_a_text_in_a_script(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["one"]))
+def test_edit_needs_a_text_in_a_script(model: ScriptedModel) -> None:
+    model.say("one")
     output = run("chat", stdin="Hello\n/edit\n")
     assert output.code == 1
     assert output.notes.endswith("error: a script has to give the new message: /edit TEXT\n")
 
 
-def test_undo_and_clear(fake: FakeLlama) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(5))
+def test_undo_and_clear(model: ScriptedModel) -> None:
+    model.say(*["a"] * 5)
     output = run(
         "chat", "-s", "Be kind.", stdin="one\ntwo\nthree\n/undo\n/undo\nfour\nfive\n/clear\n/undo\n"
     )
-    notes = [line for line in output.notes.splitlines() if "KV" not in line]
-    assert notes == [
+    assert notes_of(output) == [
         "taken back: three (2 turns left)",
         "taken back: two (1 turn left)",
         "forgotten: 3 turns; the system prompt stays",
         "error: there is no message yet: type one",
     ]
-    assert FakeConversation.last.system == "Be kind."
+    assert RecordedConversation.last.system == "Be kind."
 
 
-def test_long_messages_are_shown_shortened(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["a"]))
+def test_long_messages_are_shown_shortened(model: ScriptedModel) -> None:
+    model.say("a")
     output = run("chat", stdin='"""' + "word\n" * 50 + '"""\n/undo\n')
     shown = "word " * 11 + "wo..."
     assert output.notes.endswith(f"taken back: {shown} (0 turns left)\n")
 
 
-def test_system(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["a"]), Script(["b"])])
+def test_system(model: ScriptedModel) -> None:
+    model.say("a", "b")
     lines = ["/system", "/system Be kind.", "Hello", "/system Be brief.\\", "Always.", "/system"]
     output = run("chat", stdin="\n".join([*lines, "Who?", '/system ""']))
-    notes = output.notes.replace(footer("1 token", 1), "").replace(footer("1 token", 2), "")
-    assert notes.splitlines() == [
+    hello, who = ("Hello", "a"), ("Who?", "b")
+    n_brief = model.n_text(hello, system="Be brief.\nAlways.")
+    n_both = model.n_text(hello, who)
+    assert notes_of(output) == [
         "no system prompt but the model's own",
         "system prompt: Be kind.",
-        "2 tokens will be read again with the next message",
+        f"{n_brief} tokens will be read again with the next message",
         "system prompt: Be brief.",
         "Always.",
         "system prompt: Be brief.",
         "Always.",
-        "reading 1 token again",
-        "3 tokens will be read again with the next message",
+        f"reading {n_brief} tokens again",
+        f"{n_both} tokens will be read again with the next message",
         "no system prompt but the model's own",
     ]
-    assert FakeConversation.last.system is None
+    assert RecordedConversation.last.system is None
 
 
-def test_read(fake: FakeLlama, tmp_path: Path) -> None:
+def test_read(model: ScriptedModel, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
     (tmp_path / "my notes.txt").write_text("three\n")
-    fake.answers.extend(Script(["a"]) for _ in range(6))
+    model.say(*["a"] * 6)
     script = [
         "/read notes.txt",
         "/read notes.txt What's this?",
@@ -404,7 +429,7 @@ def test_read(fake: FakeLlama, tmp_path: Path) -> None:
     ]
 
 
-def test_set(fake: FakeLlama) -> None:
+def test_set(model: ScriptedModel) -> None:
     output = run("chat", "--seed", "7", stdin="/set\n/set temp\n/set top-k 5\n/set temperature 0\n")
     lines = [line.split() for line in output.notes.splitlines()]
     assert lines == [
@@ -421,12 +446,12 @@ def test_set(fake: FakeLlama) -> None:
         ["top_k", "5"],
         ["temperature", "0.0"],
     ]
-    assert FakeConversation.last.sampling == Sampling(temperature=0.0, top_k=5, seed=7)
+    assert RecordedConversation.last.sampling == Sampling(temperature=0.0, top_k=5, seed=7)
 
 
-def test_stats(fake: FakeLlama) -> None:
-    fake.answers.extend([Script(["Hi", " there"]), Script(["one", " two", " three"])])
-    fake.changes = {
+def test_stats(model: ScriptedModel) -> None:
+    model.say("Hi there", "one two three")
+    model.changes = {
         "tokens_evicted": 1234,
         "rows_evicted": 1,
         "compactions": 12,
@@ -436,8 +461,7 @@ def test_stats(fake: FakeLlama) -> None:
         "window": 8192,
     }
     output = run("chat", "--seed", "7", stdin="/stats\nHello you\nWho\n/stats\n")
-    footers = [line for line in output.notes.splitlines() if "cells · 1,234" in line]
-    lines = [line for line in output.notes.splitlines() if line not in footers]
+    lines = notes_of(output)
     before = [
         "conversation   0 turns · 0 tokens of text",
         "cache          0 of 300 cells · budget 200 (100 heavy + 100 recent) · slack 100 · "
@@ -452,17 +476,23 @@ def test_stats(fake: FakeLlama) -> None:
         "saved          no: /save FILE saves a copy",
     ]
     assert lines[:9] == before
+    n_first = model.n_text(("Hello you", "Hi there"))
+    used = model.n_text(("Hello you", "Hi there"), ("Who", "one two three"))
+    n_read = used - 13 - n_first
+    n_both = n_read + n_first - 8
     assert lines[9:] == [
-        "conversation   2 turns · 6 tokens of text",
-        "last answer    1 token read · 2.0 tokens/s · 3 tokens written · 2.0 tokens/s",
-        "all answers    3 tokens read · 3.0 tokens/s · 5 tokens written · 2.0 tokens/s",
-        before[1].replace("0 of", "6 of", 1),
+        f"conversation   2 turns · {used} tokens of text",
+        f"last answer    {n_read} tokens read · {n_read * 2:.1f} tokens/s · 13 tokens written · "
+        "2.0 tokens/s",
+        f"all answers    {n_both} tokens read · {n_both:.1f} tokens/s · 21 tokens written · "
+        "2.0 tokens/s",
+        before[1].replace("0 of", f"{used} of", 1),
         *before[2:],
     ]
 
 
-def test_stats_of_a_full_cache(fake: FakeLlama) -> None:
-    fake.evicting = False
+def test_stats_of_a_full_cache(model: ScriptedModel) -> None:
+    model.changes = {"evicting": False}
     lines = run("chat", stdin="/stats\n").notes.splitlines()
     assert lines[1:3] == [
         "cache          0 of 300 cells · full cache, nothing is evicted",
@@ -470,7 +500,7 @@ def test_stats_of_a_full_cache(fake: FakeLlama) -> None:
     ]
 
 
-def test_kv_of_an_empty_cache(fake: FakeLlama) -> None:
+def test_kv_of_an_empty_cache(model: ScriptedModel) -> None:
     assert run("chat", stdin="/kv\n") == Output(0, "", "the KV cache is empty\n")
 
 
@@ -479,15 +509,20 @@ def test_kv_of_an_empty_cache(fake: FakeLlama) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_session_goes_on(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.extend([Script(["Hi"]), Script(["Ho"])])
+def test_session_goes_on(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Hi", "Ho")
     first = run("chat", "--session", "work", "--seed", "7", "-s", "Be kind.", stdin="Hello\n")
-    assert first == Output(0, "Hi\n", footer("1 token", 1))
+    hello, who = ("Hello", "Hi"), ("Who?", "Ho")
+    assert first == Output(0, "Hi\n", model.footer(hello, system="Be kind."))
     second = run("chat", "--session", "work", stdin="Who?\n")
+    n_text = model.n_text(hello, system="Be kind.")
     assert second == Output(
-        0, "Ho\n", "continuing a conversation of 1 turn, 2 tokens\n" + footer("1 token", 2)
+        0,
+        "Ho\n",
+        f"continuing a conversation of 1 turn, {n_text} tokens\n"
+        + model.footer(hello, who, system="Be kind."),
     )
-    conversation = FakeConversation.last
+    conversation = RecordedConversation.last
     assert [turn.user for turn in conversation.turns] == ["Hello", "Who?"]
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
     assert conversation.saves == [tmp_path / "chats" / "work.h2o"]
@@ -495,45 +530,47 @@ def test_session_goes_on(fake: FakeLlama, tmp_path: Path) -> None:
     assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
 
 
-def test_continue_takes_the_chat_last_changed(fake: FakeLlama) -> None:
-    fake.answers.extend(Script(["Hi"]) for _ in range(4))
+def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
+    model.say(*["Hi"] * 4)
     for name in ("one", "two", "one"):
         run("chat", "--session", name, stdin=f"{name}\n")
     assert run("chat", "-c", stdin="more\n").code == 0
-    assert [turn.user for turn in FakeConversation.last.turns] == ["one", "one", "more"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "one", "more"]
 
 
-def test_options_that_are_typed_replace_those_of_the_session(fake: FakeLlama) -> None:
-    fake.answers.append(Script(["Hi"]))
+def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedModel) -> None:
+    model.say("Hi")
     run("chat", "--session", "x", "-s", "Be kind.", "--temp=0", "--seed=7", stdin="Hello\n")
     output = run("chat", "-c", "-s", "Be brief.", "--seed=8", "--top-k=3")
+    n_kind = model.n_text(("Hello", "Hi"), system="Be kind.")
+    n_brief = model.n_text(("Hello", "Hi"), system="Be brief.")
     assert output == Output(
         0,
         "",
-        "continuing a conversation of 1 turn, 2 tokens\n"
-        "2 tokens will be read again with the next message\n",
+        f"continuing a conversation of 1 turn, {n_kind} tokens\n"
+        f"{n_brief} tokens will be read again with the next message\n",
     )
-    conversation = FakeConversation.last
+    conversation = RecordedConversation.last
     assert conversation.sampling == Sampling(temperature=0.0, top_k=3, seed=8)
     assert conversation.system == "Be brief."
     assert len(conversation.saves) == 1
     assert run("chat", "-c", "-s", "Be brief.").notes.count("\n") == 1  # nothing to change
 
 
-def test_every_change_is_saved(fake: FakeLlama) -> None:
-    fake.answers.extend(Script(["Hi"]) for _ in range(4))
+def test_every_change_is_saved(model: ScriptedModel) -> None:
+    model.say(*["Hi"] * 4)
     script = [
         "Hello", "Who?", "/undo", "/regen", "/edit What?", "/system Be kind.", "/set temp 0",
         "/clear", "/stats", "/set", "/kv", "/help", "/nonsense",
     ]  # fmt: skip
     run("chat", "--session", "work", stdin="\n".join(script))
-    assert len(FakeConversation.last.saves) == 8
+    assert len(RecordedConversation.last.saves) == 8
     run("chat", "-c")
-    assert FakeConversation.last.turns == ()
-    assert FakeConversation.last.sampling.temperature == 0.0
+    assert RecordedConversation.last.turns == ()
+    assert RecordedConversation.last.sampling.temperature == 0.0
 
 
-def test_nothing_is_saved_before_there_is_an_answer(fake: FakeLlama, tmp_path: Path) -> None:
+def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel, tmp_path: Path) -> None:
     script = "/clear\n/set temp 0\n/system x\n/save\n"
     output = run("chat", "--session", "work", stdin=script)
     assert output.notes.endswith("error: there is nothing to save yet\n")
@@ -542,55 +579,55 @@ def test_nothing_is_saved_before_there_is_an_answer(fake: FakeLlama, tmp_path: P
 
 @pytest.mark.parametrize("arguments", [[], ["--no-save", "--session", "work"]])
 def test_script_leaves_nothing_behind(
-    fake: FakeLlama, tmp_path: Path, arguments: list[str]
+    model: ScriptedModel, tmp_path: Path, arguments: list[str]
 ) -> None:
-    fake.answers.append(Script(["Hi"]))
+    model.say("Hi")
     assert run("chat", *arguments, stdin="Hello\n").code == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_continue_without_saving(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.extend([Script(["Hi"]), Script(["Ho"])])
+def test_continue_without_saving(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Hi", "Ho")
     run("chat", "--session", "work", stdin="Hello\n")
     before = (tmp_path / "chats" / "work.h2o").read_bytes()
     assert run("chat", "-c", "--no-save", stdin="Who?\n").text == "Ho\n"
     assert (tmp_path / "chats" / "work.h2o").read_bytes() == before
 
 
-def test_nothing_to_continue(fake: FakeLlama, tmp_path: Path) -> None:
+def test_nothing_to_continue(model: ScriptedModel, tmp_path: Path) -> None:
     expected = (
         f"error: no conversation is saved in {tmp_path}/chats: start one without --continue\n"
     )
     assert run("chat", "-c") == Output(1, "", expected)
-    assert fake.options is None  # no model was loaded for it
+    assert model.options is None  # no model was loaded for it
 
 
-def test_continue_and_session_together(fake: FakeLlama) -> None:
+def test_continue_and_session_together(model: ScriptedModel) -> None:
     output = run("chat", "-c", "--session", "work")
     assert output.code == 2
     assert "give either --continue or --session NAME" in output.notes
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".a", "-a", "a\\b", "a\nb", " a", "x" * 101])
-def test_names_that_are_refused(fake: FakeLlama, tmp_path: Path, name: str) -> None:
+def test_names_that_are_refused(model: ScriptedModel, tmp_path: Path, name: str) -> None:
     for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
         output = run(*command)
         assert (output.code, output.text) == (1, "")
         assert output.notes.startswith(f"error: {name!r} cannot be the name of a session: ")
-    assert fake.options is None
+    assert model.options is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_may_have_spaces_and_other_letters(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.append(Script(["Hi"]))
+def test_names_may_have_spaces_and_other_letters(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Hi")
     assert run("chat", "--session", "Ma thèse 2.0", stdin="Hello\n").code == 0
     assert (tmp_path / "chats" / "Ma thèse 2.0.h2o").exists()
 
 
-def test_session_that_is_open_elsewhere(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.append(Script(["Hi"]))
+def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
-    fake.options = None
+    model.options = None
     with (tmp_path / "chats" / ".work.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         expected = Output(
@@ -602,49 +639,50 @@ def test_session_that_is_open_elsewhere(fake: FakeLlama, tmp_path: Path) -> None
         assert run("chat", "--session", "work", stdin="Who?\n") == expected
         assert run("chat", "-c", stdin="Who?\n") == expected
         assert run("sessions", "rm", "work") == expected
-        assert fake.options is None
+        assert model.options is None
         # Looking at it does no harm.
         assert run("chat", "-c", "--no-save").code == 0
     assert run("chat", "-c").code == 0
 
 
-def test_damaged_session_stays_as_it_is(fake: FakeLlama, tmp_path: Path) -> None:
+def test_damaged_session_stays_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
     (tmp_path / "chats").mkdir()
     file = tmp_path / "chats" / "work.h2o"
     file.write_text("damaged")
     output = run("chat", "--session", "work", stdin="Hello\n")
     assert output.code == 1
     assert output.notes == f"error: {file} is not a session file of pyh2o: check the name\n"
-    assert fake.options is None
+    assert model.options is None
     assert file.read_text() == "damaged"
 
 
-def test_failing_saves_are_said_once(fake: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(4))
-    save = FakeConversation.save
+def test_failing_saves_are_said_once(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.answers.extend(Script(["a"]) for _ in range(4))
+    save = RecordedConversation.save
 
-    def full(_self: FakeConversation, _path: Path) -> None:
+    def full(_self: RecordedConversation, _path: Path) -> None:
         raise SessionError("cannot save the session: the disk is full")
 
     def repair() -> None:
-        monkeypatch.setattr(FakeConversation, "save", save)
+        monkeypatch.setattr(RecordedConversation, "save", save)
 
-    monkeypatch.setattr(FakeConversation, "save", full)
-    fake.answers[2].pieces.append(repair)
+    monkeypatch.setattr(RecordedConversation, "save", full)
+    model.answers[2].pieces.append(repair)
     output = run("chat", "--session", "work", stdin="one\ntwo\n/save\nthree\n/save\nfour\n")
+    said = [(word, "a") for word in ("one", "two", "three", "four")]
     assert output == Output(
         0,
         "a\na\na\na\n",
-        footer("1 token", 1)
+        model.footer(*said[:1])
         + "warning: this chat is not saved: cannot save the session: the disk is full\n"
-        + footer("1 token", 2)
-        + footer("1 token", 3)
+        + model.footer(*said[:2])
+        + model.footer(*said[:3])
         + "saved as work\n"
-        + footer("1 token", 4),
+        + model.footer(*said),
     )
 
 
-def test_unwritable_folder(fake: FakeLlama, tmp_path: Path) -> None:
+def test_unwritable_folder(model: ScriptedModel, tmp_path: Path) -> None:
     (tmp_path / "chats").write_text("a file")
     output = run("chat", "--session", "work", stdin="Hello\n")
     assert output == Output(
@@ -655,83 +693,95 @@ def test_unwritable_folder(fake: FakeLlama, tmp_path: Path) -> None:
     )
 
 
-def test_copies(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(4))
+def test_copies(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say(*["a"] * 4)
     (tmp_path / "precious.txt").write_text("old")
     script = ["one", "/save copy.h2o", "two", "/save ./copy.h2o", "three", "/save precious.txt"]
     output = run("chat", stdin="\n".join([*script, "/load copy.h2o", "four"]))
+    said = [(word, "a") for word in ("one", "two", "three")]
     assert output == Output(
         1,
         "a\n" * 4,
-        footer("1 token", 1)
+        model.footer(*said[:1])
         + "saved in copy.h2o: /load goes on from here\n"
-        + footer("1 token", 2)
+        + model.footer(*said[:2])
         + "saved in copy.h2o: /load goes on from here\n"
-        + footer("1 token", 3)
+        + model.footer(*said[:3])
         + "error: precious.txt exists: give another name\n"
-        + "continuing a conversation of 2 turns, 3 tokens\n"
-        + footer("1 token", 3),
+        + f"continuing a conversation of 2 turns, {model.n_text(*said[:2])} tokens\n"
+        + model.footer(*said[:2], ("four", "a")),
     )
-    assert [turn.user for turn in FakeConversation.last.turns] == ["one", "two", "four"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "two", "four"]
     assert (tmp_path / "precious.txt").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.h2o", "precious.txt"]
 
 
-def test_loading_leaves_the_session_as_it_is(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(4))
+def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say(*["a"] * 4)
     run("chat", stdin="one\n/save copy.h2o\n")
     run("chat", "--session", "work", stdin="two\n/load copy.h2o\nthree\n")
     names = sorted(path.name for path in (tmp_path / "chats").iterdir())
     assert len(names) == 2
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}\.h2o", names[0])
     run("chat", "--session", "work")
-    assert [turn.user for turn in FakeConversation.last.turns] == ["two"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["two"]
     run("chat", "--session", names[0].removesuffix(".h2o"))
-    assert [turn.user for turn in FakeConversation.last.turns] == ["one", "three"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "three"]
 
 
-def test_loading_into_an_empty_session(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.append(Script(["a"]))
+def test_loading_into_an_empty_session(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("a")
     run("chat", stdin="one\n/save copy.h2o\n")
     run("chat", "--session", "work", stdin="/load copy.h2o\n")
     assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
 
 
-def test_loading_that_fails_changes_nothing(fake: FakeLlama, tmp_path: Path) -> None:
+def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path) -> None:
     """Also where the file turns out not to fit after the cache was emptied for it."""
-    fake.answers.extend(Script(["a"]) for _ in range(3))
+    model.say(*["a"] * 3)
     run("chat", stdin="zero\n/save copy.h2o\n")
     whole = read_session("copy.h2o", "conversation")
-    write_session("damaged.h2o", replace(whole, kv=DAMAGED_STATE))
+    write_session("damaged.h2o", replace(whole, kv=b"damaged"))
     output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
     assert output == Output(
         1,
         "a\na\n",
-        footer("1 token", 1) + "error: the state does not fit\n" + footer("1 token", 2),
+        model.footer(("one", "a"))
+        + "error: cannot go on with the session damaged.h2o: the state does not fit: it is "
+        "damaged, or of another model or other settings\n"
+        + model.footer(("one", "a"), ("two", "a")),
     )
 
 
-def test_session_brings_its_settings_along(fake: FakeLlama, tmp_path: Path) -> None:
-    fake.answers.append(Script(["a"]))
+def test_session_brings_its_settings_along(
+    model: ScriptedModel, llm: Llama, tmp_path: Path
+) -> None:
+    model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert fake.options == RunOptions(sampling=fake.options.sampling)
+    assert model.options == RunOptions(sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
-    assert fake.options == RunOptions(
+    assert model.options == RunOptions(
+        model=Path(llm.model_path),
         ctx=1000,
-        eviction=EvictionSettings(hh=100, recent=0.5, slack=100, policy=TOVA()),
+        eviction=EvictionSettings(hh=400, recent=0.5, slack=100, policy=TOVA()),
         threads=3,
         kv_type=KVType.f16,
-        sampling=fake.options.sampling,
+        sampling=model.options.sampling,
     )
-    (tmp_path / "fake.gguf").touch()
+    # A model that is no longer where it was is looked for elsewhere.
+    work = tmp_path / "chats" / "work.h2o"
+    saved = read_session(work, "conversation")
+    moved = saved.header | {"model": saved.header["model"] | {"path": "/gone/tiny.gguf"}}
+    write_session(work, replace(saved, header=moved))
+    (tmp_path / "tiny.gguf").touch()
     run("chat", "--session", "work")
-    assert fake.options.model == tmp_path / "fake.gguf"
+    assert model.options.model == tmp_path / "tiny.gguf"
     run("chat", "--session", "work", "-m", "other.gguf", "--no-evict", "--kv-type", "q8_0")
-    assert (fake.options.model, fake.options.kv_type) == (Path("other.gguf"), KVType.q8_0)
-    assert fake.options.no_evict
+    assert (model.options.model, model.options.kv_type) == (Path("other.gguf"), KVType.q8_0)
+    assert model.options.no_evict
 
 
-def test_leftovers_of_killed_saves_are_removed(fake: FakeLlama, tmp_path: Path) -> None:
+def test_leftovers_of_killed_saves_are_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     chats.mkdir()
     for name in (".pyh2o-session-old.tmp", ".pyh2o-session-new.tmp", "notes.tmp"):
@@ -744,12 +794,12 @@ def test_leftovers_of_killed_saves_are_removed(fake: FakeLlama, tmp_path: Path) 
 
 
 def test_sessions_list_and_rm(
-    fake: FakeLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
     chats = tmp_path / "chats"
     assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
-    fake.answers.extend(Script(["a"]) for _ in range(3))
+    model.say(*["a"] * 3)
     run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
     run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")
     (chats / "odd.h2o").touch()
@@ -757,13 +807,16 @@ def test_sessions_list_and_rm(
     for day, name in enumerate(("odd", "2026-01-01-120000", "work")):
         os.utime(chats / f"{name}.h2o", (day * 86_400, day * 86_400))
     listed = run("sessions", "list")
+    sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
+    assert sizes[0] > 0.05
     assert listed.text == (
-        "work               1970-01-03 00:00      0.0 MB    2 turns  Hello you\n"
-        f"2026-01-01-120000  1970-01-02 00:00      0.0 MB     1 turn  {'word ' * 11}wo...\n"
+        f"work               1970-01-03 00:00  {sizes[0]:>7.1f} MB    2 turns  Hello you\n"
+        f"2026-01-01-120000  1970-01-02 00:00  {sizes[1]:>7.1f} MB     1 turn  "
+        f"{'word ' * 11}wo...\n"
         f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file "
         "of pyh2o: check the name\n"
     )
-    assert listed.notes == f"3 in {chats}, 0.0 MB\n"
+    assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
     assert run("sessions", "rm", "work", "nope") == Output(
         1, "", "error: there is no session nope: see `pyh2o sessions list`\n"
     )

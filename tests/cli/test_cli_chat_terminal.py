@@ -26,10 +26,17 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from fake_conversation import FakeConversation, FakeLlama, Script, fake_chat
+from pyh2o import Llama
 from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat.completion import CommandCompleter
 from pyh2o.cli.chat.input import TerminalSource
+from scripted_chat import (
+    RecordedConversation,
+    Script,
+    ScriptedModel,
+    open_chat_model,
+    scripted_chat,
+)
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"
@@ -40,9 +47,14 @@ UP = "\x1b[A"
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    return open_chat_model(tmp_path_factory.mktemp("model"))
+
+
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
-    return fake_chat(monkeypatch)
+def model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    return scripted_chat(llm, monkeypatch)
 
 
 @pytest.fixture
@@ -62,7 +74,7 @@ def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
 
 
 def said() -> list[str]:
-    return FakeConversation.last.said
+    return RecordedConversation.last.said
 
 
 def notes(output: Output) -> list[str]:
@@ -74,8 +86,8 @@ FAREWELL = "saved as work: pyh2o chat -c goes on"
 GREETING = ["window 1,000 tokens, budget 200 (100 heavy + 100 recent)", "/help lists the commands"]
 
 
-def test_keys(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(4))
+def test_keys(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+    model.say(*["a"] * 4)
     pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
     output = type_keys(
         f"one{ENTER}one{ALT_ENTER}two{ENTER}one\\{ENTER}two{ENTER}{pasted}{ENTER}"
@@ -87,17 +99,17 @@ def test_keys(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
 
 
 def test_pasted_commands_of_several_lines(
-    fake: FakeLlama, type_keys: Callable[..., Output]
+    model: ScriptedModel, type_keys: Callable[..., Output]
 ) -> None:
     output = type_keys(f"/etc/passwd\\{ENTER}two{ENTER}/system Be\\{ENTER}kind.{ENTER}/quit{ENTER}")
     assert output.code == 0  # a person has seen it
     assert "error: unknown command /etc/passwd: " in output.notes
-    assert FakeConversation.last.system == "Be\nkind."
+    assert RecordedConversation.last.system == "Be\nkind."
     assert said() == []
 
 
-def test_multi(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(2))
+def test_multi(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+    model.say(*["a"] * 2)
     output = type_keys(
         f"/multi{ENTER}one \\{ENTER}/two{ENTER}/end{ENTER}"
         f'"""three{ENTER}lost{CTRL_C}'
@@ -113,14 +125,16 @@ def test_multi(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
     ]
 
 
-def test_edit_offers_the_last_message(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(2))
+def test_edit_offers_the_last_message(
+    model: ScriptedModel, type_keys: Callable[..., Output]
+) -> None:
+    model.say(*["a"] * 2)
     type_keys(f"Hello\\{ENTER}you{ENTER}/edit{ENTER} two{ENTER}/quit{ENTER}")
     assert said() == ["Hello\nyou", "Hello\nyou two"]
 
 
-def test_edit_can_be_dropped(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
-    fake.answers.append(Script(["a"]))
+def test_edit_can_be_dropped(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+    model.say("a")
     empty = "\x7f" * 5
     output = type_keys(f"Hello{ENTER}/edit{ENTER}x{CTRL_C}/edit{ENTER}{empty}{ENTER}/quit{ENTER}")
     assert said() == ["Hello"]
@@ -133,37 +147,39 @@ def test_edit_can_be_dropped(fake: FakeLlama, type_keys: Callable[..., Output]) 
 
 
 def test_history_that_cannot_be_written(
-    fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path
+    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
 ) -> None:
-    fake.answers.append(Script(["a"]))
+    model.say("a")
     assert type_keys(f"one{ENTER}{CTRL_D}", history=tmp_path).code == 0
     assert said() == ["one"]
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
-    fake: FakeLlama, type_keys: Callable[..., Output]
+    model: ScriptedModel, type_keys: Callable[..., Output]
 ) -> None:
-    fake.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
+    model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "ab\nd\n")
     assert notes(output) == [*GREETING, "stopped by Ctrl-C: what was said so far stays", FAREWELL]
-    assert [turn.answer for turn in FakeConversation.last.turns] == ["ab", "d"]
+    assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
 
 
 def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
-    fake: FakeLlama, type_keys: Callable[..., Output]
+    model: ScriptedModel, type_keys: Callable[..., Output]
 ) -> None:
-    fake.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
+    model.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
     run("chat", "-c", stdin="")
-    assert [turn.user for turn in FakeConversation.last.turns] == ["one"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["one"]
 
 
-def test_refusals_do_not_end_the_chat(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
+def test_refusals_do_not_end_the_chat(
+    model: ScriptedModel, type_keys: Callable[..., Output]
+) -> None:
     from pyh2o.errors import ContextLimitError
 
-    fake.answers.extend([ContextLimitError("too long"), Script(["a"])])
+    model.answers.extend([ContextLimitError("too long"), Script(["a"])])
     output = type_keys(f"Hello{ENTER}/read none.txt{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "a\n")
     assert notes(output)[2:4] == [
@@ -172,11 +188,12 @@ def test_refusals_do_not_end_the_chat(fake: FakeLlama, type_keys: Callable[..., 
     ]
 
 
-def test_last_exchange_is_shown(fake: FakeLlama, type_keys: Callable[..., Output]) -> None:
-    fake.answers.extend([Script(["a"]), Script(["one", " two\n"])])
+def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+    model.say("a", "one two\n")
     type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
+    n_text = model.n_text(("Hello", "a"), ("Who?", "one two\n"))
     assert notes(type_keys(CTRL_D)) == [
-        "continuing a conversation of 2 turns, 4 tokens",
+        f"continuing a conversation of 2 turns, {n_text} tokens",
         "> Who?",
         "one two",
         *GREETING,
@@ -185,38 +202,39 @@ def test_last_exchange_is_shown(fake: FakeLlama, type_keys: Callable[..., Output
 
 
 def test_chat_without_a_name_is_named_by_the_time(
-    fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path
+    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
 ) -> None:
-    fake.answers.extend(Script(["a"]) for _ in range(2))
+    model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
     _, second = sorted((tmp_path / "chats").iterdir())
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
     output = type_keys(CTRL_D, "-c", session=None)
-    assert notes(output)[0] == "continuing a conversation of 1 turn, 2 tokens"
-    assert FakeConversation.last.saves == []
+    n_text = model.n_text(("Hello", "a"))
+    assert notes(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
+    assert RecordedConversation.last.saves == []
 
 
-def test_no_save(fake: FakeLlama, type_keys: Callable[..., Output], tmp_path: Path) -> None:
-    fake.answers.append(Script(["a"]))
+def test_no_save(model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path) -> None:
+    model.say("a")
     output = type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", "--no-save", session=None)
     assert "error: this chat is not saved as it goes: /save FILE saves a copy of it" in output.notes
     assert list(tmp_path.iterdir()) == []
 
 
 def test_prompt_does_not_wait_for_the_disk(
-    fake: FakeLlama, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the next answer does, and so does leaving."""
     prompts = saving = prompts_before = 0
-    save, read = FakeConversation.save, TerminalSource.read
+    save, read = RecordedConversation.save, TerminalSource.read
 
     def answering() -> None:
         nonlocal prompts_before
         prompts_before = prompts
         assert saving == 0
 
-    def slow_save(conversation: FakeConversation, path: Path) -> None:
+    def slow_save(conversation: RecordedConversation, path: Path) -> None:
         nonlocal saving
         saving += 1
         wait_until(lambda: prompts > prompts_before)
@@ -229,13 +247,13 @@ def test_prompt_does_not_wait_for_the_disk(
         prompts += 1
         return read(source, *arguments, **keywords)
 
-    monkeypatch.setattr(FakeConversation, "save", slow_save)
+    monkeypatch.setattr(RecordedConversation, "save", slow_save)
     monkeypatch.setattr(TerminalSource, "read", counted_read)
-    fake.answers.extend(Script([answering, "a"]) for _ in range(2))
+    model.answers.extend(Script([answering, "a"]) for _ in range(2))
     assert type_keys(f"one{ENTER}two{ENTER}{CTRL_D}").code == 0
     assert saving == 0
     run("chat", "-c", stdin="")
-    assert [turn.user for turn in FakeConversation.last.turns] == ["one", "two"]
+    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "two"]
 
 
 def completions(line: str) -> list[str]:

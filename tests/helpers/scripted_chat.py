@@ -1,0 +1,191 @@
+"""The tiny model for `chat`, whose draws are written by the test; the conversation is the real one.
+
+The numbers of its cache are made up, so that they stand in the tests as they are shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli_fakes import cache_with
+from pyh2o import Conversation, Llama
+from pyh2o.cli import loading
+from pyh2o.cli.chat import answers
+from pyh2o.cli.options import ModelOptions, RunOptions
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions import conversation as conversation_module
+from pyh2o.text.chat_template import ChatTemplate
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama
+
+SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 100, "policy": "tova"}
+
+
+@dataclass
+class Script:
+    """What the model draws for one message: texts (or actions) in turn, a token for each byte.
+
+    Then it ends its text, unless `room` says that no positions are left by then.
+    """
+
+    pieces: list[str | Callable[[], None]]
+    room: bool = True
+
+
+@dataclass
+class ScriptedModel:
+    """What `chat` loads.
+
+    Attributes:
+        llm: the model.
+        answers: what it says to the next messages, or the errors it raises instead.
+        options: what it was loaded with.
+        before_reading: called when a prompt is about to be read.
+        changes: numbers of the cache that are other than usual.
+        closed: how often the model was closed.
+    """
+
+    llm: Llama
+    answers: deque[Script | Exception] = field(default_factory=deque)
+    options: ModelOptions | None = None
+    before_reading: Callable[[], None] = lambda: None
+    changes: dict[str, Any] = field(default_factory=dict)
+    closed: int = 0
+
+    def say(self, *texts: str) -> None:
+        """Let these be the next answers."""
+        self.answers.extend(Script([text]) for text in texts)
+
+    def n_text(self, *exchanges: tuple[str, str], system: str | None = None) -> int:
+        """Tokens of a conversation of these messages and answers."""
+        template = ChatTemplate(self.llm, system)
+        if not exchanges:
+            return len(template.opening)
+        messages = [
+            template.next_turn(message) if n else template.first_turn(message)
+            for n, (message, _) in enumerate(exchanges)
+        ]
+        return sum(map(len, messages)) + sum(len(answer.encode()) for _, answer in exchanges)
+
+    def footer(
+        self, *exchanges: tuple[str, str], system: str | None = None, cut: bool = False
+    ) -> str:
+        """The line under the last answer: half a second for the reading and for each token.
+
+        Where the answer was `cut`, its last token is evaluated with the next message.
+        """
+        _, answer = exchanges[-1]
+        count, speed = f"{len(answer.encode())} tokens", " · 2.0 tokens/s"
+        if count == "1 tokens":
+            count, speed = "1 token", ""
+        used = self.n_text(*exchanges, system=system) - cut
+        return f"{count}{speed} · first after 0.5 s · {self.cache(used)}\n"
+
+    def empty_footer(self, used: int) -> str:
+        """The line under an answer without a token."""
+        return f"0 tokens · {self.cache(used)}\n"
+
+    @staticmethod
+    def cache(used: int) -> str:
+        """The cache as a footer shows it."""
+        return f"KV {used}/300 cells · 0 evicted · 3.0 of 8.0 MiB"
+
+    def load(
+        self, options: RunOptions, _bars: object, on_read: Callable[[int, int], None]
+    ) -> Llama:
+        self.options = options
+        self.llm.prompt_progress = on_read
+        return self.llm
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class RecordedConversation(Conversation):
+    """The real one, which also keeps what the test wants to know."""
+
+    last: RecordedConversation
+
+    def _set_up(self, *arguments: Any) -> None:
+        self.said: list[str] = []
+        self.limits: list[int | None] = []
+        self.saves: list[Path] = []
+        type(self).last = self
+        super()._set_up(*arguments)
+
+    def say(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
+        self.said.append(message)
+        self.limits.append(max_tokens)
+        return super().say(message, max_tokens=max_tokens)
+
+    def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
+        self.said.append(self.turns[-1].user)
+        return super().regenerate(max_tokens=max_tokens)
+
+    def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
+        self.said.append(message)
+        return super().edit(message, max_tokens=max_tokens)
+
+    def save(self, path: str | Path) -> None:
+        super().save(path)
+        self.saves.append(Path(path))
+
+
+def ticking_clock() -> Iterator[float]:
+    """Half a second passes with each look at the clock."""
+    return (tick / 2 for tick in itertools.count())
+
+
+def open_chat_model(folder: Path) -> Llama:
+    """The model for `scripted_chat`; opened once, as its weights do not matter."""
+    path = write_tiny_gguf(folder / "tiny.gguf", seed=17, chat_template=CHAT_TEMPLATE)
+    return tiny_llama(path, **SETTINGS)
+
+
+def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    """Let `chat` load the model."""
+    model = ScriptedModel(llm)
+    byte_0 = llm.tokenize(b"\x01", add_bos=False)[-1] - 1
+
+    class ScriptedWriter:
+        def __init__(self, llm: Llama, _sampling: Sampling) -> None:
+            self._llm = llm
+
+        def write(self, tokens: Sequence[int]) -> Generator[int]:
+            script = model.answers.popleft()
+            if isinstance(script, Exception):
+                raise script
+            model.before_reading()
+            self._llm.eval(tokens)
+            for piece in script.pieces:
+                if callable(piece):
+                    piece()
+                    continue
+                for byte in piece.encode():
+                    yield byte_0 + byte
+                    if self._llm.n_tokens >= self._llm.position_limit:
+                        return
+                    self._llm.eval([byte_0 + byte])
+            if script.room:
+                yield self._llm.token_eos()
+
+    def kv(llm: Llama) -> Any:
+        return cache_with(llm.n_tokens, **{"evicting": llm.evicting, **model.changes})
+
+    llm.reset()
+    monkeypatch.setattr(llm, "close", model.close)
+    monkeypatch.setattr(Llama, "kv", property(kv))
+    monkeypatch.setattr(loading, "load_llama", model.load)
+    monkeypatch.setattr(conversation_module, "Writer", ScriptedWriter)
+    monkeypatch.setattr(conversation_module, "Conversation", RecordedConversation)
+    clock = ticking_clock()
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    return model
