@@ -40,10 +40,10 @@ from ..generation.writer import Writer
 from ..llama import Llama
 from ..system.memory import resident_bytes
 from ..text.cached_text import CachedText
-from ..text.detokenizer import Detokenizer, detokenizer
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
 from ..text.vocabulary import end_tokens, is_end_token
+from .edited_story import EditedStory, parts_after
 from .saved_story import SavedStory
 from .session_file import (
     Session,
@@ -53,7 +53,7 @@ from .session_file import (
     settings_identity,
     write_session,
 )
-from .story_record import StoryRecord
+from .story_record import StoryRecord, speed
 
 KIND = "story"
 
@@ -75,6 +75,7 @@ class Story:
         n_read, read_seconds: tokens that were read before the first one was written, and how long
             that took, with the first one.
         seconds: it took to write the others, also in earlier processes.
+        notes: what whoever writes the story wants to find again when it is loaded; fit for JSON.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Story:
         self.n_read = 0
         self.read_seconds = 0.0
         self.seconds = 0.0
+        self.notes: dict[str, Any] = {}
 
         self.llm = llm
         self._text = CachedText(llm)
@@ -122,7 +124,7 @@ class Story:
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
-        self._parts = self._new_parts()
+        self._parts = parts_after(self.llm, self.tokens[: self.n_prompt])
         self._guard = RepetitionGuard(tokens) if loop_guard else None
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
@@ -153,7 +155,7 @@ class Story:
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
-        parts = self._new_parts()
+        parts = parts_after(self.llm, self.tokens[: self.n_prompt])
         story = b"".join(parts.feed(token) for token in self.tokens[self.n_prompt :])
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
@@ -161,6 +163,27 @@ class Story:
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
         return prompt_tokens(self.llm, prompt, None, None) == self.tokens[: self.n_prompt]
+
+    def edit(self, text: str) -> None:
+        """Put another text in the place of all that was given out; the next `write` reads it.
+
+        As many of its tokens as before count as the prompt's, and the others as written.
+
+        Args:
+            text: with the prompt, if the story's text begins with it.
+
+        Raises:
+            ValueError, ContextLimitError: as for a prompt.
+        """
+        edited = EditedStory.of(
+            self.llm, text, self.tokens[: self.n_prompt], with_prompt=bool(self._opening)
+        )
+        self._text.take_model()
+        self._text.begin(edited.tokens)
+        self.n_prompt, self._opening = edited.n_prompt, edited.opening
+        self.finish, self._ended, self._writer = None, False, None
+        self._pieces = self._new_pieces(size=len(text.encode()))
+        self._follow_written()
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -277,11 +300,6 @@ class Story:
     def _new_pieces(self, **state: Any) -> TextPieces:
         return TextPieces([text.encode() for text in self._until], **state)
 
-    def _new_parts(self) -> Detokenizer:
-        prompt = self.tokens[: self.n_prompt]
-        starts_text = prompt == [self.llm.token_bos()]
-        return detokenizer(self.llm, prompt, starts_text=starts_text)
-
     def _forbid(
         self, _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
     ) -> npt.NDArray[np.single]:
@@ -304,8 +322,8 @@ class Story:
             tokens=self.written,
             text_bytes=self._pieces.size,
             seconds=round(self.seconds, 3),
-            tokens_per_second=_speed(self.written - tokens, self.seconds - seconds),
-            tokens_per_second_overall=_speed(self.written, self.seconds),
+            tokens_per_second=speed(self.written - tokens, self.seconds - seconds),
+            tokens_per_second_overall=speed(self.written, self.seconds),
             loops=self.loops,
             position=kv.position,
             cells_used=kv.used,
@@ -343,6 +361,7 @@ class Story:
         header = {
             "model": model_identity(self.llm),
             "settings": settings_identity(self.llm),
+            "notes": self.notes,
             KIND: asdict(saved),
         }
         write_session(path, Session(KIND, header, self.tokens, self.llm.kv_state()))
@@ -398,6 +417,7 @@ class Story:
                 ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
                 on_loop=on_loop,
             )
+            story.notes = dict(session.header.get("notes", {}))
             story._go_on_from(session, saved)
         except PyH2OError:
             raise
@@ -416,12 +436,15 @@ class Story:
         self._pieces = self._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
+        self._follow_written()
+
+    def _follow_written(self) -> None:
+        """Tell what watches the tokens of those that were written already."""
+        self._parts = parts_after(self.llm, self.tokens[: self.n_prompt])
+        if self._guard is not None:
+            self._guard = RepetitionGuard(self.tokens[: self.n_prompt])
         for token in self.tokens[self.n_prompt :]:
             self._parts.feed(token)
             if self._guard is not None:
                 self._guard.add(token)
         self._recorded = (self.written, self.seconds)
-
-
-def _speed(tokens: int, seconds: float) -> float:
-    return round(tokens / seconds, 2) if seconds > 0 else 0.0

@@ -41,3 +41,8 @@ class StoryRecord:
     rebases: int
     kv_bytes: int
     resident_bytes: int
+
+
+def speed(tokens: int, seconds: float) -> float:
+    """Tokens a second, as a record shows it."""
+    return round(tokens / seconds, 2) if seconds > 0 else 0.0

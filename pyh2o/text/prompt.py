@@ -45,7 +45,7 @@ def prompt_tokens(
             return tokens
     if suffix is not None and infill is not None:
         head = [infill.prefix, *tokens]
-        tail = [infill.suffix, *_suffix_tokens(llama, suffix)]
+        tail = [infill.suffix, *suffix_tokens(llama, suffix)]
         tokens = [*tail, *head] if llama.spm_infill else [*head, *tail]
         tokens.append(infill.middle)
     return [*_bos_tokens(llama), *tokens, *_eos_tokens(llama)]
@@ -94,7 +94,7 @@ def _tokenize(llama: Llama, text: str, *, special: bool) -> list[int]:
     return llama.tokenize(text.encode(), add_bos=False, special=special) if text else []
 
 
-def _suffix_tokens(llama: Llama, suffix: str) -> list[int]:
+def suffix_tokens(llama: Llama, suffix: str) -> list[int]:
     """Tokens of a text that follows another one, without the space some tokenizers put first."""
     if llama.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
         return _tokenize(llama, suffix, special=False)
