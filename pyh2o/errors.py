@@ -39,6 +39,10 @@ class SessionError(PyH2OError, ValueError):
     """A session file that is missing, damaged, of another model or settings, or not writable."""
 
 
+class GrammarError(PyH2OError, ValueError):
+    """A grammar for generated text that llama.cpp cannot read."""
+
+
 class LibraryError(PyH2OError, ImportError):
     """The library that evicts is not there, or another llama.cpp is loaded already."""
 

@@ -38,6 +38,7 @@ from .errors import (
     StateError,
 )
 from .generation.drafts import FittingDrafts
+from .generation.grammar import check_grammar
 from .openai import completion
 from .openai.chat import OpenAIChat, as_json_object
 from .policies import Policy, parse_policy
@@ -679,6 +680,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         n_seen = removable + self._budget.recent - 1
         if removable > 0 and min(n_common, len(tokens) - 1) < n_seen:
             self.reset()
+
+    def _init_sampler(self, *args: Any, grammar: Any = None, **kwargs: Any) -> Any:
+        """The parent's; a grammar it cannot read is refused, with `GrammarError`."""
+        if grammar is not None:
+            check_grammar(self, grammar)
+        return super()._init_sampler(*args, grammar=grammar, **kwargs)
 
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
