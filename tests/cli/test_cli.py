@@ -91,10 +91,8 @@ def test_help(arguments: list[str]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# The real program
+# Models and settings that cannot be used
 # -------------------------------------------------------------------------------------------------
-
-real = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +101,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=17, n_ctx_train=1 << 17)
 
 
-@real
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,8 +121,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_bad_models_and_settings(
-    tiny: Path, tmp_path: Path, arguments: list[str], message: str
+    tiny: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
+    """One line says it, and llama.cpp adds none."""
     whole = tiny.read_bytes()
     (tmp_path / "text.gguf").write_text("no model")
     (tmp_path / "garbage.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 20)
@@ -134,9 +136,17 @@ def test_bad_models_and_settings(
         write_tiny_gguf(tmp_path / "recurrent.gguf", seed=1, arch_variant="recurrent")
     model = [] if "-m" in arguments else ["-m", str(tiny)]
     command = ["chat"] if "1.5" in arguments else ["generate", "-p", "x"]
-    output = run_program(*command, *model, *arguments, stdin="x\n")
+    output = run(*command, *model, *arguments, stdin="x\n")
     assert (output.code, output.text) == (1, "")
     assert re.fullmatch(rf"error: .*{message}.*\n", output.notes), output.notes
+    assert capfd.readouterr() == ("", "")
+
+
+# -------------------------------------------------------------------------------------------------
+# The real program
+# -------------------------------------------------------------------------------------------------
+
+real = pytest.mark.real
 
 
 @real
@@ -146,3 +156,12 @@ def test_version_and_help_of_the_program() -> None:
     assert re.match(r"pyh2o [\d.]+\S*\nllama.cpp [0-9a-f]{7}", version.text)
     assert run_program("--help").code == 0
     assert run_program("generate", "-p", "x", "--hh", "abc").code == 2
+
+
+@real
+def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"GGUF" + bytes(range(256)) * 20)
+    output = run_program("generate", "-p", "x", "-m", garbage)
+    assert (output.code, output.text) == (1, "")
+    assert re.fullmatch(r"error: .*garbage.gguf.* damaged.*\n", output.notes), output.notes

@@ -235,19 +235,33 @@ def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(llm, "tokenize", counting)
     conversation = Conversation(llm)
-    peaks: list[int] = []
+
     work: list[int] = []
-    for _ in range(150):
+
+    def turn() -> None:
         tokenized.clear()
+        said(conversation.say("what was said before does not matter", max_tokens=SHORT))
+        work.append(sum(tokenized))
+
+    def peak_of_a_turn() -> int:
         gc.collect()
         tracemalloc.start()
-        said(conversation.say("what was said before does not matter", max_tokens=SHORT))
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        turn()
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        work.append(sum(tokenized))
+        return peak
+
+    gc.freeze()  # the objects of all other tests, which each collection would look through
+    for _ in range(10):
+        turn()
+    early = [peak_of_a_turn() for _ in range(11)]
+    for _ in range(110):
+        turn()
+    late = [peak_of_a_turn() for _ in range(11)]
+    gc.unfreeze()
     assert len(set(work[1:])) == 1
     # A list of the text's 8,000 tokens would take 60 kB.
-    assert np.median(peaks[-20:]) < np.median(peaks[10:30]) + 10_000
+    assert np.median(late) < np.median(early) + 10_000
 
 
 def test_rows_in_the_cache_are_those_of_the_text(path: Path) -> None:
