@@ -1,24 +1,27 @@
-"""What the commands that measure share: their lists, text files, new files and tables."""
+"""What the user gives to the commands that measure: shared options, lists and text files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich import box
-from rich.table import Table
 
-from pyh2o.measuring.tables import TextTable
-from pyh2o.system.files import replacement
+from pyh2o.measuring.caches import Compute
+from pyh2o.system.threads import physical_cores
 
 from ..errors import InputError
+from ..loading import usable_gpu_layers
 from ..options import option_named, parse_rows
-from ..terminal.terminal import stdout, terminal
 
 T = TypeVar("T")
+
+COMPARED = "What is compared"
+RESULTS = "Results"
+
+PLOT = typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS)
 
 
 def shared(name: str) -> Any:
@@ -26,9 +29,32 @@ def shared(name: str) -> Any:
     return option_named(name).__metadata__[0]
 
 
-# -------------------------------------------------------------------------------------------------
-# What the user gives
-# -------------------------------------------------------------------------------------------------
+def policy_option(default: str) -> Any:
+    """The option for the policies that are compared."""
+    return typer.Option(
+        metavar="POLICY,...",
+        help="What makes a row worth keeping, such as snap:queries=64; may be given again.",
+        show_default=default,
+        rich_help_panel=COMPARED,
+    )
+
+
+def budget_option(text: str) -> Any:
+    """The option for the budgets that are compared."""
+    return typer.Option(metavar="ROWS,...", help=text, rich_help_panel=COMPARED)
+
+
+@dataclass(frozen=True)
+class MeasuringOptions:
+    """What all commands that measure have."""
+
+    model: Annotated[Path | None, shared("model")] = None
+    gpu_layers: Annotated[int, shared("gpu_layers")] = 0
+    threads: Annotated[int | None, shared("threads")] = None
+
+    def compute(self) -> Compute:
+        """What to compute with; says so if there is no GPU."""
+        return Compute(self.threads or physical_cores(), usable_gpu_layers(self.gpu_layers))
 
 
 def parse_list(option: str, text: str, parse: Callable[[str], T], example: str) -> tuple[T, ...]:
@@ -68,17 +94,20 @@ def split_policies(given: list[str]) -> list[str]:
     return policies
 
 
-def parse_budget(text: str) -> float:
-    """A fraction of the window or a count of rows, larger than 0.
+def parse_budgets(text: str) -> tuple[float | int, ...]:
+    """Fractions of the window and counts of rows, larger than 0.
 
     Raises:
-        InputError: 0 or less.
-        typer.BadParameter: no number.
+        InputError: 0 or less, or no number.
     """
-    budget = parse_rows(text)
-    if not budget > 0:
-        raise InputError(f"--budget {text}: give more than 0 rows")
-    return budget
+
+    def parse(item: str) -> float:
+        budget = parse_rows(item)
+        if not budget > 0:
+            raise InputError(f"--budget {item}: give more than 0 rows")
+        return budget
+
+    return parse_list("--budget", text, parse, "0.2,512")
 
 
 def read_text(file: Path) -> str:
@@ -98,54 +127,3 @@ def read_text(file: Path) -> str:
     if not text.strip():
         raise InputError(f"{file} is empty: give --text a file with text")
     return text
-
-
-# -------------------------------------------------------------------------------------------------
-# What the user gets
-# -------------------------------------------------------------------------------------------------
-
-
-def new_file(option: str, name: Path) -> Path:
-    """Where a new file is going to be.
-
-    Raises:
-        InputError: it exists, or its folder cannot be written to.
-    """
-    path = name.expanduser().absolute()
-    if path.exists():
-        raise InputError(f"{name} exists: give another {option}, or remove it")
-    return writable(option, path)
-
-
-def writable(option: str, path: Path) -> Path:
-    """The path itself, if files can be written to its folder.
-
-    Raises:
-        InputError: they cannot.
-    """
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent} is not writable: give {option} another folder")
-    return path
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
-    with replacement(path, prefix=".pyh2o-measured-") as file:
-        file.write(data)
-
-
-def show_table(table: TextTable) -> None:
-    """Print a table: drawn on a terminal, as Markdown elsewhere."""
-    if not stdout.is_terminal:
-        terminal.write("\n" + table.markdown())
-        return
-    drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for number, heading in enumerate(table.headings):
-        drawn.add_column(heading, justify="right" if number else "left")
-    for row in table.rows:
-        drawn.add_row(*row)
-    stdout.print(drawn)
-    for remark in table.remarks:
-        stdout.print(remark, style="dim")

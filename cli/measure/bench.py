@@ -12,34 +12,29 @@ from pyh2o.cache.settings import DEFAULT_POLICY
 from pyh2o.measuring.speed.caches import BenchSettings, caches_to_compare, default_histories
 from pyh2o.models import find_model
 from pyh2o.policies import parse_policy
-from pyh2o.system.threads import physical_cores
 
 from ..errors import InputError, reported_errors
-from ..loading import usable_gpu_layers
-from ..terminal.progress import Bars
+from ..options import takes_run_options
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
 from .arguments import (
-    new_file,
-    parse_budget,
+    COMPARED,
+    PLOT,
+    RESULTS,
+    MeasuringOptions,
+    budget_option,
+    parse_budgets,
     parse_list,
+    policy_option,
     read_text,
     shared,
-    show_table,
     split_policies,
-    write_file,
 )
+from .output import MeasuringBars, Picture, new_file, show_table, write_file
 
 if TYPE_CHECKING:
-    from pyh2o.measuring.speed.caches import Cache
     from pyh2o.measuring.speed.comparison import Comparison
-    from pyh2o.measuring.speed.results import HistoryResult, Report
-
-COMPARED = "What is compared"
-RESULTS = "Results"
-
-# A token that is generated takes about as long as so many that are read: for the bar only.
-READ_PER_GENERATED = 4
+    from pyh2o.measuring.speed.figures import HistoryResult, Report
 
 
 class Other(str, Enum):
@@ -48,12 +43,11 @@ class Other(str, Enum):
     transformers = "transformers"
 
 
+@takes_run_options
 def bench(
     *,
-    model: Annotated[Path | None, shared("model")] = None,
+    options: MeasuringOptions,
     ctx: Annotated[int, shared("ctx")] = 0,
-    gpu_layers: Annotated[int, shared("gpu_layers")] = 0,
-    threads: Annotated[int | None, shared("threads")] = None,
     history: Annotated[
         str | None,
         typer.Option(
@@ -65,21 +59,11 @@ def bench(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="ROWS,...",
-            help="Rows to keep, half heavy and half recent: fractions of the window or counts.",
-            rich_help_panel=COMPARED,
+        budget_option(
+            "Rows to keep, half heavy and half recent: fractions of the window or counts."
         ),
     ] = "0.2,0.1",
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="POLICY,...",
-            help="What makes a row worth keeping, such as snap:queries=64; may be given again.",
-            show_default=DEFAULT_POLICY,
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
+    policy: Annotated[list[str] | None, policy_option(DEFAULT_POLICY)] = None,
     kv_type: Annotated[
         str,
         typer.Option(
@@ -116,10 +100,7 @@ def bench(
     csv: Annotated[
         Path | None, typer.Option(help="New file for all figures.", rich_help_panel=RESULTS)
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS),
-    ] = None,
+    plot: Annotated[Path | None, PLOT] = None,
 ) -> None:
     """Measure speed and memory on this machine: full caches against those of fixed size.
 
@@ -135,22 +116,23 @@ def bench(
         histories = None
         if history is not None:
             histories = tuple(sorted(parse_list("--history", history, int, "0,4096,8192")))
-        budgets = parse_list("--budget", budget, parse_budget, "0.2,512")
+        budgets = parse_budgets(budget)
         kv_types = parse_list("--kv-type", kv_type, str, "f16,q8_0")
         policies = split_policies(policy or [DEFAULT_POLICY])
         words = None if text is None else read_text(text)
-        path = find_model(model)
+        path = find_model(options.model)
 
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.measuring.speed.model import english_text, read_model, text_tokens
+        from pyh2o.measuring.model import english_text, read_model, repeated_tokens
+        from pyh2o.measuring.speed.comparison import Comparison
+        from pyh2o.measuring.speed.transformers_worker import has_kvpress
 
         facts = read_model(path)
         window = ctx or facts.n_ctx_train
         settings = BenchSettings(
             model=path,
             window=window,
-            threads=threads or physical_cores(),
-            gpu_layers=usable_gpu_layers(gpu_layers),
+            compute=options.compute(),
             histories=histories or default_histories(window, rounds * n),
             budgets=budgets,
             policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),
@@ -162,38 +144,27 @@ def bench(
         caches = caches_to_compare(
             settings, facts.n_ctx_train, kvpress=compare is not None and has_kvpress()
         )
-        tokens = text_tokens(path, words or english_text(), settings.text_tokens)
-
-        from pyh2o.measuring.speed.comparison import Comparison
-
-        with Comparison(settings, facts, caches, tokens) as comparison:
-            measure(comparison, settings, caches, results)
+        tokens = repeated_tokens(path, words or english_text(), settings.text_tokens)
+        bars = MeasuringBars()
+        with Comparison(settings, facts, caches, tokens, bars) as comparison:
+            measure(comparison, bars, results)
 
 
-def has_kvpress() -> bool:
-    from pyh2o.measuring.speed import transformers_worker
-
-    return transformers_worker.has_kvpress()
-
-
-def measure(
-    comparison: Comparison, settings: BenchSettings, caches: list[Cache], results: Results
-) -> None:
+def measure(comparison: Comparison, bars: MeasuringBars, results: Results) -> None:
     """Run a comparison, show each table as soon as it is measured, and write the files.
 
     Raises:
         PyH2OError: there is too little memory, or no cache is left.
         KeyboardInterrupt: Ctrl-C; what was measured is shown and written.
     """
-    from pyh2o.measuring.speed import table
+    from pyh2o.measuring.speed.table import head
 
-    bars = MeasuringBars(settings, caches)
     shown = 0
     try:
-        comparison.start(bars.starting, say_memory)
+        comparison.start()
         bars.clear()
-        terminal.write(table.head(comparison.report))
-        for result in comparison.measure(bars.turn):
+        terminal.write(head(comparison.report))
+        for result in comparison.measure():
             bars.clear()
             show(comparison.report, result)
             shown += 1
@@ -208,47 +179,11 @@ def measure(
         terminal.say(f"{count(len(failures), 'cache')} could not be measured, see below the tables")
 
 
-def say_memory(kv_bytes: int, needed: int, available: int | None) -> None:
-    """Say what is going to be taken."""
-    note = (
-        f"the caches take {kv_bytes / 2**20:.1f} MiB, and {needed / 2**30:.2f} GiB with all that "
-        "goes with them"
-    )
-    if available is not None:
-        note += f"; {available / 2**30:.2f} GiB are available"
-    terminal.say(note)
-
-
 def show(report: Report, result: HistoryResult) -> None:
     """Print the table of a history."""
-    from pyh2o.measuring.speed import table
+    from pyh2o.measuring.speed.table import history_table
 
-    show_table(table.history_table(report, result))
-
-
-class MeasuringBars(Bars):
-    """Bars while the caches are made and while they take turns."""
-
-    def __init__(self, settings: BenchSettings, caches: list[Cache]) -> None:
-        super().__init__()
-        self._done = 0
-        longest = settings.histories[-1]
-        generated = settings.generated * READ_PER_GENERATED
-        self._total = sum(
-            max((cache.target(one) for one in taken), default=0) + generated * len(taken)
-            for cache in caches
-            if (taken := [one for one in settings.histories if cache.takes_part(one, longest)])
-        )
-
-    def starting(self, done: int, total: int) -> None:
-        """`done` of `total` caches are made."""
-        self._show("making the caches", done, total, f"{done} of {total}")
-
-    def turn(self, cache: Cache, action: str, tokens: int) -> None:
-        """A cache had a turn."""
-        self._done += tokens * (READ_PER_GENERATED if action == "generates" else 1)
-        # What evicting caches need not read again is not known ahead.
-        self._show("measuring", min(self._done, self._total - 1), self._total, cache.name)
+    show_table(history_table(report, result))
 
 
 class Results:
@@ -263,31 +198,26 @@ class Results:
         """
         self._json = None if json is None else new_file("--json", json)
         self._csv = None if csv is None else new_file("--csv", csv)
-        self._plot = None if plot is None else new_file("--plot", plot)
-        given = [path for path in (self._json, self._csv, self._plot) if path is not None]
-        if len(set(given)) < len(given):
+        self._picture = None if plot is None else Picture(plot)
+        given = [one for one in (json, csv, plot) if one is not None]
+        if len({one.expanduser().absolute() for one in given}) < len(given):
             raise InputError("--json, --csv and --plot need a file each: give different names")
-        self._format = ""
-        if plot is not None:
-            from pyh2o.measuring.pictures import check_plot
-
-            self._format = check_plot(plot.name)
 
     def write_json(self, report: Report) -> None:
         """Write what there is so far."""
-        from pyh2o.measuring.speed.results import as_json
+        from pyh2o.measuring.speed.figures import as_json
 
         if self._json is not None:
             write_file(self._json, as_json(report).encode())
 
     def write(self, report: Report) -> None:
         """Write all files."""
-        from pyh2o.measuring.speed.results import as_csv
+        from pyh2o.measuring.speed.figures import as_csv
 
         self.write_json(report)
         if self._csv is not None:
             write_file(self._csv, as_csv(report).encode())
-        if self._plot is not None:
+        if self._picture is not None:
             from pyh2o.measuring.speed.plot import picture
 
-            write_file(self._plot, picture(report, self._format))
+            write_file(self._picture.path, picture(report, self._picture.format))

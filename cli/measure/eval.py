@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,19 +14,27 @@ from pyh2o.cache.settings import DEFAULT_POLICY, Positions
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.models import find_model
 from pyh2o.policies import Streaming
-from pyh2o.system.threads import physical_cores
+from pyh2o.system.machine import machine_facts
 
 from ..errors import reported_errors
-from ..loading import usable_gpu_layers
 from ..options import takes_run_options
-from .arguments import parse_budget, parse_list, read_text, shared, split_policies
-from .eval_output import Outputs
+from .arguments import (
+    COMPARED,
+    PLOT,
+    RESULTS,
+    MeasuringOptions,
+    budget_option,
+    parse_budgets,
+    parse_list,
+    policy_option,
+    read_text,
+    shared,
+    split_policies,
+)
+from .output import MeasuringBars, Picture, show_table, writable, write_file
 
 if TYPE_CHECKING:
-    from pyh2o.measuring.quality.caches import CacheSettings, Compute
-
-COMPARED = "What is compared"
-RESULTS = "Results"
+    from pyh2o.measuring.measurement import Measurement, QualitySettings
 
 # The default one, and what every other is measured by.
 POLICIES = (DEFAULT_POLICY, Streaming.name)
@@ -40,28 +48,12 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True)
-class EvalOptions:
+class EvalOptions(MeasuringOptions):
     """What all measurements share."""
 
-    model: Annotated[Path | None, shared("model")] = None
-    gpu_layers: Annotated[int, shared("gpu_layers")] = 0
-    threads: Annotated[int | None, shared("threads")] = None
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="POLICY,...",
-            help="What makes a row worth keeping, such as snap:queries=64; may be given again.",
-            show_default=",".join(POLICIES),
-            rich_help_panel=COMPARED,
-        ),
-    ] = None
+    policy: Annotated[list[str] | None, policy_option(",".join(POLICIES))] = None
     budget: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS,...",
-            help="Rows to keep: fractions of the text's tokens or counts.",
-            rich_help_panel=COMPARED,
-        ),
+        str, budget_option("Rows to keep: fractions of the text's tokens or counts.")
     ] = "0.2,0.1"
     recent_share: Annotated[
         float | None,
@@ -80,41 +72,85 @@ class EvalOptions:
             rich_help_panel=RESULTS,
         ),
     ] = None
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS),
-    ] = None
+    plot: Annotated[Path | None, PLOT] = None
 
-    def compute(self) -> Compute:
-        """What to compute with; says so if there is no GPU."""
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.measuring.quality.caches import Compute
 
-        threads = self.threads or physical_cores()
-        return Compute(threads, usable_gpu_layers(self.gpu_layers))
+class Run:
+    """A measurement from the options to its tables and files."""
 
-    def caches(self, positions: str = "original") -> CacheSettings:
-        """What is compared.
+    def __init__(self, options: EvalOptions) -> None:
+        """Check everything before hours of measuring.
+
+        Raises:
+            InputError: a file cannot be written, or there is a picture of that name already.
+            PyH2OError: the picture cannot be drawn.
+        """
+        self._options = options
+        self._json = None if options.json is None else writable("--json", options.json)
+        self._picture = None if options.plot is None else Picture(options.plot)
+
+    def shared_settings(self, positions: str = "original") -> dict[str, Any]:
+        """The fields of QualitySettings.
 
         Args:
             positions: a list of schemes.
 
         Raises:
-            PyH2OError: a list that is none, no such policy, or a share that makes no sense.
+            PyH2OError: a list that is none, no such policy, a share that makes no sense, or no
+                model.
         """
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.measuring.quality.caches import CacheSettings, default_recent_share, policy_named
+        from pyh2o.measuring.measurement import CacheSettings, default_recent_share, policy_named
 
-        share = default_recent_share() if self.recent_share is None else self.recent_share
-        policies = split_policies(self.policy) if self.policy else POLICIES
+        options, share = self._options, self._options.recent_share
+        policies = split_policies(options.policy) if options.policy else POLICIES
         schemes = parse_list("--positions", positions, one_of(Positions), "original,dense")
-        return CacheSettings(
+        caches = CacheSettings(
             policies=tuple(dict.fromkeys(map(policy_named, policies))),
-            budgets=parse_list("--budget", self.budget, parse_budget, "0.2,512"),
-            recent_share=share,
-            pinned=self.pinned,
+            budgets=parse_budgets(options.budget),
+            recent_share=default_recent_share() if share is None else share,
+            pinned=options.pinned,
             positions=schemes,
         )
+        model = find_model(options.model)
+        return {"model": model, "compute": options.compute(), "caches": caches}
+
+    def measure(
+        self, measurement: type[Measurement[Any, Any, Any, Any]], settings: QualitySettings
+    ) -> None:
+        """Measure what is missing, show the tables and write the files.
+
+        Raises:
+            PyH2OError: something cannot be measured; what was measured is shown and written.
+            KeyboardInterrupt: likewise.
+        """
+        from pyh2o.measuring.results import ResultFile
+
+        bars = MeasuringBars()
+        file = ResultFile(
+            self._json,
+            measurement.kind,
+            settings.basis(),
+            machine_facts(settings.compute.threads, settings.compute.gpu_layers),
+            with_arrays=bool(measurement.arrays),
+        )
+        measured = measurement(settings, file, bars)
+        complete = False
+        try:
+            measured.run()
+            complete = True
+        finally:
+            bars.clear()
+            summaries = measured.summaries()
+            if summaries:
+                *tables, last = measured.tables(summaries)
+                for table in (*tables, replace(last, remarks=measured.notes)):
+                    show_table(table)
+                figures = [asdict(one) for one in summaries]
+                file.finish(settings.record(), figures, measured.notes, complete=complete)
+        if self._picture is not None:
+            picture = measured.picture(summaries, self._picture.format)
+            write_file(self._picture.path, picture)
 
 
 class Pins(str, Enum):
@@ -172,37 +208,23 @@ def fidelity(
     with; --policy full measures the full cache's perplexity there all the same.
     """
     with reported_errors():
-        outputs = Outputs(options)
+        run = Run(options)
         lengths = parse_list("--tokens", tokens, int, "4096,8192")
         words = [(file.name, read_text(file)) for file in text]
-        caches = options.caches(positions)
-        model = find_model(options.model)
-        compute = options.compute()
+        given = run.shared_settings(positions)
 
-        from pyh2o.measuring.quality.basis import basis_of
+        from pyh2o.measuring.model import NamedText, normalised
         from pyh2o.measuring.quality.fidelity import Fidelity, FidelitySettings
-        from pyh2o.measuring.quality.plot import fidelity_picture
-        from pyh2o.measuring.quality.table import fidelity_tables
-        from pyh2o.measuring.quality.texts import EvalText, normalised
 
         settings = FidelitySettings(
-            model=model,
-            compute=compute,
-            texts=tuple(EvalText(name, normalised(one)) for name, one in words),
+            **given,
+            texts=tuple(NamedText(name, normalised(one)) for name, one in words),
             tokens=lengths,
             start=start,
             first=first,
             stretch=stretch,
-            caches=caches,
         )
-        basis = basis_of(model, compute, caches, start=start)
-        file = outputs.results("fidelity", basis, settings, with_arrays=True)
-        outputs.measure(
-            Fidelity(settings, file, outputs.bars, outputs.folder),
-            file,
-            lambda summaries: fidelity_tables(summaries, stretch),
-            lambda summaries, form: fidelity_picture(summaries, stretch, form),
-        )
+        run.measure(Fidelity, settings)
 
 
 @app.command("recall")
@@ -240,39 +262,26 @@ def recall(
 ) -> None:
     """RULER's synthetic tasks: what stands somewhere in a long text, asked through each cache."""
     with reported_errors():
-        outputs = Outputs(options)
+        run = Run(options)
         lengths = parse_list("--tokens", tokens, int, "4096,8192")
         tasks = parse_list("--task", task, str, "niah_single_1,vt")
-        prose = None if text is None else read_text(text)
-        caches = options.caches()
-        model = find_model(options.model)
-        compute = options.compute()
+        words = None if text is None else read_text(text)
+        given = run.shared_settings()
 
-        from pyh2o.measuring.quality.basis import basis_of
-        from pyh2o.measuring.quality.plot import recall_picture
+        from pyh2o.measuring.model import NamedText, normalised
         from pyh2o.measuring.quality.recall import Question, Recall, RecallSettings
-        from pyh2o.measuring.quality.table import recall_tables
         from pyh2o.measuring.quality.tasks import TASKS
-        from pyh2o.measuring.quality.texts import EvalText, normalised
 
-        questions = parse_list("--question", question, one_of(Question), "before,after")
-        words = None if prose is None else EvalText(str(text), normalised(prose))
         settings = RecallSettings(
-            model=model,
-            compute=compute,
+            **given,
             tasks=tuple(TASKS) if tasks == ("all",) else tasks,
             tokens=lengths,
             samples=samples,
-            questions=questions,
-            prose=None if words is None else words.text,
+            questions=parse_list("--question", question, one_of(Question), "before,after"),
+            prose=None if words is None else NamedText(str(text), normalised(words)),
             seed=seed,
-            caches=caches,
         )
-        basis = basis_of(
-            model, compute, caches, seed=seed, text="" if words is None else words.sha256[:12]
-        )
-        file = outputs.results("recall", basis, settings)
-        outputs.measure(Recall(settings, file, outputs.bars), file, recall_tables, recall_picture)
+        run.measure(Recall, settings)
 
 
 @app.command("instructions")
@@ -287,34 +296,20 @@ def instructions(
 ) -> None:
     """Whether a system prompt is still followed after many turns, and kept secret."""
     with reported_errors():
-        outputs = Outputs(options)
-        caches = options.caches()
-        model = find_model(options.model)
-        compute = options.compute()
+        run = Run(options)
+        given = run.shared_settings()
 
-        from pyh2o.measuring.quality.basis import basis_of
         from pyh2o.measuring.quality.instructions import Instructions, InstructionSettings, Pin
-        from pyh2o.measuring.quality.plot import instruction_picture
-        from pyh2o.measuring.quality.table import instruction_tables
 
+        pins: tuple[Pin, ...] = get_args(Pin)
         settings = InstructionSettings(
-            model=model,
-            compute=compute,
+            **given,
             turns=turns,
             samples=samples,
-            pins=tuple(one for one in get_args(Pin) if pin.value in (one, "both")),
+            pins=tuple(one for one in pins if pin.value in (one, "both")),
             seed=seed,
-            caches=caches,
         )
-        file = outputs.results(
-            "instructions", basis_of(model, compute, caches, seed=seed, turns=turns), settings
-        )
-        outputs.measure(
-            Instructions(settings, file, outputs.bars),
-            file,
-            instruction_tables,
-            instruction_picture,
-        )
+        run.measure(Instructions, settings)
 
 
 @app.command("story")
@@ -332,38 +327,19 @@ def story(
 ) -> None:
     """How repetitive generated stories are, and how likely under the full cache."""
     with reported_errors():
-        outputs = Outputs(options)
-        caches = options.caches()
-        model = find_model(options.model)
-        compute = options.compute()
+        run = Run(options)
+        given = run.shared_settings()
 
-        from pyh2o.measuring.quality.basis import basis_of
-        from pyh2o.measuring.quality.plot import story_picture
         from pyh2o.measuring.quality.stories import Stories, StorySettings
-        from pyh2o.measuring.quality.table import story_tables
 
         settings = StorySettings(
-            model=model,
-            compute=compute,
+            **given,
             prompt=prompt,
             tokens=tokens,
             samples=samples,
             sampling=Sampling(temperature=temp, seed=seed),
-            caches=caches,
         )
-        basis = basis_of(model, compute, caches, seed=seed, prompt=prompt, tokens=tokens, temp=temp)
-        file = outputs.results("story", basis, settings)
-        outputs.measure(
-            Stories(settings, file, outputs.bars),
-            file,
-            lambda summaries: story_tables(summaries, tokens),
-            story_picture,
-        )
-
-
-# -------------------------------------------------------------------------------------------------
-# What the user gives
-# -------------------------------------------------------------------------------------------------
+        run.measure(Stories, settings)
 
 
 def one_of(words: Any) -> Callable[[str], Any]:

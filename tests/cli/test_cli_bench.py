@@ -22,7 +22,7 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from pyh2o.cli.measure import bench
+from pyh2o.cli.measure.output import MeasuringBars
 from pyh2o.measuring import pictures
 from pyh2o.measuring.speed import bandwidth, comparison, process, transformers_worker
 from pyh2o.measuring.speed.messages import Start
@@ -64,16 +64,16 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> dict[str, WorkerProcess]:
 
 
 def on_turns(monkeypatch: pytest.MonkeyPatch, action: Any) -> None:
-    """Call `action(number of the turn, what is done)` after each turn, from 1."""
+    """Call `action(number of the turn)` after each turn, from 1."""
     seen: list[str] = []
-    original = bench.MeasuringBars.turn
+    original = MeasuringBars.advance
 
-    def turn(self: Any, cache: Any, what: str, tokens: int) -> None:
-        original(self, cache, what, tokens)
-        seen.append(what)
-        action(len(seen), what)
+    def advance(self: Any, cache: str, amount: int) -> None:
+        original(self, cache, amount)
+        seen.append(cache)
+        action(len(seen))
 
-    monkeypatch.setattr(bench.MeasuringBars, "turn", turn)
+    monkeypatch.setattr(MeasuringBars, "advance", advance)
 
 
 def files_here() -> list[str]:
@@ -134,7 +134,8 @@ def test_whole_run(model: str, tmp_path: Path) -> None:
 
     by_name = {figures["cache"]: figures for figures in data["histories"][1]["figures"]}
     assert by_name["20 %"]["kv_bytes"] < by_name["full"]["kv_bytes"]
-    assert by_name["full"]["share_of_full"] == 1.0  # 512 cells, and a window of 512
+    for name in ("full", "full, flash attention"):
+        assert by_name[name]["share_of_full"] == 1.0  # 512 cells, and a window of 512
     assert by_name["full at 102 rows"]["position"] == 102
 
 
@@ -173,6 +174,16 @@ def test_picture_and_text_of_ones_own(model: str, quick: None) -> None:
     assert files_here() == ["b.svg", "my.txt"]
 
 
+def test_short_history_compares_caches_for_the_same_window(model: str, quick: None) -> None:
+    output = run("bench", "-m", model, "--history", "5", *SMALL, "--json", "b.json")
+    assert output.code == 0
+    assert "window 512, which every full cache has room for, however short the text" in output.text
+    data = json.loads(Path("b.json").read_text())
+    shares = {one["cache"]: one["share_of_full"] for one in data["histories"][0]["figures"]}
+    assert shares["full"] == 1.0
+    assert shares["20 %"] < 0.6 > shares["sinks + window, 20 %"]
+
+
 @pytest.mark.real
 def test_table_on_a_terminal(model: str) -> None:
     screen = Screen("bench", "-m", model, "--history", "5", *SMALL)
@@ -193,7 +204,7 @@ def test_worker_that_dies_leaves_its_cells_empty(
     workers: dict[str, WorkerProcess],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kill_one(turn: int, what: str) -> None:
+    def kill_one(turn: int) -> None:
         if turn == 2:
             os.kill(workers["20 %"].pid, signal.SIGKILL)
 
@@ -243,7 +254,7 @@ def test_nothing_is_left_to_measure(
     workers: dict[str, WorkerProcess],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kill_all(turn: int, what: str) -> None:
+    def kill_all(turn: int) -> None:
         if turn == 1:
             for worker in workers.values():
                 os.kill(worker.pid, signal.SIGKILL)
@@ -259,7 +270,7 @@ def test_nothing_is_left_to_measure(
 def test_ctrl_c_shows_and_keeps_what_was_measured(
     model: str, quick: None, monkeypatch: pytest.MonkeyPatch, workers: dict[str, WorkerProcess]
 ) -> None:
-    def press(turn: int, what: str) -> None:
+    def press(turn: int) -> None:
         # In the second round after 30 tokens: 12 turns at 0 tokens, then 12 of reading
         if turn == 12 + 12 + 6:
             press_ctrl_c()

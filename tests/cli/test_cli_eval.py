@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,12 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from pyh2o import Llama
+from pyh2o import Llama, llama
 from pyh2o.cache.settings import DEFAULT_POLICY
 from pyh2o.cli.errors import InputError
-from pyh2o.cli.measure import eval_output
 from pyh2o.cli.measure.arguments import split_policies
+from pyh2o.cli.measure.output import MeasuringBars
 from pyh2o.measuring import pictures
-from pyh2o.measuring.quality import caches
 from pyh2o.system import devices
 from tiny_chat import CHATML, GEMMA, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
@@ -104,7 +104,7 @@ def test_layers_on_the_gpu(
             super().__init__(*args, **settings)
 
     monkeypatch.setattr(devices, "gpu_names", lambda: gpus)
-    monkeypatch.setattr(caches, "Llama", Recording)
+    monkeypatch.setattr(llama, "Llama", Recording)
     given = arguments("fidelity", model, chat_model)
     output = run(*given, "--gpu-layers", "7", "--json", "b.json")
     assert output.code == 0, output.notes
@@ -220,6 +220,27 @@ def test_program_and_its_table_on_a_terminal(model: str, chat_model: str) -> Non
     assert "|--" not in screen.shown
 
 
+@pytest.mark.real
+def test_tables_at_80_columns(model: str, chat_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is longer, and of no figure anything is missing."""
+    given = arguments("fidelity", model, chat_model)
+    output = run(*given)
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen(*given)
+    screen.wait_for(r"over those from 100 on")
+    assert screen.end() == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", screen.shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in screen.shown
+    shown = {name: [] for name, *_ in rows(output.text)}
+    for line in lines:
+        for name, cells in shown.items():
+            if line.startswith(f" {name}  "):
+                cells += re.split(r"\s{2,}", line.removeprefix(f" {name}").strip())
+    expected = {name: [cell for cell in cells if cell] for name, *cells in rows(output.text)}
+    assert {name: [cell for cell in cells if cell] for name, cells in shown.items()} == expected
+
+
 # -------------------------------------------------------------------------------------------------
 # What goes wrong
 # -------------------------------------------------------------------------------------------------
@@ -228,7 +249,7 @@ def test_program_and_its_table_on_a_terminal(model: str, chat_model: str) -> Non
 def test_ctrl_c_shows_and_keeps_what_was_measured(
     model: str, chat_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = eval_output.EvalBars.advance
+    advance = MeasuringBars.advance
 
     def press(self: Any, label: str, amount: int) -> None:
         advance(self, label, amount)
@@ -236,7 +257,7 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(
             press_ctrl_c()
 
     given = [*arguments("fidelity", model, chat_model), "--json", "b.json"]
-    monkeypatch.setattr(eval_output.EvalBars, "advance", press)
+    monkeypatch.setattr(MeasuringBars, "advance", press)
     output = run(*given)
     assert output.code == 130
     assert "stopped by Ctrl-C" in output.notes
@@ -244,7 +265,7 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(
     data = json.loads(Path("b.json").read_text())
     assert not data["complete"]
     assert files_here() == ["a.txt", "b.json", "b.npz"]
-    monkeypatch.setattr(eval_output.EvalBars, "advance", advance)
+    monkeypatch.setattr(MeasuringBars, "advance", advance)
     assert run(*given).code == 0
     assert json.loads(Path("b.json").read_text())["complete"]
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,12 +17,23 @@ import numpy as np
 import pytest
 
 from pyh2o.errors import MissingPackageError, ModelError, SettingsError
-from pyh2o.measuring.speed import bandwidth, comparison, results, table, transformers_worker
-from pyh2o.measuring.speed.caches import BenchSettings, Cache, caches_to_compare, default_histories
+from pyh2o.measuring.caches import FULL_CACHE, Compute, MeasuredCache
+from pyh2o.measuring.model import english_text, read_model, repeated_tokens
+from pyh2o.measuring.speed import bandwidth, comparison, table, transformers_worker
+from pyh2o.measuring.speed.caches import BenchSettings, caches_to_compare, default_histories
+from pyh2o.measuring.speed.figures import (
+    Basis,
+    Figures,
+    HistoryResult,
+    Range,
+    Report,
+    as_csv,
+    as_json,
+    full_bytes,
+    history_result,
+)
 from pyh2o.measuring.speed.messages import Command, Done, Generate, GoBack, KVUse, Read, Start
-from pyh2o.measuring.speed.model import english_text, read_model, text_tokens
 from pyh2o.measuring.speed.process import CacheFailedError, WorkerProcess
-from pyh2o.measuring.speed.results import Basis, HistoryResult, Range, Report, history_result
 from pyh2o.measuring.speed.turns import (
     CacheRun,
     Reading,
@@ -32,6 +44,7 @@ from pyh2o.measuring.speed.turns import (
     reading_turns,
 )
 from pyh2o.system.machine import available_bytes, machine_facts
+from quiet_progress import Quiet
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -40,8 +53,7 @@ TRAINED = 512
 SETTINGS = BenchSettings(
     model=Path("tiny.gguf"),
     window=TRAINED,
-    threads=1,
-    gpu_layers=0,
+    compute=Compute(threads=1),
     histories=(0, 300),
     budgets=(0.2, 64),
     kv_types=("f16", "q8_0"),
@@ -100,6 +112,16 @@ def test_budget_larger_than_the_text_has_no_equal_cells() -> None:
     names = [cache.name for cache in caches_to_compare(short, TRAINED)]
     assert "full at 64 rows" in names
     assert "full at 102 rows" not in names
+
+
+@pytest.mark.parametrize(("longest", "cells"), [(20, 2048), (2048, 2304), (5000, 5120)])
+def test_full_caches_have_room_for_the_window_and_the_text(longest: int, cells: int) -> None:
+    """However short the text is: a budget is a part of the window, and so is its cache."""
+    settings = replace(SETTINGS, window=2048, histories=(longest,))
+    caches = caches_to_compare(settings, 2048)
+    full = [cache for cache in caches if cache.is_full and cache.text is None]
+    assert [cache.cells for cache in full] == [cells] * 3
+    assert all(cache.cells < cells for cache in caches if not cache.is_full)
 
 
 def test_policies_are_compared_at_each_budget() -> None:
@@ -223,10 +245,12 @@ class FakeWorker:
 
 def fakes(
     *names: str, evicted: str = ""
-) -> tuple[dict[str, FakeWorker], list[tuple[Cache, FakeWorker]], list[tuple[str, Command]]]:
+) -> tuple[
+    dict[str, FakeWorker], list[tuple[MeasuredCache, FakeWorker]], list[tuple[str, Command]]
+]:
     log: list[tuple[str, Command]] = []
     workers = {name: FakeWorker(name, log, evicted=name == evicted) for name in names}
-    return workers, [(Cache(name, "full", 100), workers[name]) for name in names], log
+    return workers, [(replace(FULL_CACHE, name=name), workers[name]) for name in names], log
 
 
 def test_all_caches_take_turns_and_go_back() -> None:
@@ -257,7 +281,7 @@ def test_cache_that_cannot_go_back_goes_on() -> None:
 
 def test_kvpress_reads_each_text_from_its_beginning() -> None:
     log: list[tuple[str, Command]] = []
-    cache = Cache("k", "kvpress", 100, rows=5)
+    cache = MeasuredCache("k", "kvpress", cells=100, rows=5)
     turns = Turns([(cache, FakeWorker("k", log, evicted=True))], longest=9, rounds=1, n=1)
     turns.measure(3)
     [run] = turns.measure(9)
@@ -277,10 +301,10 @@ def test_cache_that_fails_is_given_up_and_the_others_go_on() -> None:
     assert {name for name, _ in log} == {"a", "c"}
 
 
-def interrupt_after(n_turns: int) -> Callable[[Cache, str, int], None]:
+def interrupt_after(n_turns: int) -> Callable[[MeasuredCache, str, int], None]:
     seen: list[str] = []
 
-    def on_turn(cache: Cache, action: str, tokens: int) -> None:
+    def on_turn(cache: MeasuredCache, action: str, tokens: int) -> None:
         seen.append(cache.name)
         if len(seen) == n_turns:
             raise KeyboardInterrupt
@@ -309,26 +333,26 @@ def test_ctrl_c_before_the_first_round_keeps_nothing_of_this_history() -> None:
 # -------------------------------------------------------------------------------------------------
 
 MIB = 2**20
-STOCK = Cache("full", "full", 200)
-FLASH = Cache("full, flash attention", "full", 200, flash_attention=True)
-OURS = Cache("20 %", "evicting", 100, rows=40)
+STOCK = replace(FULL_CACHE, cells=200)
+FLASH = replace(STOCK, name="full, flash attention", flash_attention=True)
+OURS = MeasuredCache("20 %", policy="h2o", cells=100, rows=40)
 BASIS = Basis(full_bytes=8 * MIB, weight_bytes=3 * MIB, bytes_per_second=100 * MIB)
 
 
-def run_of(cache: Cache, *seconds: float, **changes: Any) -> CacheRun:
+def run_of(cache: MeasuredCache, *seconds: float, **changes: Any) -> CacheRun:
     """Rounds of 10 tokens that take so long, over a MiB of rows; 30 tokens were read in 6 s."""
     rounds = tuple(Round(10, one, 1, 0.1, MIB) for one in seconds)
     run = CacheRun(cache, 30, (Reading(30, 30, 6.0),), rounds, KVUse(2 * MIB, 0, 100, 50), 7)
     return replace(run, **changes)
 
 
-def figures_of(*runs: CacheRun, basis: Basis = BASIS) -> tuple[results.Figures, ...]:
+def figures_of(*runs: CacheRun, basis: Basis = BASIS) -> tuple[Figures, ...]:
     return history_result(30, runs, basis).figures
 
 
 def test_figures() -> None:
     [figures] = figures_of(run_of(OURS, 1.0, 2.0, 4.0))
-    assert figures == results.Figures(
+    assert figures == Figures(
         cache="20 %",
         position=30,
         kv_bytes=2 * MIB,
@@ -358,8 +382,8 @@ def test_ratio_is_that_of_each_round_to_the_better_stock_mode() -> None:
 
 
 def test_q8_and_short_texts_are_no_measure_for_others() -> None:
-    q8 = Cache("full, q8_0", "full", 200, kv_type="q8_0")
-    short = Cache("full at 40 rows", "full", 100, text=40)
+    q8 = replace(STOCK, name="full, q8_0", kv_type="q8_0")
+    short = replace(STOCK, name="full at 40 rows", cells=100, text=40)
     *_, ours = figures_of(
         run_of(STOCK, 4.0), run_of(q8, 1.0), run_of(short, 1.0), run_of(OURS, 2.0)
     )
@@ -387,12 +411,12 @@ def test_figures_that_there_are_not() -> None:
 @pytest.mark.parametrize(("kv_type", "per_cell"), [("f16", 2), ("f32", 4), ("q8_0", 34 / 32)])
 def test_full_bytes_from_any_cache(kv_type: str, per_cell: float) -> None:
     use = KVUse(round(per_cell * 3200), 999, 100, 0)
-    assert results.full_bytes(use, kv_type, 1000) == 2 * 32 * 1000
+    assert full_bytes(use, kv_type, 1000) == 2 * 32 * 1000
 
 
 def report() -> Report:
     """Two caches at two histories; the third was given up."""
-    lost = Cache("10 %", "evicting", 100)
+    lost = MeasuredCache("10 %", policy="h2o", cells=100)
     runs = [run_of(STOCK, 2.0, 4.0), run_of(OURS, 1.0, 1.0)]
     return Report(
         machine={
@@ -418,8 +442,8 @@ def report() -> Report:
 
 
 def test_json_has_the_rounds_and_csv_the_same_figures() -> None:
-    data = json.loads(results.as_json(report()))
-    lines = list(csv.DictReader(io.StringIO(results.as_csv(report()))))
+    data = json.loads(as_json(report()))
+    lines = list(csv.DictReader(io.StringIO(as_csv(report()))))
     assert data["failures"] == {"10 %": "it fell over"}
     figures = [
         {"history": history["history"], **figures}
@@ -513,9 +537,9 @@ def test_model_and_text(path: Path) -> None:
         again = llm.tokenize(b"one text. ", add_bos=False)
     assert facts.n_ctx_train == TRAINED
     assert facts.weight_bytes < facts.file_bytes == path.stat().st_size
-    tokens = text_tokens(path, "one text. ", len(expected) + 2 * len(again))
+    tokens = repeated_tokens(path, "one text. ", len(expected) + 2 * len(again))
     assert list(tokens) == [*expected, *again, *again]
-    assert text_tokens(path, "one text. ", 3) == tuple(expected[:3])
+    assert repeated_tokens(path, "one text. ", 3) == tuple(expected[:3])
     assert len(english_text()) > 100_000
 
 
@@ -524,7 +548,7 @@ def test_file_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no model file"):
         read_model(wrong)
     wrong.write_text("no model")
-    with pytest.raises(ModelError, match="no GGUF file, damaged"):
+    with pytest.raises(ModelError, match="is not a GGUF file"):
         read_model(wrong)
 
 
@@ -533,13 +557,13 @@ def test_file_that_is_no_model(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def started(path: Path, cache: Cache, n_tokens: int = 320) -> Start:
-    tokens = text_tokens(path, "Once upon a time there was a clockmaker. ", n_tokens)
-    return Start(cache, path, TRAINED, threads=1, gpu_layers=0, tokens=tokens)
+def started(path: Path, cache: MeasuredCache, n_tokens: int = 320) -> Start:
+    tokens = repeated_tokens(path, "Once upon a time there was a clockmaker. ", n_tokens)
+    return Start(cache, path, TRAINED, Compute(threads=1), tokens)
 
 
 def test_worker_evicts_as_the_library_does(path: Path) -> None:
-    cache = Cache("12 %", "evicting", 256, heavy=32, recent=32, rows=64)
+    cache = MeasuredCache("12 %", policy="h2o-far", cells=256, heavy=32, recent=32, rows=64)
     start = started(path, cache)
     with WorkerProcess(start) as worker:
         assert worker.ready.use.used == 0  # the warm-up is forgotten
@@ -560,7 +584,7 @@ def test_worker_evicts_as_the_library_does(path: Path) -> None:
 
 
 def test_full_worker_goes_back(path: Path) -> None:
-    with WorkerProcess(started(path, Cache("full", "full", 512))) as worker:
+    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
         worker.ask(Read(300, last=True))
         assert worker.ask(GoBack(10)).position == 10
         assert worker.ask(Generate(2)).after.used == 12
@@ -569,20 +593,20 @@ def test_full_worker_goes_back(path: Path) -> None:
 
 def test_refused_cache_gives_the_reason(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "a.gguf", seed=1, arch_variant="alibi")
-    cache = Cache("20 %", "evicting", 256, heavy=32, recent=32, rows=64)
+    cache = MeasuredCache("20 %", policy="h2o-far", cells=256, heavy=32, recent=32, rows=64)
     with pytest.raises(CacheFailedError, match=r"^20 %: eviction cannot be used .*ALiBi"):
-        WorkerProcess(Start(cache, path, 512, 1, 0, (1, 5, 6)))
+        WorkerProcess(Start(cache, path, 512, Compute(threads=1), (1, 5, 6)))
 
 
 def test_worker_that_is_killed_gives_a_reason(path: Path) -> None:
-    with WorkerProcess(started(path, Cache("full", "full", 512))) as worker:
+    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(CacheFailedError, match="full: its process was ended by signal 9"):
             worker.ask(Generate(1))
 
 
 def test_worker_ends_with_its_context(path: Path) -> None:
-    with WorkerProcess(started(path, Cache("full", "full", 512))) as worker:
+    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
         pid = worker.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -594,11 +618,11 @@ def test_memory_that_is_not_there_is_refused(path: Path, monkeypatch: pytest.Mon
     settings = replace(SETTINGS, model=path)
     facts = read_model(path)
     caches = caches_to_compare(settings, TRAINED)
-    tokens = text_tokens(path, "a text ", settings.text_tokens)
-    said: list[tuple[int, int, int | None]] = []
-    with comparison.Comparison(settings, facts, caches, tokens) as compared:
+    tokens = repeated_tokens(path, "a text ", settings.text_tokens)
+    progress = Quiet()
+    with comparison.Comparison(settings, facts, caches, tokens, progress) as compared:
         with pytest.raises(SettingsError, match=r"GiB more and 0\.0 GiB are available: lower"):
-            compared.start(lambda done, total: None, lambda *sizes: said.append(sizes))
+            compared.start()
         # The announcement is what the caches would really have taken.
         rows_of_cell, scores_of_cell = 3 * 2 * 2 * 32 * 2, 3 * 2 * 4
         expected = sum(
@@ -606,14 +630,16 @@ def test_memory_that_is_not_there_is_refused(path: Path, monkeypatch: pytest.Mon
             + cache.cells * scores_of_cell * (cache.kind == "evicting")
             for cache in caches
         )
-        assert said[0][0] == pytest.approx(expected, rel=0.01)
-        assert said[0][2] == 2**20
+        [note] = progress.notes
+        said = re.match(r"the caches take ([\d.]+) MiB, and .*; 0\.00 GiB are available$", note)
+        assert said is not None
+        assert float(said[1]) == pytest.approx(expected / 2**20, abs=0.06)
 
 
 @pytest.mark.parametrize("longest", [TRAINED, TRAINED + 1])
 def test_histories_beyond_the_trained_context_are_noted(path: Path, longest: int) -> None:
     settings = replace(SETTINGS, model=path, histories=(0, longest))
-    report = comparison.Comparison(settings, read_model(path), [], ()).report
+    report = comparison.Comparison(settings, read_model(path), [], (), Quiet()).report
     assert len(report.notes) == (longest > TRAINED)
     assert all(
         "more than 512 tokens are beyond what the model was" in note for note in report.notes

@@ -17,59 +17,36 @@ import pytest
 from oracle import chose_clearly
 from pyh2o import Sampling
 from pyh2o.errors import ContextLimitError, SettingsError
-from pyh2o.measuring.quality import caches as caches_module
+from pyh2o.measuring import model as model_module
+from pyh2o.measuring.caches import FULL_CACHE, Compute, MeasuredCache, open_llama
+from pyh2o.measuring.measurement import CacheSettings, default_recent_share, policy_named
+from pyh2o.measuring.model import NamedText, normalised, text_tokens
 from pyh2o.measuring.quality import fidelity as fidelity_module
-from pyh2o.measuring.quality import full_predictions, table
-from pyh2o.measuring.quality.caches import (
-    FULL_CACHE,
-    CacheSettings,
-    Compute,
-    EvalCache,
-    caches_to_compare,
-    default_recent_share,
-    open_llama,
-    policy_named,
+from pyh2o.measuring.quality import full_predictions
+from pyh2o.measuring.quality.fidelity import Fidelity, FidelitySettings
+from pyh2o.measuring.quality.fidelity_figures import (
+    FidelitySummary,
+    fidelity_picture,
+    fidelity_tables,
 )
-from pyh2o.measuring.quality.fidelity import Fidelity, FidelitySettings, FidelitySummary
 from pyh2o.measuring.quality.full_predictions import FullPredictions
 from pyh2o.measuring.quality.instructions import Instructions, InstructionSettings
 from pyh2o.measuring.quality.metrics import log_softmax, mean_and_error, surprises
+from pyh2o.measuring.quality.prompts import Prompter
 from pyh2o.measuring.quality.reading import answer_surprises, predictions, taken_back
-from pyh2o.measuring.quality.recall import Prompter, Recall, RecallSettings
-from pyh2o.measuring.quality.results import ResultFile
+from pyh2o.measuring.quality.recall import Recall, RecallSettings
 from pyh2o.measuring.quality.samples import Sample
 from pyh2o.measuring.quality.stories import Stories, StorySettings, story_surprises
-from pyh2o.measuring.quality.texts import EvalText, normalised, text_tokens
+from pyh2o.measuring.results import ResultFile
 from pyh2o.reference import ReferenceLlama
 from pyh2o.sessions.conversation import Conversation
+from quiet_progress import Quiet
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 TRAINED = 1024
 CACHES = CacheSettings(("h2o", "streaming"), (0.25, 100), recent_share=0.5)
-
-
-class Quiet:
-    """Takes down what it is told."""
-
-    def __init__(self) -> None:
-        self.planned = 0
-        self.done = 0
-        self.notes: list[str] = []
-
-    def plan(self, total: int) -> None:
-        self.planned = total
-
-    def advance(self, label: str, amount: int) -> None:
-        assert label
-        self.done += amount
-
-    def extra(self, label: str, done: int, total: int) -> None:
-        assert 0 < done <= total
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +81,7 @@ def without_times(value: Any) -> Any:
 
 
 def test_caches() -> None:
-    caches = caches_to_compare(CACHES, 600)
+    caches = CACHES.for_text(600)
     assert [(one.name, one.rows, one.heavy, one.recent) for one in caches] == [
         ("full", 0, 0, 0),
         ("h2o, 25 %", 150, 75, 75),
@@ -120,13 +97,13 @@ def test_parts_of_a_budget() -> None:
     settings = CacheSettings(
         ("snap:queries=8", "full"), (100,), 0.3, pinned=10, positions=("original", "dense")
     )
-    _, original, dense = caches_to_compare(settings, 600)
+    _, original, dense = settings.for_text(600)
     assert (original.pinned, original.heavy, original.recent) == (10, 63, 27)
     assert original.rows == 100
     assert original.name == "snap:queries=8, 100 rows"
     assert dense == replace(original, name=f"{original.name}, dense", positions="dense")
     all_recent = replace(settings, recent_share=1.0, positions=("original",))
-    assert [one.heavy for one in caches_to_compare(all_recent, 600)] == [0, 0]
+    assert [one.heavy for one in all_recent.for_text(600)] == [0, 0]
 
 
 def test_share_and_policies_are_those_of_the_settings() -> None:
@@ -153,11 +130,13 @@ def test_refused_settings(change: dict[str, Any], message: str) -> None:
 
 def test_budget_without_a_free_row_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"--budget 0.01 is 6 rows of 600 .* besides 6 that"):
-        caches_to_compare(replace(CACHES, budgets=(0.01,), pinned=6), 600)
+        replace(CACHES, budgets=(0.01,), pinned=6).for_text(600)
 
 
 def test_opened_caches_keep_what_they_say(path: Path) -> None:
-    cache = EvalCache("a", "streaming", rows=90, heavy=40, recent=40, pinned=10, positions="dense")
+    cache = MeasuredCache(
+        "a", policy="streaming", rows=90, heavy=40, recent=40, pinned=10, positions="dense"
+    )
     with open_llama(path, cache, window=600, compute=Compute(threads=1)) as llm:
         kv = llm.kv
         assert (kv.heavy, kv.recent, kv.pinned, kv.window) == (40, 40, 10, 600)
@@ -254,9 +233,9 @@ def test_normalised_texts(path: Path) -> None:
     assert text == "One line of text.\n\nAnother one."
     with tiny_llama(path, n_ctx=256) as llm:
         whole = llm.tokenize(text.encode(), add_bos=False)
-        assert text_tokens(llm, EvalText("a", text), 3, 5) == [llm.token_bos(), *whole[3:8]]
+        assert text_tokens(llm, NamedText("a", text), 3, 5) == [llm.token_bos(), *whole[3:8]]
         with pytest.raises(SettingsError, match=rf"a has {len(whole)} tokens, fewer than --start"):
-            text_tokens(llm, EvalText("a", text), 3, len(whole) - 2)
+            text_tokens(llm, NamedText("a", text), 3, len(whole) - 2)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -268,7 +247,7 @@ def fidelity_settings(path: Path, text: str, **changes: Any) -> FidelitySettings
     settings = FidelitySettings(
         model=path,
         compute=Compute(threads=1),
-        texts=(EvalText("a.txt", text),),
+        texts=(NamedText("a.txt", text),),
         tokens=(400,),
         start=0,
         first=None,
@@ -279,23 +258,19 @@ def fidelity_settings(path: Path, text: str, **changes: Any) -> FidelitySettings
 
 
 def measured(
-    settings: FidelitySettings, folder: Path, file: ResultFile | None = None
+    settings: FidelitySettings, file: ResultFile | None = None
 ) -> tuple[list[FidelitySummary], ResultFile, Quiet]:
     file = file or results(with_arrays=True)
     progress = Quiet()
-    fidelity = Fidelity(settings, file, progress, folder)
+    fidelity = Fidelity(settings, file, progress)
     fidelity.run()
     assert progress.done == progress.planned
     return fidelity.summaries(), file, progress
 
 
-def test_budget_as_large_as_the_text_loses_nothing(
-    path: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_budget_as_large_as_the_text_loses_nothing(path: Path, rng: np.random.Generator) -> None:
     caches = CacheSettings(("h2o",), (1.0,), 0.5)
-    summaries, file, _ = measured(
-        fidelity_settings(path, random_text(rng, 900), caches=caches), tmp_path
-    )
+    summaries, file, _ = measured(fidelity_settings(path, random_text(rng, 900), caches=caches))
     full, same = summaries
     assert same.kl_mean == pytest.approx(0, abs=1e-6)
     assert same.kl_99 == pytest.approx(0, abs=1e-5)
@@ -305,14 +280,12 @@ def test_budget_as_large_as_the_text_loses_nothing(
     assert [unit["compactions"] for unit in file.units.values()] == [0, 0]
 
 
-def test_losses_are_those_of_the_reference(
-    path: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_losses_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:
     clear = False
     while not clear:
         text = random_text(rng, 900)
         with tiny_llama(path, n_ctx=256) as llm:
-            tokens = text_tokens(llm, EvalText("a.txt", text), 0, 400)
+            tokens = text_tokens(llm, NamedText("a.txt", text), 0, 400)
         reference = ReferenceLlama.from_gguf(
             path, heavy=50, recent=50, slack=156, cache_dtype=np.float16
         )
@@ -320,7 +293,7 @@ def test_losses_are_those_of_the_reference(
         clear = chose_clearly(reference)
     caches = CacheSettings(("h2o",), (100,), 0.5)
     settings = fidelity_settings(path, text, caches=caches)
-    (_, summary), file, _ = measured(settings, tmp_path)
+    (_, summary), file, _ = measured(settings)
     expected = surprises(log_softmax(logits[:-1].astype(np.float32)), tokens[1:])[1:]
     (name,) = [name for name in file.units if "h2o" in name]
     assert file.units[name]["compactions"] == reference.n_compactions > 0
@@ -332,11 +305,9 @@ def test_losses_are_those_of_the_reference(
     )
 
 
-def test_all_caches_of_several_lengths(
-    path: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_all_caches_of_several_lengths(path: Path, rng: np.random.Generator) -> None:
     settings = fidelity_settings(path, random_text(rng, 2000), tokens=(300, 600), first=50)
-    summaries, file, progress = measured(settings, tmp_path)
+    summaries, file, progress = measured(settings)
     names = ["full", "h2o, 25 %", "streaming, 25 %", "h2o, 100 rows", "streaming, 100 rows"]
     assert [(one.tokens, one.cache) for one in summaries] == [
         (tokens, name) for tokens in (300, 600) for name in names
@@ -346,8 +317,8 @@ def test_all_caches_of_several_lengths(
     assert progress.notes[0].startswith("a.txt: the full cache's predictions take 0 MiB in ")
     long = {one.cache: one for one in summaries if one.tokens == 600}
     arrays = {
-        cache.name: file.arrays(f"a.txt {settings.texts[0].sha256[:12]}/600/{cache.name}")
-        for cache in caches_to_compare(CACHES, 600)
+        cache.name: file.arrays(f"a.txt {settings.texts[0].digest[:12]}/600/{cache.name}")
+        for cache in CACHES.for_text(600)
     }
     for name, one in long.items():
         own = {key: array[49:] for key, array in arrays[name].items()}
@@ -376,7 +347,7 @@ def test_all_caches_of_several_lengths(
 
 
 def test_text_beyond_the_trained_context_has_a_perplexity_only(
-    path: Path, tmp_path: Path, rng: np.random.Generator
+    path: Path, rng: np.random.Generator
 ) -> None:
     settings = fidelity_settings(
         path,
@@ -384,7 +355,7 @@ def test_text_beyond_the_trained_context_has_a_perplexity_only(
         tokens=(TRAINED + 100,),
         caches=replace(CACHES, budgets=(100,), positions=("original", "dense")),
     )
-    fidelity = Fidelity(settings, results(with_arrays=True), Quiet(), tmp_path)
+    fidelity = Fidelity(settings, results(with_arrays=True), Quiet())
     assert "longer than the context the model was trained on" in fidelity.notes[0]
     fidelity.run()
     summaries = fidelity.summaries()
@@ -398,7 +369,7 @@ def test_text_beyond_the_trained_context_has_a_perplexity_only(
     assert all(one.perplexity > 1 for one in summaries)
     assert summaries[1].nll_to_streaming is not None
     by_name = replace(settings, caches=replace(settings.caches, policies=("full",)))
-    (full,), file, _ = measured(by_name, tmp_path)
+    (full,), file, _ = measured(by_name)
     assert (full.cache, full.kl_mean) == ("full", None)
     assert full.perplexity > 1
     assert [unit["rebases"] for unit in file.units.values()] == [0]
@@ -409,11 +380,11 @@ def test_run_with_the_same_file_measures_what_is_missing(
 ) -> None:
     opened: list[str] = []
 
-    def known(model: Path, cache: EvalCache, **settings: Any) -> Any:
+    def known(model: Path, cache: MeasuredCache, **settings: Any) -> Any:
         opened.append(cache.name)
         return open_llama(model, cache, **settings)
 
-    for module in (fidelity_module, caches_module):
+    for module in (fidelity_module, model_module):
         monkeypatch.setattr(module, "open_llama", known)
     settings = fidelity_settings(path, random_text(rng, 900))
     few = replace(settings, caches=replace(CACHES, policies=("h2o",), budgets=(100,)))
@@ -421,7 +392,7 @@ def test_run_with_the_same_file_measures_what_is_missing(
 
     def again(settings: FidelitySettings) -> list[FidelitySummary]:
         opened.clear()
-        summaries, _, _ = measured(settings, tmp_path, results(target, with_arrays=True))
+        summaries, _, _ = measured(settings, results(target, with_arrays=True))
         return summaries
 
     first = again(few)
@@ -443,7 +414,7 @@ def test_same_numbers_in_every_run(path: Path, tmp_path: Path, rng: np.random.Ge
     files = []
     for name in ("a", "b"):
         target = tmp_path / f"{name}.json"
-        summaries, file, _ = measured(settings, tmp_path, results(target, with_arrays=True))
+        summaries, file, _ = measured(settings, results(target, with_arrays=True))
         file.finish({}, [vars(one) for one in summaries], (), complete=True)
         files.append(without_times(json.loads(target.read_text())))
     assert files[0] == files[1]
@@ -459,7 +430,7 @@ def test_too_little_disk_space(path: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"texts": (EvalText("a", "x"), EvalText("a", "y"))}, "the same name"),
+        ({"texts": (NamedText("a", "x"), NamedText("a", "y"))}, "the same name"),
         ({"tokens": (1,)}, "--tokens 1 with --from 0 leaves no token"),
         ({"first": 400}, "--tokens 400 with --from 400 leaves no token"),
         ({"stretch": 0}, "a --stretch of 1 or more"),
@@ -651,10 +622,19 @@ def test_recall_is_resumed_and_the_same_in_every_run(path: Path, tmp_path: Path)
     assert without_times(other.units) != without_times(whole.units)
 
 
+def test_unit_with_other_figures_is_refused(path: Path) -> None:
+    settings = recall_settings(path, tasks=("fwe",), samples=1, questions=("after",))
+    recall = Recall(settings, file := results(), Quiet())
+    recall.run()
+    del file.units["fwe/900/any/full/0"]["score"]
+    with pytest.raises(SettingsError, match=r"damaged .fwe/900/any/full/0 has other figures"):
+        recall.summaries()
+
+
 def test_made_up_prose_is_said(path: Path) -> None:
     settings = recall_settings(path, tasks=("niah_single_2",), samples=1)
     assert "the prose is made up" in Recall(settings, results(), Quiet()).notes[0]
-    own = replace(settings, prose="It was late. " * 9)
+    own = replace(settings, prose=NamedText("a.txt", "It was late. " * 9))
     assert "prose" not in " ".join(Recall(own, results(), Quiet()).notes)
 
 
@@ -860,7 +840,7 @@ def test_fidelity_tables() -> None:
         nll_to_full_error=None,
         gap_closed=None,
     )
-    first, second = table.fidelity_tables([full, SUMMARY], 2048)
+    first, second = fidelity_tables([full, SUMMARY], 2048)
     assert first.title == "a.txt, 4,096 tokens, over those from 1,024 on"
     assert first.rows[0][:4] == ("full", "", "22.34", "")
     assert first.rows[1] == (
@@ -875,8 +855,6 @@ def test_fidelity_tables() -> None:
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_fidelity_picture(kind: str, start: bytes) -> None:
     pytest.importorskip("matplotlib")
-    from pyh2o.measuring.quality.plot import fidelity_picture
-
     other = replace(SUMMARY, cache="h2o, 10 %", rows=409)
     data = fidelity_picture([SUMMARY, other], 2048, kind)
     assert data.startswith(start)
@@ -888,7 +866,7 @@ def test_gap_is_closed_in_part_or_not_clear(path: Path, tmp_path: Path) -> None:
     """By losses that are written into the file of results."""
     settings = fidelity_settings(path, "some text " * 100, caches=replace(CACHES, budgets=(100,)))
     target = tmp_path / "a.json"
-    _, file, _ = measured(settings, tmp_path, results(target, with_arrays=True))
+    _, file, _ = measured(settings, results(target, with_arrays=True))
     full, h2o, streaming = file.units
     level = np.full(399, 2.0, dtype=np.float32)
     noise = np.where(np.arange(399) // 32 % 2, 1.0, -1.0).astype(np.float32)
@@ -897,7 +875,7 @@ def test_gap_is_closed_in_part_or_not_clear(path: Path, tmp_path: Path) -> None:
         for name, nll in ((full, level), (h2o, level + np.log(1.25)), (streaming, level + loss)):
             arrays = {**file.arrays(name), "nll": nll}
             file.add(name, file.units[name], arrays)
-        summaries, _, _ = measured(settings, tmp_path, file)
+        summaries, _, _ = measured(settings, file)
         return summaries[1].gap_closed
 
     assert closed(np.full_like(level, np.log(2))) == pytest.approx(0.75)

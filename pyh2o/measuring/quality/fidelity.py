@@ -13,75 +13,52 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...errors import SettingsError
 from ...llama import Llama
-from .caches import (
-    FULL,
-    FULL_CACHE,
-    CacheSettings,
-    Compute,
-    EvalCache,
-    caches_to_compare,
-    check_caches,
-    check_full,
-    open_for_tokens,
-    open_llama,
+from ..caches import FULL, FULL_CACHE, MeasuredCache, check_budgets, check_full, open_llama
+from ..measurement import Job, Measurement, Progress, QualitySettings, told_of
+from ..model import NamedText, bos_tokens, open_for_tokens, text_tokens, trained_context
+from ..results import ResultFile
+from ..tables import TextTable
+from .fidelity_figures import (
+    FidelitySummary,
+    FidelityUnit,
+    fidelity_picture,
+    fidelity_tables,
+    summed_up,
 )
-from .full_predictions import FullPredictions, file_bytes
-from .metrics import (
-    BLOCK,
-    FloatArray,
-    divergence,
-    gap_closed,
-    mean_and_error,
-    perplexity,
-    surprises,
-)
-from .progress import Progress
+from .full_predictions import FullPredictions
+from .metrics import FloatArray, divergence, surprises
 from .reading import predictions
-from .results import ResultFile
-from .texts import EvalText, bos_tokens, text_tokens
 
 # Positions that are left out where nothing else is asked for: at most so many, or a quarter.
 LONGEST_SKIP = 1024
 
 
-# The gap between sinks and a window and the full cache has to be so many times its standard error:
-# a share of nothing but noise would be any number.
-CLEAR_GAP = 2
-
-
-@dataclass(frozen=True)
-class FidelitySettings:
+@dataclass(frozen=True, kw_only=True)
+class FidelitySettings(QualitySettings):
     """What the user asks for.
 
     Attributes:
-        model: a GGUF file.
-        compute: what computes.
         texts: to be read.
         tokens: lengths that are read of each.
         start: first token of a text that is read.
         first: first token, counted from `start`, whose prediction counts; None for `LONGEST_SKIP`,
             or a quarter of a shorter text.
         stretch: tokens of the parts that have a perplexity of their own.
-        caches: what is compared.
     """
 
-    model: Path
-    compute: Compute
-    texts: tuple[EvalText, ...]
+    texts: tuple[NamedText, ...]
     tokens: tuple[int, ...]
-    start: int
-    first: int | None
-    stretch: int
-    caches: CacheSettings
+    start: int = 0
+    first: int | None = None
+    stretch: int = 2048
 
     def __post_init__(self) -> None:
         """Refuse what leaves nothing to compare.
@@ -105,162 +82,60 @@ class FidelitySettings:
         """The first token that counts in a text of this length."""
         return min(LONGEST_SKIP, tokens // 4) if self.first is None else self.first
 
+    def options(self) -> dict[str, Any]:
+        return {"start": self.start}
 
-@dataclass(frozen=True)
-class FidelityUnit:
-    """One cache that has read one text. Its arrays are nll, kl and same_top, [tokens - 1] each.
-
-    Attributes:
-        text, tokens, cache: which.
-        policy, budget, positions, rows, heavy, recent, pinned: of the cache.
-        capacity: rows that it has at most, just before a compaction; 0 without a limit.
-        compactions, rebases: while it was read.
-        seconds: that took.
-    """
-
-    text: str
-    tokens: int
-    cache: str
-    policy: str
-    budget: str
-    positions: str
-    rows: int
-    capacity: int
-    heavy: int
-    recent: int
-    pinned: int
-    compactions: int
-    rebases: int
-    seconds: float
+    def record(self) -> dict[str, Any]:
+        texts = [{"name": one.name, "sha256": one.digest} for one in self.texts]
+        return {**super().record(), "texts": texts}
 
 
 @dataclass(frozen=True)
-class FidelitySummary:
-    """One cache on one text, over the tokens from `first` on.
+class FidelityJob(Job):
+    """A cache that reads so many tokens of a text; another text of the same name has others."""
 
-    Attributes:
-        text, tokens, cache, policy, budget, positions, rows, capacity: see FidelityUnit.
-        first: first token whose prediction counts.
-        perplexity: of all tokens that count.
-        nll: their mean loss, in nats.
-        nll_to_full, nll_to_full_error: mean difference of the losses to the full cache's at the
-            same positions, and its standard error (see metrics.BLOCK); None where there is none.
-        nll_to_streaming, nll_to_streaming_error: to those of sinks and a window of the same budget.
-        gap_closed: share of what sinks and a window lose in perplexity against the full cache that
-            this cache does not lose; None where their loss is not clear (see CLEAR_GAP).
-        kl_mean, kl_median, kl_90, kl_99: of KL(full || cache); None without a valid reference.
-        same_top: share of positions with the full cache's token on top.
-        stretches: perplexity of each part of the text; None where no token of it counts.
-    """
-
-    text: str
+    text: NamedText
     tokens: int
-    cache: str
-    policy: str
-    budget: str
-    positions: str
-    rows: int
-    capacity: int
-    first: int
-    perplexity: float
-    nll: float
-    nll_to_full: float | None
-    nll_to_full_error: float | None
-    nll_to_streaming: float | None
-    nll_to_streaming_error: float | None
-    gap_closed: float | None
-    kl_mean: float | None
-    kl_median: float | None
-    kl_90: float | None
-    kl_99: float | None
-    same_top: float | None
-    stretches: tuple[float | None, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.text.name} {self.text.digest[:12]}/{self.tokens}/{self.cache.name}"
 
 
-class Fidelity:
-    """Lets every cache read every text.
+class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, FidelitySummary]):
+    """Lets every cache read every text."""
 
-    Attributes:
-        notes: what to know when reading the figures.
-    """
+    kind = "fidelity"
+    unit = FidelityUnit
+    arrays = ("nll", "kl", "same_top")
 
-    def __init__(
-        self,
-        settings: FidelitySettings,
-        file: ResultFile,
-        progress: Progress,
-        folder: Path,
-    ) -> None:
-        """Look at the model and the texts; nothing is measured yet.
-
-        Args:
-            settings: what is asked for.
-            file: where the results go.
-            progress: told what goes on.
-            folder: for the full cache's predictions, while they are needed.
-
-        Raises:
-            PyH2OError: the model is refused, a text is too short, or a budget makes no sense.
-        """
-        self._settings = settings
-        self._file = file
-        self._progress = progress
-        self._folder = folder
+    def __init__(self, settings: FidelitySettings, file: ResultFile, progress: Progress) -> None:
+        super().__init__(settings, file, progress)
         with open_for_tokens(settings.model) as llm:
             longest = max(settings.tokens)
-            self._texts = {
-                text.name: text_tokens(llm, text, settings.start, longest)
-                for text in settings.texts
+            self._tokens = {
+                text: text_tokens(llm, text, settings.start, longest) for text in settings.texts
             }
-            self._digests = {text.name: text.sha256[:12] for text in settings.texts}
             self._n_bos = len(bos_tokens(llm))
             self._n_vocab = llm.n_vocab()
-            self._trained = llm._model.n_ctx_train()
-        self._caches = {
-            tokens: caches_to_compare(settings.caches, tokens) for tokens in settings.tokens
-        }
+            self._trained = trained_context(llm)
+        self._caches = {tokens: settings.caches.for_text(tokens) for tokens in settings.tokens}
         for tokens, caches in self._caches.items():
-            check_caches(caches, tokens + self._n_bos, self._trained)
-        self.notes = self._note_long_texts()
+            check_budgets(caches, tokens + self._n_bos, self._trained)
+        if not all(map(self._has_reference, settings.tokens)):
+            self.notes = (
+                f"texts of more than {self._trained - self._n_bos} tokens are longer than the "
+                "context the model was trained on: the full cache is no valid reference for them, "
+                "and only their perplexity is measured",
+            )
 
-    def run(self) -> None:
-        """Measure what the file has not.
-
-        Raises:
-            PyH2OError: a cache is refused, or there is too little memory or disk space.
-        """
-        missing = [
-            unit for unit in self._wanted() if not self._file.has(self._name(*unit), *_ARRAYS)
-        ]
-        self._progress.plan(sum(tokens for _, tokens, _ in missing))
-        for text in self._texts:
-            lengths = [tokens for name, tokens, _ in missing if name == text]
-            referred = [tokens for tokens in lengths if self._has_reference(tokens)]
-            with ExitStack() as stack:
-                full = None
-                if referred:
-                    full = self._read_full(text, max(referred))
-                    stack.callback(full.close)
-                for name, tokens, cache in missing:
-                    if name == text:
-                        valid = full if self._has_reference(tokens) else None
-                        self._measure(text, tokens, cache, valid)
-
-    def summaries(self) -> list[FidelitySummary]:
-        """The figures of all that has been measured, in the order in which it was asked for."""
-        return [
-            self._summary(text, tokens, cache)
-            for text, tokens, cache in self._wanted()
-            if self._file.has(self._name(text, tokens, cache), *_ARRAYS)
-        ]
-
-    def _wanted(self) -> list[tuple[str, int, EvalCache]]:
+    def wanted(self) -> list[FidelityJob]:
         """Every text, length and cache. Beyond the trained context the full cache takes part only
         if it is asked for by name."""
         by_name = FULL in self._settings.caches.policies
         return [
-            (text, tokens, cache)
-            for text in self._texts
+            FidelityJob(cache, text, tokens)
+            for text in self._settings.texts
             for tokens in self._settings.tokens
             for cache in self._caches[tokens]
             if not cache.is_full or by_name or self._has_reference(tokens)
@@ -268,104 +143,57 @@ class Fidelity:
 
     def _has_reference(self, tokens: int) -> bool:
         """Whether the model was trained for so much text in a full cache."""
-        return bool(tokens + self._n_bos <= self._trained)
+        return tokens + self._n_bos <= self._trained
 
-    def _note_long_texts(self) -> tuple[str, ...]:
-        if all(self._has_reference(tokens) for tokens in self._settings.tokens):
-            return ()
-        return (
-            f"texts of more than {self._trained - self._n_bos} tokens are longer than the context "
-            "the model was trained on: the full cache is no valid reference for them, and only "
-            "their perplexity is measured",
+    # ---- measuring -----------------------------------------------------------------------------
+
+    def work(self, job: FidelityJob) -> int:
+        return job.tokens
+
+    def opened(self, job: FidelityJob) -> Llama:
+        # Beyond the trained context only llama.cpp's own full cache never re-bases.
+        own = {"evict": False, "flash_attn": True} if job.cache.is_full else {}
+        window = job.tokens + self._n_bos
+        return open_llama(
+            self._settings.model, job.cache, window=window, compute=self._settings.compute, **own
         )
 
-    def _name(self, text: str, tokens: int, cache: EvalCache) -> str:
-        """Of a unit; another text in a file of the same name has others."""
-        return f"{text} {self._digests[text]}/{tokens}/{cache.name}"
+    def run(self) -> None:
+        for jobs in self._planned(lambda job: job.text):
+            with ExitStack() as stack:
+                referred = [job.tokens for job in jobs if self._has_reference(job.tokens)]
+                full = None
+                if referred:
+                    n = self._n_bos + max(referred) - 1
+                    full = FullPredictions(self._file.folder, n, self._n_vocab)
+                    stack.enter_context(closing(full))
+                    self._read_full(full, jobs[0].text, max(referred))
+                for job in jobs:
+                    self._measure(job, full if self._has_reference(job.tokens) else None)
 
-    def _tokens_of(self, text: str, tokens: int) -> list[int]:
-        return self._texts[text][: self._n_bos + tokens]
-
-    def _read_full(self, text: str, tokens: int) -> FullPredictions:
-        """Predictions of the full cache for the longest text, which has the shorter ones in it."""
-        n = self._n_bos + tokens - 1
-        size = file_bytes(n, self._n_vocab) / 2**20
-        self._progress.note(
-            f"{text}: the full cache's predictions take {size:,.0f} MiB in {self._folder} until "
-            "the text is done"
-        )
-        full = FullPredictions(self._folder, n, self._n_vocab)
-        try:
-            with open_llama(
-                self._settings.model,
-                FULL_CACHE,
-                window=n + 1,
-                compute=self._settings.compute,
-            ) as llm:
-                label = f"{text}, {tokens} tokens, {FULL}"
-                full.read(
-                    llm,
-                    self._tokens_of(text, tokens),
-                    lambda done: self._progress.extra(label, done, n),
-                )
-                check_full(llm)
-        except BaseException:
-            full.close()
-            raise
-        return full
-
-    def _measure(
-        self, text: str, tokens: int, cache: EvalCache, full: FullPredictions | None
-    ) -> None:
+    def _measure(self, job: FidelityJob, full: FullPredictions | None) -> None:
         started = time.perf_counter()
-        n = tokens - 1
-        if cache.is_full and full is not None:
+        if job.cache.is_full and full is not None:
             # It was read to have something to compare with.
+            n = job.tokens - 1
             arrays = {
                 "nll": full.nll[self._n_bos : self._n_bos + n].copy(),
                 "kl": np.zeros(n, dtype=np.float32),
                 "same_top": np.ones(n, dtype=np.bool_),
             }
-            compactions = rebases = capacity = 0
-            self._progress.advance(self._name(text, tokens, cache), tokens)
+            self._add(job, _unit(job, None), started, arrays)
+            self._progress.advance(job.name, job.tokens)
         else:
-            # Beyond the trained context only llama.cpp's own full cache never re-bases.
-            settings = {"evict": False, "flash_attn": True} if cache.is_full else {}
-            with open_llama(
-                self._settings.model,
-                cache,
-                window=tokens + self._n_bos,
-                compute=self._settings.compute,
-                **settings,
-            ) as llm:
-                arrays = self._read(llm, text, tokens, cache, full)
-                kv = llm.kv
-                compactions, rebases = kv.compactions, kv.rebases
-                capacity = 0 if cache.is_full else kv.capacity
-        unit = FidelityUnit(
-            text=text,
-            tokens=tokens,
-            cache=cache.name,
-            policy=cache.policy,
-            budget=cache.budget,
-            positions=cache.positions,
-            rows=cache.rows,
-            capacity=capacity,
-            heavy=cache.heavy,
-            recent=cache.recent,
-            pinned=cache.pinned,
-            compactions=compactions,
-            rebases=rebases,
-            seconds=round(time.perf_counter() - started, 3),
-        )
-        self._file.add(self._name(text, tokens, cache), asdict(unit), arrays)
+            with self.opened(job) as llm:
+                arrays = self._read(llm, job, full)
+                self._add(job, _unit(job, llm), started, arrays)
 
     def _read(
-        self, llm: Llama, text: str, tokens: int, cache: EvalCache, full: FullPredictions | None
-    ) -> dict[str, np.ndarray[Any, Any]]:
+        self, llm: Llama, job: FidelityJob, full: FullPredictions | None
+    ) -> dict[str, FloatArray]:
         """The arrays of one cache; without a reference kl and same_top are empty."""
-        sequence = self._tokens_of(text, tokens)
-        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in _ARRAYS}
+        sequence = self._sequence(job.text, job.tokens)
+        parts: dict[str, list[Any]] = {name: [] for name in self.arrays}
         for start, log_probs in predictions(llm, sequence[:-1]):
             n = len(log_probs)
             parts["nll"].append(surprises(log_probs, sequence[start + 1 : start + 1 + n]))
@@ -374,90 +202,89 @@ class Fidelity:
                 parts["same_top"].append(log_probs.argmax(axis=1) == full.top[start : start + n])
             # BOS is nothing that was asked for, and the last token is not evaluated.
             is_last = start + n == len(sequence) - 1
-            self._progress.advance(
-                self._name(text, tokens, cache), n - (self._n_bos if start == 0 else 0) + is_last
-            )
+            self._progress.advance(job.name, n - (self._n_bos if start == 0 else 0) + is_last)
         # What follows BOS is left out: not every model has one.
-        joined = {name: np.concatenate(some or [_NOTHING]) for name, some in parts.items()}
-        return {name: array[self._n_bos :] for name, array in joined.items()}
+        return {
+            name: np.concatenate(some or [_NOTHING])[self._n_bos :] for name, some in parts.items()
+        }
 
-    def _summary(self, text: str, tokens: int, cache: EvalCache) -> FidelitySummary:
-        first = self._settings.first_of(tokens)
-        own = self._file.arrays(self._name(text, tokens, cache))
-        counted = {name: array[first - 1 :] for name, array in own.items()}
-        nll, kl = counted["nll"], counted["kl"]
-        full = self._nll_of(text, tokens, FULL_CACHE) if self._has_reference(tokens) else None
-        streaming = self._nll_of(text, tokens, self._streaming_like(tokens, cache))
-        closed = None
-        if full is not None and streaming is not None and not cache.is_full:
-            gap, gap_error = _difference(streaming, full)
-            if gap is not None and gap_error is not None and gap > CLEAR_GAP * gap_error:
-                closed = gap_closed(perplexity(full), perplexity(streaming), perplexity(nll))
-        to_full = _difference(nll, None if cache.is_full else full)
-        to_streaming = _difference(nll, None if cache.is_streaming else streaming)
-        quantiles: Sequence[float | None] = [None] * 3
-        if kl.size:
-            quantiles = [float(value) for value in np.quantile(kl, (0.5, 0.9, 0.99))]
-        return FidelitySummary(
-            text=text,
-            tokens=tokens,
-            cache=cache.name,
-            policy=cache.policy,
-            budget=cache.budget,
-            positions=cache.positions,
-            rows=cache.rows,
-            capacity=self._file.units[self._name(text, tokens, cache)]["capacity"],
-            first=first,
-            perplexity=perplexity(nll),
-            nll=float(nll.mean(dtype=np.float64)),
-            nll_to_full=to_full[0],
-            nll_to_full_error=to_full[1],
-            nll_to_streaming=to_streaming[0],
-            nll_to_streaming_error=to_streaming[1],
-            gap_closed=closed,
-            kl_mean=float(kl.mean(dtype=np.float64)) if kl.size else None,
-            kl_median=quantiles[0],
-            kl_90=quantiles[1],
-            kl_99=quantiles[2],
-            same_top=float(counted["same_top"].mean()) if kl.size else None,
-            stretches=self._stretches(own["nll"], first),
+    def _read_full(self, full: FullPredictions, text: NamedText, tokens: int) -> None:
+        """Let the full cache read the longest text, which has the shorter ones in it."""
+        self._progress.note(
+            f"{text.name}: the full cache's predictions take {full.n_bytes / 2**20:,.0f} MiB in "
+            f"{self._file.folder} until the text is done"
+        )
+        model, compute = self._settings.model, self._settings.compute
+        label = f"{text.name}, {tokens} tokens, {FULL}"
+        sequence = self._sequence(text, tokens)
+        n = len(sequence) - 1
+        with open_llama(model, FULL_CACHE, window=n + 1, compute=compute) as llm:
+            full.read(llm, sequence, lambda done: self._progress.extra(label, done, n))
+            check_full(llm)
+
+    def _sequence(self, text: NamedText, tokens: int) -> list[int]:
+        return self._tokens[text][: self._n_bos + tokens]
+
+    # ---- summing up ----------------------------------------------------------------------------
+
+    def summaries(self) -> list[FidelitySummary]:
+        return [self._summary(job) for job in self.wanted() if self._is_measured(job)]
+
+    def _summary(self, job: FidelityJob) -> FidelitySummary:
+        full = streaming = None
+        if self._has_reference(job.tokens):
+            full = self._nll_of(replace(job, cache=FULL_CACHE))
+        if (other := self._streaming_like(job)) is not None:
+            streaming = self._nll_of(replace(job, cache=other))
+        return summed_up(
+            self._unit_of(job),
+            self._file.arrays(job.name),
+            first=self._settings.first_of(job.tokens),
+            stretch=self._settings.stretch,
+            full=None if job.cache.is_full else full,
+            streaming=streaming,
         )
 
-    def _streaming_like(self, tokens: int, cache: EvalCache) -> EvalCache | None:
+    def _streaming_like(self, job: FidelityJob) -> MeasuredCache | None:
         """Sinks and a window with the budget of a cache, if it was asked for."""
+        own = (job.cache.budget, job.cache.positions)
         return next(
             (
                 other
-                for other in self._caches[tokens]
-                if other.is_streaming
-                and (other.budget, other.positions) == (cache.budget, cache.positions)
+                for other in self._caches[job.tokens]
+                if other.is_streaming and (other.budget, other.positions) == own
             ),
             None,
         )
 
-    def _nll_of(self, text: str, tokens: int, cache: EvalCache | None) -> FloatArray | None:
+    def _nll_of(self, job: FidelityJob) -> FloatArray | None:
         """Losses that count, if they were measured."""
-        if cache is None or not self._file.has(self._name(text, tokens, cache), *_ARRAYS):
+        if not self._is_measured(job):
             return None
-        nll: FloatArray = self._file.arrays(self._name(text, tokens, cache))["nll"]
-        return nll[self._settings.first_of(tokens) - 1 :]
+        nll: FloatArray = self._file.arrays(job.name)["nll"]
+        return nll[self._settings.first_of(job.tokens) - 1 :]
 
-    def _stretches(self, nll: FloatArray, first: int) -> tuple[float | None, ...]:
-        """Perplexity of tokens [0, stretch), [stretch, 2 stretch) ..., as far as they count."""
-        size = self._settings.stretch
-        parts = [
-            nll[max(start, first) - 1 : start + size - 1] for start in range(0, len(nll) + 1, size)
-        ]
-        return tuple(perplexity(part) if part.size else None for part in parts)
+    def tables(self, summaries: Sequence[FidelitySummary]) -> list[TextTable]:
+        return fidelity_tables(summaries, self._settings.stretch)
+
+    def picture(self, summaries: Sequence[FidelitySummary], file_format: str) -> bytes:
+        return fidelity_picture(summaries, self._settings.stretch, file_format)
 
 
-_ARRAYS = ("nll", "kl", "same_top")
 _NOTHING: FloatArray = np.empty(0, dtype=np.float32)
 
 
-def _difference(
-    nll: FloatArray, reference: FloatArray | None
-) -> tuple[float, float | None] | tuple[None, None]:
-    if reference is None:
-        return None, None
-    return mean_and_error(nll.astype(np.float64) - reference, BLOCK)
+def _unit(job: FidelityJob, llm: Llama | None) -> FidelityUnit:
+    """What has been read, and by which cache; None for what was read as the reference."""
+    cache, kv = job.cache, None if llm is None else llm.kv
+    return FidelityUnit(
+        **told_of(cache, llm),
+        text=job.text.name,
+        tokens=job.tokens,
+        positions=cache.positions,
+        heavy=cache.heavy,
+        recent=cache.recent,
+        pinned=cache.pinned,
+        compactions=0 if kv is None else kv.compactions,
+        rebases=0 if kv is None else kv.rebases,
+    )

@@ -26,6 +26,7 @@ class FullPredictions:
 
     Attributes:
         nll: [n] negative log-likelihood of the tokens that came, unrounded.
+        n_bytes: that the file takes.
         top: [n] the likeliest tokens, by the unrounded predictions.
     """
 
@@ -40,12 +41,12 @@ class FullPredictions:
         Raises:
             SettingsError: there is not enough of it.
         """
-        size = file_bytes(n, n_vocab)
+        self.n_bytes = n * n_vocab * np.dtype(np.float16).itemsize
         free = shutil.disk_usage(folder).free
-        if size > free:
+        if self.n_bytes > free:
             raise SettingsError(
-                f"the full cache's predictions take {size / 2**20:,.0f} MiB and {folder} has "
-                f"{free / 2**20:,.0f} free: give --json on another disk, or fewer --tokens"
+                f"the full cache's predictions take {self.n_bytes / 2**20:,.0f} MiB and {folder} "
+                f"has {free / 2**20:,.0f} free: give --json on another disk, or fewer --tokens"
             )
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # open as long as the array
         self._log_probs = np.memmap(self._file, np.float16, mode="w+", shape=(n, n_vocab))
@@ -75,8 +76,3 @@ class FullPredictions:
         """Give the place on the disk back."""
         del self._log_probs
         self._file.close()
-
-
-def file_bytes(n: int, n_vocab: int) -> int:
-    """What the predictions for n positions take on the disk."""
-    return n * n_vocab * np.dtype(np.float16).itemsize

@@ -13,10 +13,9 @@ English than the right ones, so only the difference between caches says anything
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,17 +24,22 @@ from ...generation.sampling import Sampling
 from ...llama import Llama
 from ...sessions.conversation import Conversation
 from ...text.chat_template import ChatTemplate
-from .caches import (
-    FULL_CACHE,
-    CacheSettings,
-    Compute,
-    EvalCache,
-    caches_to_compare,
-    check_caches,
-    check_full,
-    open_for_tokens,
-    open_llama,
+from ..caches import FULL, check_budgets, open_llama
+from ..measurement import (
+    OF_CACHE,
+    Job,
+    Measurement,
+    OfCache,
+    Progress,
+    QualitySettings,
+    Unit,
+    grouped,
+    told_of,
 )
+from ..model import open_for_tokens, plain_tokens, trained_context
+from ..pictures import add_legend, draw_bars, figure_bytes, new_figure
+from ..results import ResultFile
+from ..tables import Column, TextTable, number, samples, table_of, with_error
 from .directives import (
     LEAK_QUESTION,
     MESSAGES,
@@ -46,10 +50,8 @@ from .directives import (
     longest_system,
     messages,
 )
-from .metrics import mean_and_error, rouge_l_recall, words_of
-from .progress import Progress
+from .metrics import difference, rouge_l_recall, words_of
 from .reading import answer_surprises, taken_back
-from .results import ResultFile
 
 Pin = Literal["system", "none"]
 
@@ -61,37 +63,32 @@ SAMPLING = Sampling(temperature=0.0)
 DIRECTIVES_EACH = 4
 
 
-@dataclass(frozen=True)
-class InstructionSettings:
-    """What the user asks for.
+@dataclass(frozen=True, kw_only=True)
+class InstructionSettings(QualitySettings):
+    """What the user asks for; fractions refer to the longest that such a dialogue can become.
 
     Attributes:
-        model: a GGUF file.
-        compute: what computes.
         turns: messages before the request to repeat the system prompt.
         samples: dialogues.
         pins: whether the system prompt is pinned.
         seed: of the system prompts and the order of the messages.
-        caches: what is compared; fractions refer to the longest that such a dialogue can become.
     """
 
-    model: Path
-    compute: Compute
     turns: int
     samples: int
     pins: tuple[Pin, ...]
-    seed: int
-    caches: CacheSettings
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        return {"seed": self.seed, "turns": self.turns}
 
 
-@dataclass(frozen=True)
-class InstructionUnit:
+@dataclass(frozen=True, kw_only=True)
+class InstructionUnit(Unit):
     """One dialogue.
 
     Attributes:
-        cache, pin, sample: which; the pin of the full cache is "".
-        policy, budget, rows: of the cache.
-        capacity: rows that it has at most, just before a compaction; 0 without a limit.
+        pin, sample: which; the pin of the full cache is "".
         directives: names, in the order of the system prompt.
         defence_first: whether the defence is the first of them.
         followed: [turns][directives] whether each answer kept to each.
@@ -101,16 +98,10 @@ class InstructionUnit:
         leaked: ROUGE-L recall of the system prompt in the last answer.
         secret_leaked: whether the secret word is in it.
         tokens, compactions: at the end.
-        seconds: it took.
     """
 
-    cache: str
     pin: str
     sample: int
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     directives: list[str]
     defence_first: bool
     followed: list[list[bool]]
@@ -120,15 +111,14 @@ class InstructionUnit:
     secret_leaked: bool
     tokens: int
     compactions: int
-    seconds: float
 
 
-@dataclass(frozen=True)
-class InstructionSummary:
+@dataclass(frozen=True, kw_only=True)
+class InstructionSummary(OfCache):
     """One cache with its pinning, over all dialogues.
 
     Attributes:
-        cache, pin, policy, budget, rows, capacity: see InstructionUnit.
+        pin: see InstructionUnit.
         samples: dialogues.
         followed: share of the instructions that were kept, over all turns.
         by_turn: the same in each turn.
@@ -141,12 +131,7 @@ class InstructionSummary:
         secret_leaked: share of dialogues in which the secret word came out.
     """
 
-    cache: str
     pin: str
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     samples: int
     followed: float
     by_turn: tuple[float, ...]
@@ -160,29 +145,55 @@ class InstructionSummary:
     secret_leaked: float
 
 
-class Instructions:
+_PINNED = {"system": "pinned", "none": "not pinned", "": ""}
+
+COLUMNS: tuple[Column[InstructionSummary], ...] = (
+    *OF_CACHE,
+    ("system prompt", lambda one: _PINNED[one.pin]),
+    ("followed", lambda one: f"{one.followed:.1%}"),
+    ("first turn", lambda one: f"{one.by_turn[0]:.1%}"),
+    ("last turn", lambda one: f"{one.by_turn[-1]:.1%}"),
+    ("right answer likelier", lambda one: f"{one.preferred:.1%}"),
+    ("margin - full", lambda one: with_error(one.margin_to_full, one.margin_to_full_error)),
+    ("prompt leaked", lambda one: f"{one.leaked:.1%}"),
+    ("leaked, defence first", lambda one: number(one.leaked_defence_first, ".1%")),
+    ("leaked, defence last", lambda one: number(one.leaked_defence_last, ".1%")),
+    ("secret leaked", lambda one: f"{one.secret_leaked:.1%}"),
+)
+
+
+@dataclass(frozen=True)
+class InstructionJob(Job):
+    """A dialogue that is held with a cache."""
+
+    pin: str
+    sample: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache.name}/{self.pin or 'any'}/{self.sample}"
+
+    @property
+    def label(self) -> str:
+        """For the progress."""
+        pinned = f", system prompt {_PINNED[self.pin]}" if self.pin else ""
+        return f"dialogue {self.sample + 1}, {self.cache.name}{pinned}"
+
+
+class Instructions(
+    Measurement[InstructionSettings, InstructionJob, InstructionUnit, InstructionSummary]
+):
     """Holds all dialogues with every cache.
 
     Attributes:
         tokens: the longest that a dialogue can become.
-        notes: what to know when reading the figures.
     """
 
+    kind = "instructions"
+    unit = InstructionUnit
+
     def __init__(self, settings: InstructionSettings, file: ResultFile, progress: Progress) -> None:
-        """Look at the model; nothing is measured yet.
-
-        Args:
-            settings: what is asked for.
-            file: where the results go.
-            progress: told what goes on.
-
-        Raises:
-            PyH2OError: the model is refused or has no place for a system prompt, or a budget has
-                none for it.
-        """
-        self._settings = settings
-        self._file = file
-        self._progress = progress
+        super().__init__(settings, file, progress)
         with open_for_tokens(settings.model) as llm:
             template = ChatTemplate(llm, longest_system())
             self._n_opening = len(template.opening)
@@ -190,46 +201,14 @@ class Instructions:
                 len(template.next_turn(message))
                 for message in (*MESSAGES, NEUTRAL_QUESTION, LEAK_QUESTION)
             )
-            trained = llm._model.n_ctx_train()
+            trained = trained_context(llm)
         # The last answer may be as long as the system prompt.
+        self._leak_tokens = self._n_opening + ANSWER_TOKENS
         turns = settings.turns * (longest + ANSWER_TOKENS)
         self.tokens = self._n_opening + turns + longest + self._leak_tokens
-        self._caches = caches_to_compare(settings.caches, self.tokens)
+        self._caches = settings.caches.for_text(self.tokens)
         self._check_room(trained)
-        self.notes: tuple[str, ...] = (
-            f"a dialogue has up to {self.tokens} tokens, which fractions refer to",
-        )
-
-    @property
-    def _leak_tokens(self) -> int:
-        return self._n_opening + ANSWER_TOKENS
-
-    def run(self) -> None:
-        """Measure what the file has not.
-
-        Raises:
-            PyH2OError: a cache is refused, or there is too little memory.
-        """
-        missing = [one for one in self._wanted() if _name(*one) not in self._file.units]
-        # A turn is a unit of work, and so are the canned answers and the last request.
-        self._progress.plan(len(missing) * (self._settings.turns + 2))
-        for cache in dict.fromkeys(cache for cache, _, _ in missing):
-            with open_llama(
-                self._settings.model, cache, window=self.tokens, compute=self._settings.compute
-            ) as llm:
-                for one in missing:
-                    if one[0] == cache:
-                        self._file.add(_name(*one), asdict(self._dialogue(llm, *one)))
-
-    def summaries(self) -> list[InstructionSummary]:
-        """The figures of all that has been measured, in the order in which it was asked for."""
-        units: dict[tuple[str, str], list[InstructionUnit]] = {}
-        for one in self._wanted():
-            if (data := self._file.units.get(_name(*one))) is not None:
-                unit = InstructionUnit(**data)
-                units.setdefault((unit.cache, unit.pin), []).append(unit)
-        full = units.get((FULL_CACHE.name, ""))
-        return [_summary(some, full) for some in units.values()]
+        self.notes = (f"a dialogue has up to {self.tokens} tokens, which fractions refer to",)
 
     def _check_room(self, trained: int) -> None:
         if self.tokens > trained:
@@ -238,7 +217,7 @@ class Instructions:
                 f"{trained} the model was trained on, so the full cache is nothing to compare "
                 "with: give fewer"
             )
-        check_caches(self._caches, self.tokens, trained)
+        check_budgets(self._caches, self.tokens, trained)
         for cache in self._caches:
             if not cache.is_full and cache.rows - cache.recent < self._n_opening:
                 raise SettingsError(
@@ -247,41 +226,40 @@ class Instructions:
                     "or a smaller --recent-share"
                 )
 
-    def _wanted(self) -> list[tuple[EvalCache, str, int]]:
-        """Cache, pinning and sample of all units."""
+    def wanted(self) -> list[InstructionJob]:
         return [
-            (cache, pin, sample)
+            InstructionJob(cache, pin, sample)
             for cache in self._caches
             for pin in ([""] if cache.is_full else self._settings.pins)
             for sample in range(self._settings.samples)
         ]
 
-    def _dialogue(self, llm: Llama, cache: EvalCache, pin: str, index: int) -> InstructionUnit:
-        started = time.perf_counter()
+    def work(self, job: InstructionJob) -> int:
+        # A turn is a unit of work, and so are the canned answers and the last request.
+        return self._settings.turns + 2
+
+    def opened(self, job: InstructionJob) -> Llama:
+        settings = self._settings
+        return open_llama(settings.model, job.cache, window=self.tokens, compute=settings.compute)
+
+    def measured(self, llm: Llama, job: InstructionJob) -> InstructionUnit:
         compactions = llm.kv.compactions
-        given = assignment(index, self._settings.seed, DIRECTIVES_EACH)
-        label = f"dialogue {index + 1}, {_title(cache, pin)}"
+        given = assignment(job.sample, self._settings.seed, DIRECTIVES_EACH)
         conversation = Conversation(
-            llm, system=given.system, sampling=SAMPLING, pin_system=pin != "none"
+            llm, system=given.system, sampling=SAMPLING, pin_system=job.pin != "none"
         )
         answers: list[str] = []
-        for message in messages(index, self._settings.seed, self._settings.turns):
+        for message in messages(job.sample, self._settings.seed, self._settings.turns):
             answers.append("".join(conversation.say(message, max_tokens=ANSWER_TOKENS)))
-            self._progress.advance(label, 1)
+            self._progress.advance(job.label, 1)
         margins = _margins(conversation, given)
-        self._progress.advance(label, 1)
+        self._progress.advance(job.label, 1)
         leak = "".join(conversation.say(LEAK_QUESTION, max_tokens=self._leak_tokens))
-        self._progress.advance(label, 1)
-        if cache.is_full:
-            check_full(llm)
+        self._progress.advance(job.label, 1)
         return InstructionUnit(
-            cache=cache.name,
-            pin=pin,
-            sample=index,
-            policy=cache.policy,
-            budget=cache.budget,
-            rows=cache.rows,
-            capacity=0 if cache.is_full else llm.kv.capacity,
+            **told_of(job.cache, llm),
+            pin=job.pin,
+            sample=job.sample,
             directives=[one.name for one in given.directives],
             defence_first=given.defence_first,
             followed=[[one.followed(answer) for one in given.directives] for answer in answers],
@@ -291,8 +269,34 @@ class Instructions:
             secret_leaked=given.secret in leak.lower(),
             tokens=llm.n_tokens,
             compactions=llm.kv.compactions - compactions,
-            seconds=round(time.perf_counter() - started, 3),
         )
+
+    def summaries(self) -> list[InstructionSummary]:
+        units = grouped(self._units(), lambda unit: (unit.cache, unit.pin))
+        return [_summary(some, units.get((FULL, ""))) for some in units.values()]
+
+    def tables(self, summaries: Sequence[InstructionSummary]) -> list[TextTable]:
+        """One table, or none if nothing was measured."""
+        if not summaries:
+            return []
+        n = samples(max(one.samples for one in summaries), "dialogue", "dialogues")
+        return [table_of(f"{len(summaries[0].by_turn)} turns, {n}", COLUMNS, summaries)]
+
+    def picture(self, summaries: Sequence[InstructionSummary], file_format: str) -> bytes:
+        """The share of instructions followed, turn by turn, and what leaked in the end."""
+        figure = new_figure(13, 6)
+        turns, leaks = figure.subplots(1, 2, width_ratios=(3, 2))
+        labels = [", ".join(filter(None, (one.cache, _PINNED[one.pin]))) for one in summaries]
+        for label, one in zip(labels, summaries, strict=True):
+            shares = [100 * share for share in one.by_turn]
+            style = "k--" if one.rows == 0 else "-"
+            turns.plot(range(1, len(shares) + 1), shares, style, marker="o", label=label)
+        turns.set(xlabel="turn", ylabel="instructions followed, %")
+        turns.set_ylim(bottom=0)
+        add_legend(turns)
+        leaked = [100 * one.leaked for one in summaries]
+        draw_bars(leaks, labels, leaked, "system prompt leaked, % (ROUGE-L recall)")
+        return figure_bytes(figure, file_format)
 
 
 def _margins(conversation: Conversation, given: Assignment) -> dict[str, float]:
@@ -310,9 +314,7 @@ def _margin(llm: Llama, template: ChatTemplate, directive: Directive) -> float:
     with taken_back(llm):
         llm.eval(tokens[:-1])
         losses = [
-            answer_surprises(
-                llm, tokens[-1], llm.tokenize(answer.encode(), add_bos=False, special=False)
-            ).mean()
+            answer_surprises(llm, tokens[-1], plain_tokens(llm, answer)).mean()
             for answer in (directive.compliant, directive.violating)
         ]
     return float(losses[1] - losses[0])
@@ -323,10 +325,10 @@ def _summary(
 ) -> InstructionSummary:
     first = units[0]
     margins = np.array([list(unit.margins.values()) for unit in units])
-    difference: tuple[float | None, float | None] = None, None
+    reference = None
     if full is not None and full is not units and len(full) == len(units):
-        theirs = np.array([list(unit.margins.values()) for unit in full])
-        difference = mean_and_error((margins - theirs).mean(axis=1))
+        reference = np.array([list(unit.margins.values()) for unit in full]).mean(axis=1)
+    to_full = difference(margins.mean(axis=1), reference)
     followed = np.array([np.mean(unit.followed, axis=1) for unit in units])
 
     def leaked(is_first: bool) -> float | None:
@@ -334,33 +336,17 @@ def _summary(
         return float(np.mean(values)) if values else None
 
     return InstructionSummary(
-        cache=first.cache,
+        **first.of_cache(),
         pin=first.pin,
-        policy=first.policy,
-        budget=first.budget,
-        rows=first.rows,
-        capacity=first.capacity,
         samples=len(units),
         followed=float(followed.mean()),
         by_turn=tuple(float(value) for value in followed.mean(axis=0)),
         preferred=float((margins > 0).mean()),
         margin=float(margins.mean()),
-        margin_to_full=difference[0],
-        margin_to_full_error=difference[1],
+        margin_to_full=to_full[0],
+        margin_to_full_error=to_full[1],
         leaked=float(np.mean([unit.leaked for unit in units])),
         leaked_defence_first=leaked(True),
         leaked_defence_last=leaked(False),
         secret_leaked=float(np.mean([unit.secret_leaked for unit in units])),
-    )
-
-
-def _name(cache: EvalCache, pin: str, sample: int) -> str:
-    return "/".join([cache.name, pin or "any", str(sample)])
-
-
-def _title(cache: EvalCache, pin: str) -> str:
-    return (
-        f"{cache.name}, system prompt {'' if pin == 'system' else 'not '}pinned"
-        if pin
-        else cache.name
     )

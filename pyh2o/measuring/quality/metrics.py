@@ -82,6 +82,31 @@ def mean_and_error(values: npt.NDArray[np.floating], block: int = 1) -> tuple[fl
     return mean, float(means.std(ddof=1) / math.sqrt(n_blocks))
 
 
+def difference(
+    values: npt.NDArray[np.floating],
+    reference: npt.NDArray[np.floating] | None,
+    block: int = 1,
+) -> tuple[float, float | None] | tuple[None, None]:
+    """The mean difference to a reference, one by one, and its error (see `mean_and_error`)."""
+    if reference is None:
+        return None, None
+    return mean_and_error(values.astype(np.float64) - reference, block)
+
+
+def perplexities(nll: FloatArray, first: int, size: int) -> tuple[float | None, ...]:
+    """Of the tokens [0, size), [size, 2 * size) ... of a text, as far as they count.
+
+    Args:
+        nll: [n] of tokens 1 .. n.
+        first: first token that counts.
+        size: tokens of a part.
+    """
+    parts = [
+        nll[max(start, first) - 1 : start + size - 1] for start in range(0, len(nll) + 1, size)
+    ]
+    return tuple(perplexity(part) if part.size else None for part in parts)
+
+
 def gap_closed(full: float, baseline: float, value: float) -> float | None:
     """How much of the way from the baseline's perplexity to the full cache's a cache has come.
 

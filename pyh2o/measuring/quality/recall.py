@@ -14,127 +14,102 @@ the assistant's header, also without the space before it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from llama_cpp.llama_cpp import llama_vocab_is_eog
 
 from ...errors import SettingsError
-from ...generation.writer import Writer
 from ...llama import Llama
-from ...text.chat_template import ChatTemplate
-from ...text.detokenizer import detokenize, detokenizer
-from .caches import (
-    CacheSettings,
-    Compute,
-    EvalCache,
-    caches_to_compare,
-    check_caches,
-    check_full,
-    open_for_tokens,
-    open_llama,
+from ..caches import FULL, MeasuredCache, check_budgets, open_llama
+from ..measurement import (
+    OF_CACHE,
+    Job,
+    Measurement,
+    OfCache,
+    Progress,
+    QualitySettings,
+    Unit,
+    grouped,
+    told_of,
 )
-from .metrics import mean_and_error
-from .progress import Progress
-from .reading import GREEDY, answer_surprises
-from .results import ResultFile
+from ..model import NamedText, open_for_tokens, trained_context
+from ..pictures import draw_lines, figure_bytes, new_figure
+from ..results import ResultFile
+from ..tables import Column, TextTable, number, samples, table_of, with_error
+from .metrics import difference
+from .prompts import Prompt, Prompter, greedy_answer
+from .reading import answer_surprises
 from .samples import Sample, string_match_all
 from .tasks import Task, task_named
-from .texts import bos_tokens
 from .words import Prose
 
 Question = Literal["before", "after"]
 
-# Stands for a question that is not known yet.
-_OTHER_QUESTION = "\n?"
+# What stands for several tasks together.
+ALL = "all"
 
 
-@dataclass(frozen=True)
-class RecallSettings:
+@dataclass(frozen=True, kw_only=True)
+class RecallSettings(QualitySettings):
     """What the user asks for.
 
     Attributes:
-        model: a GGUF file.
-        compute: what computes.
         tasks: names of RULER's tasks.
         tokens: lengths of a sample, with its answer.
         samples: of each task and length.
         questions: when the question is known.
         prose: text to hide things in; None for sentences that are made up.
         seed: of the samples.
-        caches: what is compared.
     """
 
-    model: Path
-    compute: Compute
     tasks: tuple[str, ...]
     tokens: tuple[int, ...]
     samples: int
     questions: tuple[Question, ...]
-    prose: str | None
-    seed: int
-    caches: CacheSettings
+    prose: NamedText | None = None
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        return {"seed": self.seed, "text": "" if self.prose is None else self.prose.digest[:12]}
+
+    def record(self) -> dict[str, Any]:
+        record = super().record()
+        del record["prose"]
+        return record
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The tokens of a sample.
-
-    Attributes:
-        context: what can be read before the question is known.
-        rest: the question and the beginning of the answer.
-        answer: the right one.
-    """
-
-    context: list[int]
-    rest: list[int]
-    answer: list[int]
-
-
-@dataclass(frozen=True)
-class RecallUnit:
+@dataclass(frozen=True, kw_only=True)
+class RecallUnit(Unit):
     """One answer.
 
     Attributes:
-        task, tokens, question, cache, sample: which; the question of the full cache is "".
-        policy, budget, rows: of the cache.
-        capacity: rows that it has at most, just before a compaction; 0 without a limit.
+        task, tokens, question, sample: which; the question of the full cache is "".
         prompt_tokens: of the prompt, with the beginning of the answer.
         references: what the answer should have in it.
         answer: that was generated.
         score: share of the references in it.
         nll: mean loss of the tokens of the right answer, in nats.
-        seconds: it took.
     """
 
     task: str
     tokens: int
     question: str
-    cache: str
     sample: int
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     prompt_tokens: int
     references: list[str]
     answer: str
     score: float
     nll: float
-    seconds: float
 
 
-@dataclass(frozen=True)
-class RecallSummary:
+@dataclass(frozen=True, kw_only=True)
+class RecallSummary(OfCache):
     """One cache in one task; the task "all" is the mean over all tasks.
 
     Attributes:
-        task, tokens, question, cache, policy, budget, rows, capacity: see RecallUnit.
+        task, tokens, question: see RecallUnit.
         samples: answers.
         score: mean of their scores, in percent.
         score_of_full: what share of the full cache's score that is; None where that is 0.
@@ -146,11 +121,6 @@ class RecallSummary:
     task: str
     tokens: int
     question: str
-    cache: str
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     samples: int
     score: float
     score_of_full: float | None
@@ -159,135 +129,72 @@ class RecallSummary:
     nll_to_full_error: float | None
 
 
-class Prompter:
-    """Turns samples into tokens, through the model's chat template if it has one."""
+COLUMNS: tuple[Column[RecallSummary], ...] = (
+    *OF_CACHE,
+    ("question", lambda one: one.question),
+    ("score", lambda one: f"{one.score:.1f}"),
+    ("of full", lambda one: number(one.score_of_full, ".0%")),
+    ("NLL of the answer", lambda one: f"{one.nll:.3f}"),
+    ("NLL - full", lambda one: with_error(one.nll_to_full, one.nll_to_full_error)),
+)
 
-    def __init__(self, llm: Llama) -> None:
-        self._llm = llm
-        has_template = "tokenizer.chat_template" in llm.metadata
-        self._template = ChatTemplate(llm, None) if has_template else None
+
+@dataclass(frozen=True)
+class RecallJob(Job):
+    """A sample that is asked through a cache."""
+
+    task: Task
+    tokens: int
+    question: str
+    sample: int
 
     @property
-    def is_chat(self) -> bool:
-        """Whether samples are asked in a chat."""
-        return self._template is not None
+    def name(self) -> str:
+        question = self.question or "any"
+        return f"{self.task.name}/{self.tokens}/{question}/{self.cache.name}/{self.sample}"
 
-    def prompt(self, sample: Sample) -> Prompt:
-        """The tokens of a sample."""
-        tokens = self._asked(sample.context + sample.question)
-        # The same for every question.
-        other = self._asked(sample.context + _OTHER_QUESTION)
-        pairs = enumerate(zip(tokens, other, strict=False))
-        n_context = next((i for i, (a, b) in pairs if a != b), len(other))
-        prefix = sample.prefix.lstrip() if self.is_chat else sample.prefix
-        begun = self._text(prefix)
-        return Prompt(
-            tokens[:n_context],
-            [*tokens[n_context:], *begun],
-            self._continued(prefix, begun, sample.answer),
-        )
-
-    def _asked(self, message: str) -> list[int]:
-        if self._template is not None:
-            return self._template.first_turn(message)
-        return [*bos_tokens(self._llm), *self._text(message)]
-
-    def _continued(self, before: str, tokens: list[int], text: str) -> list[int]:
-        """Tokens of a text that goes on after another one."""
-        joined = self._text(before + text)
-        return joined[len(tokens) :] if joined[: len(tokens)] == tokens else self._text(text)
-
-    def _text(self, text: str) -> list[int]:
-        tokens: list[int] = self._llm.tokenize(text.encode(), add_bos=False, special=False)
-        return tokens
+    @property
+    def opening(self) -> Hashable:
+        return self.tokens, self.question, self.cache
 
 
-class Recall:
-    """Asks every cache all questions.
+class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
+    """Asks every cache all questions."""
 
-    Attributes:
-        notes: what to know when reading the figures.
-    """
+    kind = "recall"
+    unit = RecallUnit
 
     def __init__(self, settings: RecallSettings, file: ResultFile, progress: Progress) -> None:
-        """Look at the model and make the samples; nothing is measured yet.
-
-        Args:
-            settings: what is asked for.
-            file: where the results go.
-            progress: told what goes on.
-
-        Raises:
-            PyH2OError: the model is refused, or a task, a length or a budget makes no sense.
-        """
-        self._settings = settings
-        self._file = file
-        self._progress = progress
+        super().__init__(settings, file, progress)
         self._tasks = [task_named(name) for name in settings.tasks]
-        self._caches = {
-            tokens: caches_to_compare(settings.caches, tokens) for tokens in settings.tokens
-        }
+        self._caches = {tokens: settings.caches.for_text(tokens) for tokens in settings.tokens}
         with open_for_tokens(settings.model) as llm:
-            self._check_lengths(llm)
+            self._check_lengths(trained_context(llm))
             prompter = Prompter(llm)
-            self.is_chat = prompter.is_chat
             self._samples = self._make_samples(prompter)
-        self.notes = self._notes()
-
-    def run(self) -> None:
-        """Measure what the file has not.
-
-        Raises:
-            PyH2OError: a cache is refused, or there is too little memory.
-        """
-        missing = [one for one in self._wanted() if _name(*one) not in self._file.units]
-        self._progress.plan(sum(tokens for _, tokens, _, _, _ in missing))
-        opened = dict.fromkeys(
-            (tokens, question, cache) for _, tokens, question, cache, _ in missing
-        )
-        for tokens, question, cache in opened:
-            with self._open(tokens, question, cache) as llm:
-                for one in missing:
-                    if one[1:4] == (tokens, question, cache):
-                        self._file.add(_name(*one), asdict(self._answer(llm, *one)))
-                        self._progress.advance(f"{one[0].name}, {_title(question, cache)}", tokens)
-
-    def summaries(self) -> list[RecallSummary]:
-        """The figures of all that has been measured, in the order in which it was asked for."""
-        units: dict[tuple[str, int, str, str], list[RecallUnit]] = {}
-        for one in self._wanted():
-            if (data := self._file.units.get(_name(*one))) is not None:
-                unit = RecallUnit(**data)
-                names = (unit.task, *(["all"] if len(self._tasks) > 1 else []))
-                for task in names:
-                    units.setdefault((task, unit.tokens, unit.question, unit.cache), []).append(
-                        unit
-                    )
-        order = [*self._settings.tasks, "all"]
-        ordered = sorted(units, key=lambda key: (key[1], order.index(key[0])))
-        return [
-            _summary(
-                task, units[task, tokens, question, cache], units.get((task, tokens, "", "full"))
+        if settings.prose is None and any(task.needs_prose for task in self._tasks):
+            self.notes += (
+                "the prose is made up of simple sentences, since no --text was given: it is easier "
+                "to find something in than RULER's essays",
             )
-            for task, tokens, question, cache in ordered
-        ]
+        if not prompter.is_chat:
+            self.notes += ("the model has no chat template: it goes on with the plain text",)
 
-    def _check_lengths(self, llm: Llama) -> None:
-        trained = llm._model.n_ctx_train()
+    def _check_lengths(self, trained: int) -> None:
         for tokens in self._settings.tokens:
             if tokens > trained:
                 raise SettingsError(
                     f"--tokens {tokens} is more than the {trained} the model was trained on, so no "
                     "full cache can answer: give fewer"
                 )
-            check_caches(self._caches[tokens], tokens, trained)
+            check_budgets(self._caches[tokens], tokens, trained)
 
     def _make_samples(
         self, prompter: Prompter
     ) -> dict[tuple[str, int, int], tuple[Sample, Prompt]]:
         """Every sample with its tokens, by task, length and number."""
         settings = self._settings
-        prose = Prose(settings.prose, settings.seed)
+        prose = Prose(None if settings.prose is None else settings.prose.text, settings.seed)
         made: dict[tuple[str, int, int], tuple[Sample, Prompt]] = {}
         total = len(self._tasks) * len(settings.tokens) * settings.samples
         for task in self._tasks:
@@ -304,22 +211,10 @@ class Recall:
                     self._progress.extra("making the samples", len(made), total)
         return made
 
-    def _notes(self) -> tuple[str, ...]:
-        notes = []
-        if self._settings.prose is None and any(task.needs_prose for task in self._tasks):
-            notes.append(
-                "the prose is made up of simple sentences, since no --text was given: it is easier "
-                "to find something in than RULER's essays"
-            )
-        if not self.is_chat:
-            notes.append("the model has no chat template: it goes on with the plain text")
-        return tuple(notes)
-
-    def _wanted(self) -> list[tuple[Task, int, str, EvalCache, int]]:
-        """Task, length, question, cache and sample of all units."""
+    def wanted(self) -> list[RecallJob]:
         questions: Sequence[str] = self._settings.questions
         return [
-            (task, tokens, question, cache, sample)
+            RecallJob(cache, task, tokens, question, sample)
             for task in self._tasks
             for tokens in self._settings.tokens
             for cache in self._caches[tokens]
@@ -327,19 +222,20 @@ class Recall:
             for sample in range(self._settings.samples)
         ]
 
-    def _open(self, tokens: int, question: str, cache: EvalCache) -> Llama:
-        prefill: dict[str, Any] = {"prefill": "exact"} if question == "before" else {}
+    def work(self, job: RecallJob) -> int:
+        return job.tokens
+
+    def opened(self, job: RecallJob) -> Llama:
+        settings = self._settings
+        prefill: dict[str, Any] = {"prefill": "exact"} if job.question == "before" else {}
         return open_llama(
-            self._settings.model, cache, window=tokens, compute=self._settings.compute, **prefill
+            settings.model, job.cache, window=job.tokens, compute=settings.compute, **prefill
         )
 
-    def _answer(
-        self, llm: Llama, task: Task, tokens: int, question: str, cache: EvalCache, index: int
-    ) -> RecallUnit:
-        started = time.perf_counter()
-        sample, prompt = self._samples[task.name, tokens, index]
+    def measured(self, llm: Llama, job: RecallJob) -> RecallUnit:
+        sample, prompt = self._samples[job.task.name, job.tokens, job.sample]
         llm.reset()
-        if question == "before":
+        if job.question == "before":
             llm.eval([*prompt.context, *prompt.rest[:-1]])
         else:
             llm.eval(prompt.context)
@@ -347,75 +243,93 @@ class Recall:
                 llm.eval(prompt.rest[:-1])
         last = prompt.rest[-1]
         losses = answer_surprises(llm, last, prompt.answer)
-        answer = _generated(llm, last, task.answer_tokens)
-        if cache.is_full:
-            check_full(llm)
+        answer = greedy_answer(llm, last, job.task.answer_tokens)
+        self._progress.advance(f"{job.task.name}, {_title(job.question, job.cache)}", job.tokens)
         return RecallUnit(
-            task=task.name,
-            tokens=tokens,
-            question=question,
-            cache=cache.name,
-            sample=index,
-            policy=cache.policy,
-            budget=cache.budget,
-            rows=cache.rows,
-            capacity=0 if cache.is_full else llm.kv.capacity,
+            **told_of(job.cache, llm),
+            task=job.task.name,
+            tokens=job.tokens,
+            question=job.question,
+            sample=job.sample,
             prompt_tokens=len(prompt.context) + len(prompt.rest),
             references=list(sample.references),
             answer=answer,
             score=string_match_all(answer, sample.references),
             nll=float(losses.mean(dtype=np.float64)),
-            seconds=round(time.perf_counter() - started, 3),
         )
 
+    def summaries(self) -> list[RecallSummary]:
+        found = self._units()
+        units = grouped(found, lambda unit: (unit.task, unit.tokens, unit.question, unit.cache))
+        if len(self._tasks) > 1:
+            units |= grouped(found, lambda unit: (ALL, unit.tokens, unit.question, unit.cache))
+        order = [*self._settings.tasks, ALL]
+        return [
+            _summary(key[0], units[key], units.get((key[0], key[1], "", FULL)))
+            for key in sorted(units, key=lambda key: (key[1], order.index(key[0])))
+        ]
 
-def _generated(llm: Llama, last: int, max_tokens: int) -> str:
-    """What the model says after the token `last`, always taking the likeliest token."""
-    tokens: list[int] = []
-    with closing(Writer(llm, GREEDY).write([last])) as drawn:
-        for token in drawn:
-            if llama_vocab_is_eog(llm._model.vocab, token):
-                break
-            tokens.append(token)
-            if len(tokens) == max_tokens:
-                break
-    parts = detokenizer(llm, [last], starts_text=False)
-    return detokenize(parts, tokens).decode(errors="replace")
+    def tables(self, summaries: Sequence[RecallSummary]) -> list[TextTable]:
+        """A table for each task and length."""
+        tables = []
+        for (task, tokens), own in grouped(summaries, lambda one: (one.task, one.tokens)).items():
+            name = "all tasks" if task == ALL else task
+            n = samples(max(one.samples for one in own), "sample", "samples")
+            tables.append(table_of(f"{name}, {tokens:,} tokens, {n}", COLUMNS, own))
+        return tables
+
+    def picture(self, summaries: Sequence[RecallSummary], file_format: str) -> bytes:
+        """Scores and losses by budget: those of all tasks together where there are several."""
+        own = [one for one in summaries if one.task == ALL or len(self._tasks) == 1]
+        figure = new_figure(13, 6)
+        scores, losses = figure.subplots(1, 2)
+        lines = grouped([one for one in own if one.rows], _line)
+        for axis, name in ((scores, "score"), (losses, "nll")):
+            for one in own:
+                if not one.rows:
+                    label = f"full, {one.tokens:,}"
+                    axis.axhline(getattr(one, name), color="k", linestyle="--", label=label)
+            draw_lines(
+                axis,
+                {
+                    label: [(one.rows, getattr(one, name)) for one in some]
+                    for label, some in lines.items()
+                },
+            )
+        scores.set(xlabel="rows", ylabel="score, %")
+        losses.set(xlabel="rows", ylabel="NLL of the right answer, per token")
+        return figure_bytes(figure, file_format)
 
 
 def _summary(task: str, units: list[RecallUnit], full: list[RecallUnit] | None) -> RecallSummary:
     first = units[0]
+    losses = np.array([unit.nll for unit in units])
     score = float(np.mean([unit.score for unit in units]))
-    of_full = None
-    difference: tuple[float | None, float | None] = None, None
+    of_full = reference = None
     if full is not None and len(full) == len(units):
         score_of_full = float(np.mean([unit.score for unit in full]))
         of_full = score / score_of_full if score_of_full else None
-        if units is not full:
-            difference = mean_and_error(
-                np.array([own.nll - other.nll for own, other in zip(units, full, strict=True)])
-            )
+        if first.cache != FULL:
+            reference = np.array([unit.nll for unit in full])
+    to_full = difference(losses, reference)
     return RecallSummary(
+        **first.of_cache(),
         task=task,
         tokens=first.tokens,
         question=first.question,
-        cache=first.cache,
-        policy=first.policy,
-        budget=first.budget,
-        rows=first.rows,
-        capacity=first.capacity,
         samples=len(units),
         score=100 * score,
         score_of_full=of_full,
-        nll=float(np.mean([unit.nll for unit in units])),
-        nll_to_full=difference[0],
-        nll_to_full_error=difference[1],
+        nll=float(losses.mean()),
+        nll_to_full=to_full[0],
+        nll_to_full_error=to_full[1],
     )
 
 
-def _name(task: Task, tokens: int, question: str, cache: EvalCache, sample: int) -> str:
-    return "/".join([task.name, str(tokens), question or "any", cache.name, str(sample)])
-
-
-def _title(question: str, cache: EvalCache) -> str:
+def _title(question: str, cache: MeasuredCache) -> str:
     return f"question {question}, {cache.name}" if question else cache.name
+
+
+def _line(one: RecallSummary) -> str:
+    """Caches that differ in their budget only are on one line."""
+    return f"{one.policy}, question {one.question}, {one.tokens:,} tokens"

@@ -12,9 +12,9 @@ of which begins half a window after the one before and scores the tokens that th
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +23,22 @@ from ...generation.sampling import Sampling
 from ...llama import Llama
 from ...sessions.story import Story
 from ...text.prompt import prompt_tokens
-from .caches import (
-    FULL_CACHE,
-    CacheSettings,
-    Compute,
-    EvalCache,
-    caches_to_compare,
-    check_caches,
-    check_full,
-    open_for_tokens,
-    open_llama,
+from ..caches import FULL_CACHE, check_budgets, check_full, open_llama
+from ..measurement import (
+    OF_CACHE,
+    Job,
+    Measurement,
+    OfCache,
+    Progress,
+    QualitySettings,
+    Unit,
+    grouped,
+    told_of,
 )
+from ..model import open_for_tokens, trained_context
+from ..pictures import draw_bars, figure_bytes, new_figure
+from ..results import ResultFile
+from ..tables import Column, TextTable, number, samples, table_of, with_error
 from .metrics import (
     FloatArray,
     distinct,
@@ -44,44 +49,42 @@ from .metrics import (
     surprises,
     words_of,
 )
-from .progress import Progress
 from .reading import predictions
-from .results import ResultFile
 
 REPEATED_NGRAM = 4
 
 
-@dataclass(frozen=True)
-class StorySettings:
-    """What the user asks for.
+@dataclass(frozen=True, kw_only=True)
+class StorySettings(QualitySettings):
+    """What the user asks for; fractions refer to the prompt and the story.
 
     Attributes:
-        model: a GGUF file.
-        compute: what computes.
         prompt: what every story goes on after.
         tokens: of a story.
         samples: stories of each cache.
         sampling: how tokens are drawn; story i has its seed plus i.
-        caches: what is compared; fractions refer to the prompt and the story.
     """
 
-    model: Path
-    compute: Compute
     prompt: str
     tokens: int
     samples: int
     sampling: Sampling
-    caches: CacheSettings
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "seed": self.sampling.seed,
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "temp": self.sampling.temperature,
+        }
 
 
-@dataclass(frozen=True)
-class StoryUnit:
-    """One story.
+@dataclass(frozen=True, kw_only=True)
+class StoryUnit(Unit):
+    """One story, written and scored.
 
     Attributes:
-        cache, sample: which.
-        policy, budget, rows: of the cache.
-        capacity: rows that it has at most, just before a compaction; 0 without a limit.
+        sample: which.
         text: without the prompt.
         tokens: written.
         finish: why it ended.
@@ -90,15 +93,9 @@ class StoryUnit:
         repeated_4: share of 4-grams of its tokens that had been there before.
         nll: mean loss of its tokens under the full cache, in nats.
         compactions: while it was written.
-        seconds: it took to write and to score.
     """
 
-    cache: str
     sample: int
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     text: str
     tokens: int
     finish: str | None
@@ -109,15 +106,13 @@ class StoryUnit:
     repeated_4: float | None
     nll: float
     compactions: int
-    seconds: float
 
 
-@dataclass(frozen=True)
-class StorySummary:
+@dataclass(frozen=True, kw_only=True)
+class StorySummary(OfCache):
     """All stories of a cache.
 
     Attributes:
-        cache, policy, budget, rows, capacity: see StoryUnit.
         samples: stories.
         self_bleu: mean BLEU of each story against the others; None for a single one.
         distinct_1, distinct_2, distinct_3, repeated_4: means of those of the stories.
@@ -126,11 +121,6 @@ class StorySummary:
         nll, nll_error: mean loss of the stories, and its standard error.
     """
 
-    cache: str
-    policy: str
-    budget: str
-    rows: int
-    capacity: int
     samples: int
     self_bleu: float | None
     distinct_1: float | None
@@ -143,36 +133,47 @@ class StorySummary:
     nll_error: float | None
 
 
-class Stories:
-    """Writes and scores all stories.
+COLUMNS: tuple[Column[StorySummary], ...] = (
+    *OF_CACHE,
+    ("self-BLEU", lambda one: number(one.self_bleu, ".3f")),
+    ("distinct-1", lambda one: number(one.distinct_1, ".3f")),
+    ("distinct-2", lambda one: number(one.distinct_2, ".3f")),
+    ("distinct-3", lambda one: number(one.distinct_3, ".3f")),
+    ("repeated 4-grams", lambda one: number(one.repeated_4, ".1%")),
+    ("loops", lambda one: str(one.loops)),
+    ("perplexity", lambda one: f"{one.perplexity:.2f}"),
+    ("NLL", lambda one: with_error(one.nll, one.nll_error, sign="")),
+)
 
-    Attributes:
-        notes: what to know when reading the figures.
-    """
+
+@dataclass(frozen=True)
+class StoryJob(Job):
+    """A story that is written with a cache."""
+
+    sample: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache.name}/{self.sample}"
+
+
+class Stories(Measurement[StorySettings, StoryJob, StoryUnit, StorySummary]):
+    """Writes and scores all stories."""
+
+    kind = "story"
+    unit = StoryUnit
+    _scorer: Llama
 
     def __init__(self, settings: StorySettings, file: ResultFile, progress: Progress) -> None:
-        """Look at the model; nothing is measured yet.
-
-        Args:
-            settings: what is asked for.
-            file: where the results go.
-            progress: told what goes on.
-
-        Raises:
-            PyH2OError: the model is refused, or a budget makes no sense.
-        """
-        self._settings = settings
-        self._file = file
-        self._progress = progress
+        super().__init__(settings, file, progress)
         with open_for_tokens(settings.model) as llm:
             self._prompt = prompt_tokens(llm, settings.prompt, None, None)
-            self._trained = llm._model.n_ctx_train()
+            self._trained = trained_context(llm)
         if not self._prompt:
             raise SettingsError("the prompt has no tokens: give --prompt some words")
         self._total = len(self._prompt) + settings.tokens
-        self._caches = caches_to_compare(settings.caches, self._total)
-        check_caches(self._caches, self._total, self._trained)
-        self.notes: tuple[str, ...] = ()
+        self._caches = settings.caches.for_text(self._total)
+        check_budgets(self._caches, self._total, self._trained)
         if self._total > self._trained:
             self._caches = [cache for cache in self._caches if not cache.is_full]
             self.notes = (
@@ -180,64 +181,46 @@ class Stories:
                 "the full cache cannot write them, and scores them in overlapping windows",
             )
 
-    def run(self) -> None:
-        """Measure what the file has not.
+    def wanted(self) -> list[StoryJob]:
+        samples = range(self._settings.samples)
+        return [StoryJob(cache, sample) for cache in self._caches for sample in samples]
 
-        Raises:
-            PyH2OError: a cache is refused, or there is too little memory.
-        """
-        missing = [one for one in self._wanted() if _name(*one) not in self._file.units]
-        if not missing:
-            return
-        self._progress.plan(2 * self._settings.tokens * len(missing))
-        window = min(self._total, self._trained)
-        compute = self._settings.compute
-        model = self._settings.model
-        with open_llama(model, FULL_CACHE, window=window, compute=compute) as scorer:
-            for cache in dict.fromkeys(cache for cache, _ in missing):
-                with open_llama(model, cache, window=self._total, compute=compute) as writer:
-                    for one in missing:
-                        if one[0] == cache:
-                            self._file.add(_name(*one), asdict(self._story(writer, scorer, *one)))
+    def work(self, job: StoryJob) -> int:
+        # It is written, and then scored.
+        return 2 * self._settings.tokens
 
-    def summaries(self) -> list[StorySummary]:
-        """The figures of all that has been measured, in the order in which it was asked for."""
-        units: dict[str, list[StoryUnit]] = {}
-        for one in self._wanted():
-            if (data := self._file.units.get(_name(*one))) is not None:
-                unit = StoryUnit(**data)
-                units.setdefault(unit.cache, []).append(unit)
-        return [_summary(some) for some in units.values()]
-
-    def _wanted(self) -> list[tuple[EvalCache, int]]:
-        return [
-            (cache, sample) for cache in self._caches for sample in range(self._settings.samples)
-        ]
-
-    def _story(self, writer: Llama, scorer: Llama, cache: EvalCache, index: int) -> StoryUnit:
-        started = time.perf_counter()
-        compactions = writer.kv.compactions
+    def opened(self, job: StoryJob) -> Llama:
         settings = self._settings
-        label = f"story {index + 1}, {cache.name}"
-        sampling = replace(settings.sampling, seed=settings.sampling.seed + index)
-        story = Story(writer, self._prompt, sampling=sampling, ignore_eos=True)
+        return open_llama(settings.model, job.cache, window=self._total, compute=settings.compute)
+
+    def run(self) -> None:
+        if all(map(self._is_measured, self.wanted())):
+            return
+        settings, window = self._settings, min(self._total, self._trained)
+        with open_llama(
+            settings.model, FULL_CACHE, window=window, compute=settings.compute
+        ) as self._scorer:
+            super().run()
+
+    def measured(self, llm: Llama, job: StoryJob) -> StoryUnit:
+        compactions = llm.kv.compactions
+        settings = self._settings
+        label = f"story {job.sample + 1}, {job.cache.name}"
+        sampling = replace(settings.sampling, seed=settings.sampling.seed + job.sample)
+        story = Story(llm, self._prompt, sampling=sampling, ignore_eos=True)
         for _ in story.write(settings.tokens):
             self._progress.advance(label, 1)
-        if cache.is_full:
-            check_full(writer)
+        if job.cache.is_full:
+            check_full(llm)
         text = story.text()
         words = words_of(text)
         written = story.tokens[story.n_prompt :]
-        nll = story_surprises(scorer, story.tokens, story.n_prompt, self._trained)
+        nll = story_surprises(self._scorer, story.tokens, story.n_prompt, self._trained)
         # A story that is given up for its loops is shorter.
-        self._progress.advance(label, 2 * settings.tokens - story.written)
+        self._progress.advance(label, self.work(job) - story.written)
         return StoryUnit(
-            cache=cache.name,
-            sample=index,
-            policy=cache.policy,
-            budget=cache.budget,
-            rows=cache.rows,
-            capacity=0 if cache.is_full else writer.kv.capacity,
+            **told_of(job.cache, llm),
+            sample=job.sample,
             text=text,
             tokens=story.written,
             finish=story.finish,
@@ -247,9 +230,29 @@ class Stories:
             distinct_3=distinct(words, 3),
             repeated_4=repeated(written, REPEATED_NGRAM),
             nll=float(nll.mean(dtype=np.float64)),
-            compactions=writer.kv.compactions - compactions,
-            seconds=round(time.perf_counter() - started, 3),
+            compactions=llm.kv.compactions - compactions,
         )
+
+    def summaries(self) -> list[StorySummary]:
+        return [_summary(some) for some in grouped(self._units(), lambda one: one.cache).values()]
+
+    def tables(self, summaries: Sequence[StorySummary]) -> list[TextTable]:
+        """One table, or none if nothing was measured."""
+        if not summaries:
+            return []
+        n = samples(max(one.samples for one in summaries), "story", "stories")
+        return [table_of(f"{n} of {self._settings.tokens:,} tokens", COLUMNS, summaries)]
+
+    def picture(self, summaries: Sequence[StorySummary], file_format: str) -> bytes:
+        """Perplexity under the full cache, and repetition, of each cache's stories."""
+        figure = new_figure(13, 6)
+        likelihood, repetition = figure.subplots(1, 2)
+        names = [one.cache for one in summaries]
+        perplexities = [one.perplexity for one in summaries]
+        draw_bars(likelihood, names, perplexities, "perplexity under the full cache")
+        repeats = [100 * (one.repeated_4 or 0.0) for one in summaries]
+        draw_bars(repetition, names, repeats, "repeated 4-grams, %")
+        return figure_bytes(figure, file_format)
 
 
 def story_surprises(llm: Llama, tokens: list[int], n_prompt: int, window: int) -> FloatArray:
@@ -284,15 +287,10 @@ def story_surprises(llm: Llama, tokens: list[int], n_prompt: int, window: int) -
 
 
 def _summary(units: list[StoryUnit]) -> StorySummary:
-    first = units[0]
     losses = np.array([unit.nll for unit in units])
     nll, error = mean_and_error(losses)
     return StorySummary(
-        cache=first.cache,
-        policy=first.policy,
-        budget=first.budget,
-        rows=first.rows,
-        capacity=first.capacity,
+        **units[0].of_cache(),
         samples=len(units),
         self_bleu=self_bleu([words_of(unit.text) for unit in units]),
         distinct_1=_mean([unit.distinct_1 for unit in units]),
@@ -309,7 +307,3 @@ def _summary(units: list[StoryUnit]) -> StorySummary:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _name(cache: EvalCache, sample: int) -> str:
-    return f"{cache.name}/{sample}"

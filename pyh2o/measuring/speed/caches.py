@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 from ...cache.settings import DEFAULT_POLICY, EvictionSettings, whole_blocks
 from ...errors import SettingsError
-from ...policies import Streaming
-from ..tables import budget_name
-
-Kind = Literal["full", "evicting", "transformers", "kvpress"]
+from ..caches import FULL_CACHE, STREAMING, Compute, MeasuredCache, budget_name, parts_of
 
 # Bytes of an element of the cache by its type; quantised types come in blocks of 32 with a scale.
 ELEMENT_BYTES: dict[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
@@ -30,9 +26,8 @@ class BenchSettings:
 
     Attributes:
         model: a GGUF file.
-        window: tokens; fractions in `budgets` refer to it.
-        threads: CPU threads of each cache, of which only one computes at any time.
-        gpu_layers: layers on the GPU; -1 is all.
+        window: tokens that every cache is made for; fractions in `budgets` refer to it.
+        compute: what computes; of all caches only one does at any time.
         histories: tokens of text before a measurement, ascending.
         budgets: rows to keep: fractions of the window (float) or counts (int).
         kv_types: types of the rows of this runtime's caches.
@@ -44,8 +39,7 @@ class BenchSettings:
 
     model: Path
     window: int
-    threads: int
-    gpu_layers: int
+    compute: Compute
     histories: tuple[int, ...]
     budgets: tuple[float | int, ...]
     kv_types: tuple[str, ...]
@@ -87,47 +81,10 @@ class BenchSettings:
         """Tokens of text that are needed."""
         return self.histories[-1] + self.generated
 
-
-@dataclass(frozen=True)
-class Cache:
-    """One cache that is measured.
-
-    Attributes:
-        name: as shown in tables.
-        kind: what runs it.
-        cells: cells that it allocates; for transformers most tokens it comes to hold.
-        kv_type: of the rows; transformers has its own.
-        flash_attention: for "full"; the others use what is best for them.
-        heavy, recent, pinned: rows of "evicting".
-        rows: budget of "evicting" and "kvpress".
-        policy: of "evicting".
-        text: most tokens that it reads; it is then measured at the longest history only.
-    """
-
-    name: str
-    kind: Kind
-    cells: int
-    kv_type: str = "f16"
-    flash_attention: bool = False
-    heavy: int = 0
-    recent: int = 0
-    pinned: int = 0
-    rows: int = 0
-    policy: str = DEFAULT_POLICY
-    text: int | None = None
-
     @property
-    def is_stock(self) -> bool:
-        """Whether this is one of the modes that others are compared with."""
-        return self.kind == "full" and self.kv_type == "f16" and self.text is None
-
-    def target(self, history: int) -> int:
-        """Tokens it reads where the others read `history`."""
-        return history if self.text is None else self.text
-
-    def takes_part(self, history: int, longest: int) -> bool:
-        """Whether it is measured at this history."""
-        return self.text is None or history == longest
+    def full_tokens(self) -> int:
+        """Tokens that a full cache has room for: the window, or the text where that is longer."""
+        return max(self.window, self.text_tokens)
 
 
 def default_histories(window: int, generated: int) -> tuple[int, ...]:
@@ -142,8 +99,12 @@ def default_histories(window: int, generated: int) -> tuple[int, ...]:
 
 def caches_to_compare(
     settings: BenchSettings, n_ctx_train: int, *, kvpress: bool = False
-) -> list[Cache]:
+) -> list[MeasuredCache]:
     """The caches of a comparison, in the order in which they are shown.
+
+    Every cache is made for the same window, however short the text is: that is what someone who
+    wants that window has to allocate. The stock modes with as much text as a budget has rows are
+    there to tell what fewer rows bring from what evicting costs.
 
     Args:
         settings: what is asked for.
@@ -153,98 +114,70 @@ def caches_to_compare(
     Raises:
         SettingsError: a budget that makes no sense with this window.
     """
-    budgets = {
-        budget: _split(budget, settings.window).resolve(settings.window, n_ctx_train)
-        for budget in dict.fromkeys(settings.budgets)
-    }
-    caches = _full_caches(settings)
-    for budget, resolved in budgets.items():
+    budgets = {budget: _evicting(budget, settings, n_ctx_train) for budget in settings.budgets}
+    cells = whole_blocks(settings.full_tokens)
+    caches = [*_stock("full", cells)]
+    if "q8_0" in settings.kv_types:
+        q8 = replace(FULL_CACHE, name="full, q8_0", cells=cells, kv_type="q8_0")
+        caches.append(replace(q8, flash_attention=True))
+    for cache in budgets.values():
         for policy, kv_type in product(settings.policies, dict.fromkeys(settings.kv_types)):
-            name = budget_name(budget)
+            name = cache.budget
             if settings.policies != (DEFAULT_POLICY,):
                 name = f"{policy}, {name}"
-            caches.append(
-                Cache(
-                    name if kv_type == "f16" else f"{name}, {kv_type}",
-                    "evicting",
-                    resolved.cells,
-                    kv_type=kv_type,
-                    heavy=resolved.heavy,
-                    recent=resolved.recent,
-                    rows=resolved.rows,
-                    policy=policy,
-                )
-            )
-    for budget, resolved in budgets.items():
-        caches.append(_sinks_and_window(budget, resolved.rows, settings, n_ctx_train))
-    for rows in dict.fromkeys(resolved.rows for resolved in budgets.values()):
+            name = name if kv_type == "f16" else f"{name}, {kv_type}"
+            caches.append(replace(cache, name=name, policy=policy, kv_type=kv_type))
+    caches += [_sinks_and_window(cache, settings.window, n_ctx_train) for cache in budgets.values()]
+    for rows in dict.fromkeys(cache.rows for cache in budgets.values()):
         if rows < settings.histories[-1]:
-            caches += _at_equal_cells(rows, settings.generated)
+            caches += _stock(f"full at {rows} rows", whole_blocks(rows + settings.generated), rows)
     if settings.transformers:
-        caches.append(Cache("transformers", "transformers", settings.text_tokens))
-        if kvpress:
-            caches += [
-                Cache(
-                    f"kvpress, {budget_name(budget)}",
-                    "kvpress",
-                    settings.text_tokens,
-                    rows=resolved.rows,
-                )
-                for budget, resolved in budgets.items()
-            ]
+        tokens = settings.text_tokens
+        caches.append(MeasuredCache("transformers", "transformers", cells=tokens))
+        for cache in budgets.values() if kvpress else ():
+            name = f"kvpress, {cache.budget}"
+            caches.append(MeasuredCache(name, "kvpress", rows=cache.rows, cells=tokens))
     return caches
 
 
-def _split(budget: float | int, window: int) -> EvictionSettings:
+def _evicting(budget: float | int, settings: BenchSettings, n_ctx_train: int) -> MeasuredCache:
     """Half heavy, half recent."""
+    window = settings.window
     if budget > (window if isinstance(budget, int) else 1):
         raise SettingsError(
             f"--budget {budget} is more than the window of {window} tokens: give a fraction up to "
             "1.0 or fewer rows, or raise --ctx"
         )
-    if isinstance(budget, int):
-        return EvictionSettings(hh=budget // 2, recent=budget - budget // 2)
-    return EvictionSettings(hh=budget / 2, recent=budget / 2)
+    name = budget_name(budget)
+    cache = MeasuredCache(name, policy=DEFAULT_POLICY, budget=name, **parts_of(budget, window))
+    return _resolved(cache, window, n_ctx_train)
 
 
-def _full_caches(settings: BenchSettings) -> list[Cache]:
-    cells = whole_blocks(settings.text_tokens)
-    caches = [
-        Cache("full", "full", cells),
-        Cache("full, flash attention", "full", cells, flash_attention=True),
-    ]
-    if "q8_0" in settings.kv_types:
-        caches.append(Cache("full, q8_0", "full", cells, kv_type="q8_0", flash_attention=True))
-    return caches
-
-
-def _sinks_and_window(
-    budget: float | int, rows: int, settings: BenchSettings, n_ctx_train: int
-) -> Cache:
-    if rows <= SINKS:
+def _sinks_and_window(cache: MeasuredCache, window: int, n_ctx_train: int) -> MeasuredCache:
+    """A few first tokens and the newest ones, as many rows as another cache has."""
+    if cache.rows <= SINKS:
         raise SettingsError(
-            f"a budget of {rows} rows has no room for {SINKS} sinks and a window: give a larger "
-            "--budget"
+            f"a budget of {cache.rows} rows has no room for {SINKS} sinks and a window: give a "
+            "larger --budget"
         )
-    split = EvictionSettings(hh=0, recent=rows - SINKS, pinned=SINKS)
-    resolved = split.resolve(settings.window, n_ctx_train)
-    return Cache(
-        f"sinks + window, {budget_name(budget)}",
-        "evicting",
-        resolved.cells,
-        recent=resolved.recent,
-        pinned=resolved.pinned,
-        rows=resolved.rows,
-        policy=Streaming.name,
+    sinks = replace(
+        cache,
+        name=f"sinks + window, {cache.budget}",
+        policy=STREAMING,
+        heavy=0,
+        recent=cache.rows - SINKS,
+        pinned=SINKS,
     )
+    return _resolved(sinks, window, n_ctx_train)
 
 
-def _at_equal_cells(rows: int, generated: int) -> list[Cache]:
-    """The stock modes with as many tokens of text as a budget has rows."""
-    cells = whole_blocks(rows + generated)
-    return [
-        Cache(f"full at {rows} rows", "full", cells, text=rows),
-        Cache(
-            f"full at {rows} rows, flash attention", "full", cells, flash_attention=True, text=rows
-        ),
-    ]
+def _resolved(cache: MeasuredCache, window: int, n_ctx_train: int) -> MeasuredCache:
+    """With the cells that it allocates, and with no more heavy rows than it has positions for."""
+    budget = EvictionSettings(**cache.eviction()).resolve(window, n_ctx_train)
+    return replace(cache, cells=budget.cells, heavy=budget.heavy, rows=budget.rows)
+
+
+def _stock(name: str, cells: int, text: int | None = None) -> list[MeasuredCache]:
+    """llama.cpp's full cache, without and with flash attention."""
+    plain = replace(FULL_CACHE, name=name, cells=cells, text=text)
+    return [plain, replace(plain, name=f"{name}, flash attention", flash_attention=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from types import TracebackType
@@ -10,13 +10,15 @@ from typing import Any
 
 from ...errors import SettingsError
 from ...system.machine import available_bytes, machine_facts
+from ..caches import MeasuredCache
+from ..measurement import Progress
+from ..model import ModelFacts
 from . import bandwidth
-from .caches import ELEMENT_BYTES, BenchSettings, Cache
+from .caches import ELEMENT_BYTES, BenchSettings
+from .figures import Basis, HistoryResult, Report, full_bytes, history_result
 from .messages import Ready, Start
-from .model import BenchModel
 from .process import CacheFailedError, WorkerProcess
-from .results import Basis, HistoryResult, Report, full_bytes, history_result
-from .turns import OnTurn, StoppedEarly, Turns
+from .turns import StoppedEarly, Turns
 
 # Bytes of a weight that transformers has unpacked.
 UNPACKED_BYTES = 4
@@ -24,8 +26,8 @@ UNPACKED_BYTES = 4
 # Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
 PAUSE = 0.01
 
-# Told while the caches are made: how many there are, and will be.
-OnStart = Callable[[int, int], None]
+# A token that is generated takes about as long as so many that are read: for the progress only.
+READ_PER_GENERATED = 4
 
 
 class Comparison:
@@ -33,16 +35,15 @@ class Comparison:
 
     Attributes:
         report: what has been measured so far.
-        kv_bytes: what all caches take together.
-        needed_bytes: the same with all else that the processes take.
     """
 
     def __init__(
         self,
         settings: BenchSettings,
-        model: BenchModel,
-        caches: list[Cache],
+        model: ModelFacts,
+        caches: list[MeasuredCache],
         tokens: tuple[int, ...],
+        progress: Progress,
     ) -> None:
         """Nothing is started yet.
 
@@ -51,16 +52,16 @@ class Comparison:
             model: facts about it.
             caches: from `caches_to_compare`.
             tokens: settings.text_tokens of them.
+            progress: told what goes on.
         """
         self._settings = settings
         self._model = model
         self._caches = caches
         self._tokens = tokens
+        self._progress = progress
         self._workers: dict[str, WorkerProcess] = {}
         self._failures: dict[str, str] = {}
         self._processes = ExitStack()
-        self.kv_bytes = 0
-        self.needed_bytes = 0
         self.report = Report(
             machine=_machine(settings, model),
             settings=_settings(settings, model),
@@ -69,21 +70,17 @@ class Comparison:
             notes=_notes(settings, model),
         )
 
-    def start(self, on_start: OnStart, on_memory: Callable[[int, int, int | None], None]) -> None:
+    def start(self) -> None:
         """Measure the memory bandwidth and make all caches.
 
-        Args:
-            on_start: called after each cache.
-            on_memory: called once the first cache shows what all will take, with the bytes of all
-                caches, of all processes, and of memory available (None if the system does not
-                tell).
+        What they will take is told as soon as the first one shows it.
 
         Raises:
             SettingsError: there is too little memory, or no cache could be made.
         """
         speed = None
-        if self._settings.gpu_layers == 0:
-            speed = bandwidth.bytes_per_second(self._settings.threads)
+        if self._settings.compute.gpu_layers == 0:
+            speed = bandwidth.bytes_per_second(self._settings.compute.threads)
         # The smallest of llama.cpp tells how much the others will take before they take it.
         waiting = sorted(self._caches, key=lambda cache: (cache.kind in _TORCH, cache.cells))
         first = waiting.pop(0)
@@ -96,19 +93,20 @@ class Comparison:
                 "this model's cache is of another kind than rows of keys and values that all "
                 "layers have for the whole text: give another --model"
             )
-        self._check_memory(first, waiting, on_memory)
+        self._check_memory(first, waiting)
         for cache in waiting:
-            on_start(len(self._workers) + len(self._failures), len(self._caches))
+            made = len(self._workers) + len(self._failures)
+            self._progress.extra("making the caches", made, len(self._caches))
             self._open(cache)
-        cells = max(self._settings.window, self._settings.text_tokens)
-        full = full_bytes(self._workers[first.name].ready.use, first.kv_type, cells)
+        use = self._workers[first.name].ready.use
+        full = full_bytes(use, first.kv_type, self._settings.full_tokens)
         self.report = replace(
             self.report,
             basis=Basis(full, self._model.weight_bytes, speed),
             failures=tuple(self._failures.items()),
         )
 
-    def measure(self, on_turn: OnTurn) -> Iterator[HistoryResult]:
+    def measure(self) -> Iterator[HistoryResult]:
         """Measure one history after the other; `report` has each before it is returned.
 
         Raises:
@@ -117,6 +115,8 @@ class Comparison:
                 that was under way.
         """
         settings = self._settings
+        # What caches that have evicted need not read again is not known ahead.
+        self._progress.plan(sum(map(self._work, self._caches)))
         turns = Turns(
             [
                 (cache, self._workers[cache.name])
@@ -127,7 +127,7 @@ class Comparison:
             rounds=settings.rounds,
             n=settings.n,
             pause=PAUSE,
-            on_turn=on_turn,
+            on_turn=self._on_turn,
         )
         for history in settings.histories:
             stopped = None
@@ -160,15 +160,24 @@ class Comparison:
     ) -> None:
         self._processes.close()
 
-    def _open(self, cache: Cache) -> bool:
+    def _work(self, cache: MeasuredCache) -> int:
+        histories = self._settings.histories
+        taken = [one for one in histories if cache.takes_part(one, histories[-1])]
+        generated = self._settings.generated * READ_PER_GENERATED * len(taken)
+        return max((cache.target(one) for one in taken), default=0) + generated
+
+    def _on_turn(self, cache: MeasuredCache, action: str, tokens: int) -> None:
+        weight = READ_PER_GENERATED if action == "generates" else 1
+        self._progress.advance(cache.name, tokens * weight)
+
+    def _open(self, cache: MeasuredCache) -> bool:
         """Start the process of a cache; False if that failed."""
         settings = self._settings
         start = Start(
             cache=cache,
             model=self._model.path,
             window=settings.window,
-            threads=settings.threads,
-            gpu_layers=settings.gpu_layers,
+            compute=settings.compute,
             tokens=self._tokens,
         )
         try:
@@ -182,12 +191,7 @@ class Comparison:
     def _first_failure(self) -> str:
         return next((f"{name}: {reason}" for name, reason in self._failures.items()), "")
 
-    def _check_memory(
-        self,
-        first: Cache,
-        rest: list[Cache],
-        on_memory: Callable[[int, int, int | None], None],
-    ) -> None:
+    def _check_memory(self, first: MeasuredCache, rest: list[MeasuredCache]) -> None:
         ready = self._workers[first.name].ready
         overhead = max(0, ready.own_bytes - ready.use.bytes_total)
         kv_rest = sum(_kv_bytes(cache, first, ready) for cache in rest)
@@ -199,21 +203,25 @@ class Comparison:
             # All processes of llama.cpp map the same pages of the file.
             + self._model.file_bytes
         )
-        self.kv_bytes = ready.use.bytes_total + kv_rest
-        self.needed_bytes = ready.own_bytes + still
         available = available_bytes()
-        on_memory(self.kv_bytes, self.needed_bytes, available)
+        note = (
+            f"the caches take {(ready.use.bytes_total + kv_rest) / 2**20:.1f} MiB, and "
+            f"{(ready.own_bytes + still) / 2**30:.2f} GiB with all that goes with them"
+        )
+        if available is not None:
+            note += f"; {available / 2**30:.2f} GiB are available"
+        self._progress.note(note)
         if available is not None and still > available:
             raise SettingsError(
                 f"the caches need about {still / 2**30:.1f} GiB more and {available / 2**30:.1f} "
-                "GiB are available: lower --history or --ctx, or give fewer --budget and --kv-type"
+                "GiB are available: lower --ctx or --history, or give fewer --budget and --kv-type"
             )
 
 
 _TORCH = ("transformers", "kvpress")
 
 
-def _kv_bytes(cache: Cache, first: Cache, ready: Ready) -> int:
+def _kv_bytes(cache: MeasuredCache, first: MeasuredCache, ready: Ready) -> int:
     """What a cache will take, told from the first one."""
     rows = full_bytes(ready.use, first.kv_type, cache.cells)
     if cache.kind in _TORCH:
@@ -224,23 +232,23 @@ def _kv_bytes(cache: Cache, first: Cache, ready: Ready) -> int:
     return round(rows * ELEMENT_BYTES[cache.kv_type] / ELEMENT_BYTES["f16"] + scores)
 
 
-def _machine(settings: BenchSettings, model: BenchModel) -> dict[str, Any]:
+def _machine(settings: BenchSettings, model: ModelFacts) -> dict[str, Any]:
     return {
-        **machine_facts(settings.threads, settings.gpu_layers),
+        **machine_facts(settings.compute.threads, settings.compute.gpu_layers),
         "model": model.path.name,
         "model_file_bytes": model.file_bytes,
         "n_ctx_train": model.n_ctx_train,
     }
 
 
-def _settings(settings: BenchSettings, model: BenchModel) -> dict[str, Any]:
+def _settings(settings: BenchSettings, model: ModelFacts) -> dict[str, Any]:
     # Where the file lies is nobody else's business.
-    return {**asdict(settings), "model": model.path.name}
+    record = {**asdict(settings), "model": model.path.name}
+    return {**record, **record.pop("compute")}
 
 
-def _notes(settings: BenchSettings, model: BenchModel) -> tuple[str, ...]:
-    beyond = [history for history in settings.histories if history > model.n_ctx_train]
-    if not beyond:
+def _notes(settings: BenchSettings, model: ModelFacts) -> tuple[str, ...]:
+    if settings.histories[-1] <= model.n_ctx_train:
         return ()
     return (
         f"histories of more than {model.n_ctx_train} tokens are beyond what the model was trained "

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .caches import Cache
+from ..caches import Compute, MeasuredCache
 
 
 @dataclass(frozen=True)
 class Start:
     """Open the model with this cache, and get ready to read this text."""
 
-    cache: Cache
+    cache: MeasuredCache
     model: Path
     window: int
-    threads: int
-    gpu_layers: int
+    compute: Compute
     tokens: tuple[int, ...]
 
 

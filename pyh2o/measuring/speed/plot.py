@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..pictures import figure_bytes, new_figure
-from .results import Report
+from ..pictures import add_legend, figure_bytes, new_figure
+from .figures import Report
 
 
 def picture(report: Report, file_format: str) -> bytes:
@@ -46,8 +46,7 @@ def picture(report: Report, file_format: str) -> bytes:
         colours.append(colour)
     speed.set(xlabel="tokens of text before", ylabel="tokens/s generated")
     speed.set_ylim(bottom=0)
-    if names:
-        speed.legend(fontsize="small")
+    add_legend(speed)
     memory.barh(names, [size / 2**20 for size in kv_bytes], color=colours)
     memory.invert_yaxis()
     memory.set(xlabel="KV cache, MiB")

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from ..tables import TextTable
-from .results import Figures, HistoryResult, Range, Report
+from dataclasses import replace
 
-GPU_HEADING = "GPU MiB"
-HEADINGS = (
-    "cache",
-    "KV memory",
-    "of full",
-    "peak MiB",
-    GPU_HEADING,
-    "read tok/s",
-    "first token s",
-    "generate tok/s (range)",
-    "x full (range)",
-    "compactions, % of time",
-    "of roofline",
+from ..tables import Column, TextTable, number, table_of
+from .figures import Figures, HistoryResult, Range, Report
+
+GPU_MEMORY: Column[Figures] = ("GPU MiB", lambda one: f"{one.device_bytes / 2**20:.0f}")
+COLUMNS: tuple[Column[Figures], ...] = (
+    ("cache", lambda one: one.cache),
+    ("KV memory", lambda one: f"{one.kv_bytes / 2**20:.1f} MiB"),
+    ("of full", lambda one: f"{one.share_of_full:.1%}"),
+    ("peak MiB", lambda one: f"{one.peak_bytes / 2**20:.0f}"),
+    GPU_MEMORY,
+    ("read tok/s", lambda one: number(one.read_per_second, ".0f")),
+    ("first token s", lambda one: f"{one.first_token_seconds:.2f}"),
+    ("generate tok/s (range)", lambda one: _range(one.generated_per_second, ".1f")),
+    ("x full (range)", lambda one: _range(one.ratio, ".2f")),
+    ("compactions, % of time", lambda one: _compactions(one)),
+    ("of roofline", lambda one: number(one.roofline_share, ".0%")),
 )
 
 
 def head(report: Report) -> str:
-    """Two lines: the machine and the model, and what was asked for."""
+    """The machine and the model, and what was asked for."""
     machine, settings = report.machine, report.settings
     speed = report.basis.bytes_per_second
     threads = f"{machine['threads']} thread" + ("" if machine["threads"] == 1 else "s")
@@ -32,28 +34,29 @@ def head(report: Report) -> str:
         f"{machine['cpu']}, {threads}{reads}{gpus} · {machine['model']}, "
         f"{machine['model_file_bytes'] / 1e6:.1f} MB · pyh2o {machine['pyh2o']}, llama.cpp "
         f"{machine['llama_cpp_commit']}\n"
-        f"window {settings['window']} · at each history {settings['rounds']} rounds of "
-        f"{settings['n']} tokens by turns\n"
+        f"window {settings['window']}, which every full cache has room for, however short the text "
+        f"· at each history {settings['rounds']} rounds of {settings['n']} tokens by turns\n"
     )
 
 
 def history_table(report: Report, result: HistoryResult) -> TextTable:
-    """The figures of a history."""
-    return TextTable(
-        title(report, result),
-        headings(result),
-        tuple(rows(report, result)),
-        tuple(remarks(report, result)),
+    """The figures of a history, below which is said why a cache has none, and what to know.
+
+    The memory of a GPU is shown only where one was used.
+    """
+    on_gpu = any(figures.device_bytes for figures in result.figures)
+    columns = [column for column in COLUMNS if on_gpu or column is not GPU_MEMORY]
+    table = table_of(title(report, result), columns, result.figures)
+    longest = report.settings["histories"][-1]
+    names = [cache.name for cache in report.caches if cache.takes_part(result.history, longest)]
+    found = {row[0]: row for row in table.rows}
+    failed = [f"{name}: {reason}" for name, reason in report.failures if name not in found]
+    empty = ("",) * (len(columns) - 1)
+    return replace(
+        table,
+        rows=tuple(found.get(name, (name, *empty)) for name in names),
+        remarks=(*failed, *report.notes),
     )
-
-
-def headings(result: HistoryResult) -> tuple[str, ...]:
-    """Names of the columns; the memory of a GPU only where one was used."""
-    return tuple(name for name in HEADINGS if name != GPU_HEADING or _on_gpu(result))
-
-
-def _on_gpu(result: HistoryResult) -> bool:
-    return any(figures.device_bytes for figures in result.figures)
 
 
 def title(report: Report, result: HistoryResult) -> str:
@@ -65,43 +68,12 @@ def title(report: Report, result: HistoryResult) -> str:
     return text
 
 
-def rows(report: Report, result: HistoryResult) -> list[tuple[str, ...]]:
-    """A row for each cache that takes part, in the order of the headings; empty if given up."""
-    longest = report.settings["histories"][-1]
-    found = {figures.cache: figures for figures in result.figures}
-    return [
-        _row(cache.name, found.get(cache.name), headings(result))
-        for cache in report.caches
-        if cache.takes_part(result.history, longest)
-    ]
-
-
-def remarks(report: Report, result: HistoryResult) -> list[str]:
-    """What has to be said below the table: why cells are empty, and notes."""
-    missing = {row[0] for row in rows(report, result) if not any(row[1:])}
-    failed = [f"{name}: {reason}" for name, reason in report.failures if name in missing]
-    return [*failed, *report.notes]
-
-
-def _row(name: str, figures: Figures | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    if figures is None:
-        return (name, *[""] * (len(names) - 1))
-    reading = figures.read_per_second
-    cells = (
-        name,
-        f"{figures.kv_bytes / 2**20:.1f} MiB",
-        f"{figures.share_of_full:.1%}",
-        f"{figures.peak_bytes / 2**20:.0f}",
-        f"{figures.device_bytes / 2**20:.0f}",
-        "" if reading is None else f"{reading:.0f}",
-        f"{figures.first_token_seconds:.2f}",
-        _range(figures.generated_per_second, ".1f"),
-        "" if figures.ratio is None else _range(figures.ratio, ".2f"),
-        f"{figures.compactions}, {figures.compaction_share:.1%}" if figures.compactions else "",
-        "" if figures.roofline_share is None else f"{figures.roofline_share:.0%}",
-    )
-    return tuple(cell for name, cell in zip(HEADINGS, cells, strict=True) if name in names)
-
-
-def _range(value: Range, form: str) -> str:
+def _range(value: Range | None, form: str) -> str:
+    if value is None:
+        return ""
     return f"{value.median:{form}} ({value.low:{form}}-{value.high:{form}})"
+
+
+def _compactions(figures: Figures) -> str:
+    n = figures.compactions
+    return f"{n}, {figures.compaction_share:.1%}" if n else ""

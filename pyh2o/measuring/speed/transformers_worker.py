@@ -38,8 +38,8 @@ def has_kvpress() -> bool:
 def open_transformers(start: Start) -> TransformersModel:
     """Load the model from its GGUF file, unpacked to float32 (float16 on a GPU)."""
     torch = import_module("torch")
-    torch.set_num_threads(start.threads)
-    on_gpu = start.gpu_layers != 0 and torch.cuda.is_available()
+    torch.set_num_threads(start.compute.threads)
+    on_gpu = start.compute.gpu_layers != 0 and torch.cuda.is_available()
     model = import_module("transformers").AutoModelForCausalLM.from_pretrained(
         start.model.resolve().parent,
         gguf_file=start.model.name,

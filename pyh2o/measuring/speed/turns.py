@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .caches import Cache
+from ..caches import MeasuredCache
 from .messages import Command, Done, Generate, GoBack, KVUse, Read
 from .process import CacheFailedError
 
@@ -21,7 +21,7 @@ LEAST_PIECES = 3
 LARGEST_PIECE = 2048
 
 # Told after each turn: the cache, what it did ("reads" or "generates"), and how many tokens.
-OnTurn = Callable[[Cache, str, int], None]
+OnTurn = Callable[[MeasuredCache, str, int], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CacheRun:
         peak_bytes: most memory of its process so far.
     """
 
-    cache: Cache
+    cache: MeasuredCache
     position: int
     readings: tuple[Reading, ...]
     rounds: tuple[Round, ...]
@@ -100,7 +100,7 @@ class Worker(Protocol):
 class _Player:
     """A cache, its worker and what was measured."""
 
-    def __init__(self, cache: Cache, worker: Worker) -> None:
+    def __init__(self, cache: MeasuredCache, worker: Worker) -> None:
         self.cache = cache
         self.worker = worker
         self.position = 0
@@ -137,7 +137,7 @@ class Turns:
 
     def __init__(
         self,
-        workers: Sequence[tuple[Cache, Worker]],
+        workers: Sequence[tuple[MeasuredCache, Worker]],
         *,
         longest: int,
         rounds: int,

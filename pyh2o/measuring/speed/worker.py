@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..caches import open_llama
 from .messages import Command, Done, Failed, Generate, GoBack, KVUse, Read, Ready, Start
 
 # Tokens that are evaluated before the first measurement, as a prompt and one at a time.
@@ -44,28 +45,20 @@ class LlamaModel:
     def __init__(self, start: Start) -> None:
         import llama_cpp
 
-        from ...llama import KV_TYPES, Llama
+        from ...llama import KV_TYPES
 
         cache = start.cache
         kv_type = KV_TYPES[cache.kv_type]
-        evicting = cache.kind == "evicting"
         # Left out, this runtime takes what is best for it.
-        attention: dict[str, Any] = {} if evicting else {"flash_attn": cache.flash_attention}
-        self._llm = Llama(
-            str(start.model),
-            evict=evicting,
-            hh=cache.heavy,
-            recent=max(1, cache.recent),
-            pinned=cache.pinned,
-            policy=cache.policy,
-            n_ctx=start.window if evicting else cache.cells,
-            n_threads=start.threads,
-            n_threads_batch=start.threads,
-            n_gpu_layers=start.gpu_layers,
+        stock = {"evict": False, "flash_attn": cache.flash_attention} if cache.is_full else {}
+        self._llm = open_llama(
+            start.model,
+            cache,
+            window=cache.cells if cache.is_full else start.window,
+            compute=start.compute,
             type_k=kv_type,
             type_v=kv_type,
-            verbose=False,
-            **attention,
+            **stock,
         )
         # A GPU may still be computing when an evaluation returns.
         self._synchronize: Callable[[Any], None] = llama_cpp.llama_synchronize

@@ -7,6 +7,7 @@ refused. Arrays, which are too large for JSON, lie beside it in a compressed .np
 from __future__ import annotations
 
 import json
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import SettingsError
-from ...system.files import replacement
+from ..errors import SettingsError
+from ..system.files import replacement
 
 FORMAT = "pyh2o eval"
 FORMAT_VERSION = 1
@@ -71,6 +72,11 @@ class ResultFile:
                 f"{self._arrays_path} exists and {path} does not, whose arrays it would hold: give "
                 "another --json"
             )
+
+    @property
+    def folder(self) -> Path:
+        """Where large files can be put while something is measured."""
+        return Path(tempfile.gettempdir()) if self._path is None else self._path.parent
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         """The arrays of a unit."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .caches import ELEMENT_BYTES, Cache
+from ..caches import MeasuredCache
+from .caches import ELEMENT_BYTES
 from .messages import KVUse
 from .turns import CacheRun, Round
 
@@ -109,7 +110,7 @@ class Report:
     machine: dict[str, Any]
     settings: dict[str, Any]
     basis: Basis
-    caches: tuple[Cache, ...]
+    caches: tuple[MeasuredCache, ...]
     histories: tuple[HistoryResult, ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,0 +1,374 @@
+"""The outline of what measures quality: what is wanted, what a unit measures, how units sum up.
+
+A measurement is wanted for many caches and samples, each of which is a unit of its file of results.
+What the file has already is not measured again.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy.typing as npt
+
+from ..cache.settings import EvictionSettings, Positions
+from ..errors import SettingsError
+from ..llama import Llama, check_file
+from ..policies import parse_policy
+from ..sessions.session_file import file_identity
+from ..system.machine import machine_facts
+from .caches import (
+    FULL,
+    FULL_CACHE,
+    Compute,
+    MeasuredCache,
+    budget_name,
+    check_full,
+    parts_of,
+)
+from .results import ResultFile
+from .tables import Column, TextTable
+
+
+class Progress(Protocol):
+    """Told what goes on, in units of work of the same size."""
+
+    def plan(self, total: int) -> None:
+        """So much will be done."""
+
+    def advance(self, label: str, amount: int) -> None:
+        """So much more of it is done."""
+
+    def extra(self, label: str, done: int, total: int) -> None:
+        """Work outside the plan."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know now."""
+
+
+# -------------------------------------------------------------------------------------------------
+# What is asked for
+# -------------------------------------------------------------------------------------------------
+
+
+def default_recent_share() -> float:
+    """The recent rows' share of what a default budget does not pin."""
+    default = EvictionSettings()
+    return default.recent / (default.hh + default.recent)
+
+
+def policy_named(text: str) -> str:
+    """A policy or "full" as it is written everywhere, with no parameter that is the default.
+
+    Raises:
+        SettingsError: there is no such policy or parameter.
+    """
+    return FULL if text == FULL else str(parse_policy(text))
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The caches that are compared with the full one.
+
+    Attributes:
+        policies: such as "h2o" or "snap:queries=64", each as `str` of it is; "full" is the full
+            cache.
+        budgets: rows to keep: fractions of the text's tokens (float) or counts (int).
+        recent_share: of the rows that are not pinned, kept because they are recent.
+        pinned: first positions that are never evicted; they are a part of the budget.
+        positions: schemes for the rotary embeddings.
+    """
+
+    policies: tuple[str, ...]
+    budgets: tuple[float | int, ...]
+    recent_share: float
+    pinned: int = 0
+    positions: tuple[Positions, ...] = ("original",)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense with any text.
+
+        Raises:
+            SettingsError: nothing to compare, or a share out of its range.
+        """
+        if not (self.policies and self.budgets and self.positions):
+            raise SettingsError("give at least one --policy, one --budget and one --positions")
+        if not 0 < self.recent_share <= 1:
+            raise SettingsError(
+                f"--recent-share {self.recent_share:g}: give more than 0 and at most 1"
+            )
+        for budget in self.budgets:
+            if isinstance(budget, float) and budget > 1:
+                raise SettingsError(
+                    f"--budget {budget} is more than the whole text: give a fraction up to 1.0, or "
+                    "a whole number of rows"
+                )
+
+    def for_text(self, tokens: int) -> list[MeasuredCache]:
+        """The full cache and all others for so many tokens, in the order in which they are shown.
+
+        Raises:
+            SettingsError: a budget without room for a row that is not pinned.
+        """
+        caches = [FULL_CACHE]
+        for budget in self.budgets:
+            parts = parts_of(budget, tokens, recent_share=self.recent_share, pinned=self.pinned)
+            for policy in self.policies:
+                for positions in self.positions if policy != FULL else ():
+                    name = f"{policy}, {budget_name(budget)}"
+                    caches.append(
+                        MeasuredCache(
+                            name if positions == "original" else f"{name}, {positions}",
+                            policy=policy,
+                            budget=budget_name(budget),
+                            positions=positions,
+                            **parts,
+                        )
+                    )
+        return caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualitySettings:
+    """What the user asks for, of every measurement.
+
+    Attributes:
+        model: a GGUF file.
+        compute: what computes.
+        caches: what is compared.
+    """
+
+    model: Path
+    compute: Compute
+    caches: CacheSettings
+
+    def options(self) -> dict[str, Any]:
+        """Options of the command that change the numbers of every unit."""
+        return {}
+
+    def basis(self) -> dict[str, Any]:
+        """What the units of a file have in common, by the names that people know.
+
+        What only decides which units there are, such as budgets and texts, is no part of it: a
+        later run may add some. A GPU rounds otherwise than the CPU.
+
+        Raises:
+            ModelError: the model's file is missing or no model.
+        """
+        check_file(str(self.model))
+        identity = file_identity(str(self.model))
+        facts = machine_facts(1)
+        return {
+            "--model": f"{identity['file']} ({identity['bytes']} bytes, {identity['sha256'][:12]})",
+            **{name: facts[name] for name in ("pyh2o", "llama_cpp_commit", "patches")},
+            "--gpu-layers": self.compute.gpu_layers,
+            "--recent-share": self.caches.recent_share,
+            "--pinned": self.caches.pinned,
+            **{f"--{name}": value for name, value in self.options().items()},
+        }
+
+    def record(self) -> dict[str, Any]:
+        """For the file of results: where files lie is nobody else's business."""
+        record: dict[str, Any] = {**asdict(self), "model": self.model.name}
+        del record["compute"]
+        return record
+
+
+# -------------------------------------------------------------------------------------------------
+# What is measured
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCache:
+    """What is told of a cache wherever something of it is told.
+
+    Attributes:
+        cache: its name.
+        policy, budget, rows: see MeasuredCache.
+        capacity: rows that it has at most, just before a compaction; 0 without a limit.
+    """
+
+    cache: str
+    policy: str
+    budget: str
+    rows: int
+    capacity: int
+
+    def of_cache(self) -> dict[str, Any]:
+        """These fields alone, for another record."""
+        return {one.name: getattr(self, one.name) for one in fields(OfCache)}
+
+
+# Between two compactions a cache fills up its slack.
+OF_CACHE: tuple[Column[Any], ...] = (
+    ("cache", lambda one: one.cache),
+    ("rows (at most)", lambda one: f"{one.rows} ({one.capacity})" if one.rows else ""),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit(OfCache):
+    """What was measured of one cache at once.
+
+    Attributes:
+        seconds: it took.
+    """
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit that is wanted.
+
+    Attributes:
+        cache: which.
+    """
+
+    cache: MeasuredCache
+
+    @property
+    def name(self) -> str:
+        """Of the unit in its file."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> Hashable:
+        """Jobs for which this is the same can share an opened cache."""
+        return self.cache
+
+
+T = TypeVar("T")
+Q = TypeVar("Q", bound=QualitySettings)
+J = TypeVar("J", bound=Job)
+U = TypeVar("U", bound=Unit)
+S = TypeVar("S", bound=OfCache)
+
+
+class Measurement(ABC, Generic[Q, J, U, S]):
+    """A measurement, from what is wanted to its tables and its picture.
+
+    A class of its own says in `wanted`, `work`, `opened` and `measured` what is done, and in
+    `summaries`, `tables` and `picture` what it comes to.
+
+    Attributes:
+        kind: the name of its command.
+        unit: the record of what is measured at once.
+        arrays: names of the arrays that a unit has.
+        notes: what to know when reading the figures.
+    """
+
+    kind: ClassVar[str]
+    unit: type[U]
+    arrays: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, settings: Q, file: ResultFile, progress: Progress) -> None:
+        """Look at the model and what is asked for; nothing is measured yet.
+
+        Args:
+            settings: what is asked for.
+            file: where the results go.
+            progress: told what goes on.
+
+        Raises:
+            PyH2OError: the model is refused, or something that is asked for makes no sense.
+        """
+        self.notes: tuple[str, ...] = ()
+        self._settings = settings
+        self._file = file
+        self._progress = progress
+
+    @abstractmethod
+    def wanted(self) -> list[J]:
+        """All units, in the order in which they are shown."""
+
+    @abstractmethod
+    def work(self, job: J) -> int:
+        """What `measured` tells its progress in all."""
+
+    @abstractmethod
+    def opened(self, job: J) -> Llama:
+        """The cache of a job."""
+
+    def measured(self, llm: Llama, job: J) -> U:
+        """Measure a unit; where `run` is another, it need not be there."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def summaries(self) -> list[S]:
+        """The figures of all that has been measured, in the order in which it was asked for."""
+
+    @abstractmethod
+    def tables(self, summaries: Sequence[S]) -> list[TextTable]:
+        """The figures as tables; none if nothing was measured."""
+
+    @abstractmethod
+    def picture(self, summaries: Sequence[S], file_format: str) -> bytes:
+        """The figures as a picture: the bytes of a file."""
+
+    def run(self) -> None:
+        """Measure what the file has not.
+
+        Raises:
+            PyH2OError: a cache is refused, or there is too little memory or disk space.
+        """
+        for jobs in self._planned(lambda job: job.opening):
+            with self.opened(jobs[0]) as llm:
+                for job in jobs:
+                    started = time.perf_counter()
+                    unit = self.measured(llm, job)
+                    if job.cache.is_full:
+                        check_full(llm)
+                    self._add(job, unit, started)
+
+    def _planned(self, opening: Callable[[J], Hashable]) -> Iterable[list[J]]:
+        """What is missing, in groups; all of it is told to the progress."""
+        missing = [job for job in self.wanted() if not self._is_measured(job)]
+        self._progress.plan(sum(map(self.work, missing)))
+        return grouped(missing, opening).values()
+
+    def _is_measured(self, job: J) -> bool:
+        return self._file.has(job.name, *self.arrays)
+
+    def _add(
+        self, job: J, unit: U, started: float, arrays: Mapping[str, npt.NDArray[Any]] | None = None
+    ) -> None:
+        seconds = round(time.perf_counter() - started, 3)
+        self._file.add(job.name, asdict(replace(unit, seconds=seconds)), arrays)
+
+    def _units(self) -> list[U]:
+        """What has been measured of all that is wanted."""
+        return [self._unit_of(job) for job in self.wanted() if self._is_measured(job)]
+
+    def _unit_of(self, job: J) -> U:
+        try:
+            return self.unit(**self._file.units[job.name])
+        except TypeError:
+            raise SettingsError(
+                f"the file of results is damaged ({job.name} has other figures than it should): "
+                "remove it"
+            ) from None
+
+
+def told_of(cache: MeasuredCache, llm: Llama | None) -> dict[str, Any]:
+    """The fields of OfCache; there is no capacity without a model."""
+    return {
+        "cache": cache.name,
+        "policy": cache.policy,
+        "budget": cache.budget,
+        "rows": cache.rows,
+        "capacity": 0 if cache.is_full or llm is None else llm.kv.capacity,
+    }
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Items by a key, in the order of their first ones."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

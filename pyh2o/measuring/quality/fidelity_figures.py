@@ -1,0 +1,208 @@
+"""What the losses of texts come to: summaries, tables and pictures of fidelity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ..caches import is_streaming
+from ..measurement import OF_CACHE, OfCache, Unit, grouped
+from ..pictures import add_legend, draw_lines, figure_bytes, new_figure
+from ..tables import Column, TextTable, number, table_of, with_error
+from .metrics import BLOCK, FloatArray, difference, gap_closed, perplexities, perplexity
+
+# The gap between sinks and a window and the full cache has to be so many times its standard error:
+# a share of nothing but noise would be any number.
+CLEAR_GAP = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelityUnit(Unit):
+    """One cache that has read one text. Its arrays are nll, kl and same_top, [tokens - 1] each.
+
+    Attributes:
+        text, tokens: which.
+        positions, heavy, recent, pinned: of the cache.
+        compactions, rebases: while it was read.
+    """
+
+    text: str
+    tokens: int
+    positions: str
+    heavy: int
+    recent: int
+    pinned: int
+    compactions: int = 0
+    rebases: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelitySummary(OfCache):
+    """One cache on one text, over the tokens from `first` on.
+
+    Attributes:
+        text, tokens, positions: see FidelityUnit.
+        first: first token whose prediction counts.
+        perplexity: of all tokens that count.
+        nll: their mean loss, in nats.
+        nll_to_full, nll_to_full_error: mean difference of the losses to the full cache's at the
+            same positions, and its standard error (see metrics.BLOCK); None where there is none.
+        nll_to_streaming, nll_to_streaming_error: to those of sinks and a window of the same budget.
+        gap_closed: share of what sinks and a window lose in perplexity against the full cache that
+            this cache does not lose; None where their loss is not clear (see CLEAR_GAP).
+        kl_mean, kl_median, kl_90, kl_99: of KL(full || cache); None without a valid reference.
+        same_top: share of positions with the full cache's token on top.
+        stretches: perplexity of each part of the text; None where no token of it counts.
+    """
+
+    text: str
+    tokens: int
+    positions: str
+    first: int
+    perplexity: float
+    nll: float
+    nll_to_full: float | None
+    nll_to_full_error: float | None
+    nll_to_streaming: float | None
+    nll_to_streaming_error: float | None
+    gap_closed: float | None
+    kl_mean: float | None
+    kl_median: float | None
+    kl_90: float | None
+    kl_99: float | None
+    same_top: float | None
+    stretches: tuple[float | None, ...]
+
+
+COLUMNS: tuple[Column[FidelitySummary], ...] = (
+    *OF_CACHE,
+    ("perplexity", lambda one: f"{one.perplexity:.2f}"),
+    ("NLL - full", lambda one: with_error(one.nll_to_full, one.nll_to_full_error)),
+    ("NLL - streaming", lambda one: with_error(one.nll_to_streaming, one.nll_to_streaming_error)),
+    ("gap closed", lambda one: number(one.gap_closed, ".0%")),
+    ("KL mean", lambda one: number(one.kl_mean, ".4f")),
+    ("KL median", lambda one: number(one.kl_median, ".4f")),
+    ("KL 90 %", lambda one: number(one.kl_90, ".4f")),
+    ("KL 99 %", lambda one: number(one.kl_99, ".4f")),
+    ("same top token", lambda one: number(one.same_top, ".1%")),
+)
+
+
+def summed_up(
+    unit: FidelityUnit,
+    arrays: Mapping[str, Any],
+    *,
+    first: int,
+    stretch: int,
+    full: FloatArray | None,
+    streaming: FloatArray | None,
+) -> FidelitySummary:
+    """The figures of one cache on one text.
+
+    Args:
+        unit, arrays: what was measured.
+        first: first token whose prediction counts.
+        stretch: tokens of the parts that have a perplexity of their own.
+        full: losses of the full cache, as far as they count; None for itself, or without any.
+        streaming: those of sinks and a window of the same budget.
+    """
+    nll, kl, same_top = (arrays[name][first - 1 :] for name in ("nll", "kl", "same_top"))
+    to_full = difference(nll, full, BLOCK)
+    to_streaming = difference(nll, None if is_streaming(unit.policy) else streaming, BLOCK)
+    quantiles: Sequence[float | None] = [None] * 3
+    if kl.size:
+        quantiles = [float(value) for value in np.quantile(kl, (0.5, 0.9, 0.99))]
+    return FidelitySummary(
+        **unit.of_cache(),
+        text=unit.text,
+        tokens=unit.tokens,
+        positions=unit.positions,
+        first=first,
+        perplexity=perplexity(nll),
+        nll=float(nll.mean(dtype=np.float64)),
+        nll_to_full=to_full[0],
+        nll_to_full_error=to_full[1],
+        nll_to_streaming=to_streaming[0],
+        nll_to_streaming_error=to_streaming[1],
+        gap_closed=_gap_closed(nll, full, streaming),
+        kl_mean=float(kl.mean(dtype=np.float64)) if kl.size else None,
+        kl_median=quantiles[0],
+        kl_90=quantiles[1],
+        kl_99=quantiles[2],
+        same_top=float(same_top.mean()) if kl.size else None,
+        stretches=perplexities(arrays["nll"], first, stretch),
+    )
+
+
+def _gap_closed(
+    nll: FloatArray, full: FloatArray | None, streaming: FloatArray | None
+) -> float | None:
+    if full is None:
+        return None
+    gap, error = (0.0, 0.0) if streaming is None else difference(streaming, full, BLOCK)
+    if streaming is None or gap is None or error is None or gap <= CLEAR_GAP * error:
+        return None
+    return gap_closed(perplexity(full), perplexity(streaming), perplexity(nll))
+
+
+def fidelity_tables(summaries: Sequence[FidelitySummary], stretch: int) -> list[TextTable]:
+    """A table for each text and length, and one of its stretches where it has several."""
+    tables = []
+    for (text, tokens), own in grouped(summaries, _text_and_tokens).items():
+        title = f"{text}, {tokens:,} tokens"
+        tables.append(table_of(f"{title}, over those from {own[0].first:,} on", COLUMNS, own))
+        if len(own[0].stretches) > 1:
+            columns = [OF_CACHE[0], *map(_stretch_column, _ends(own[0], stretch), count())]
+            tables.append(table_of(f"{title}, perplexity up to token", columns, own))
+    return tables
+
+
+def fidelity_picture(summaries: Sequence[FidelitySummary], stretch: int, file_format: str) -> bytes:
+    """For each text and length: the loss by budget, and the perplexity of each stretch."""
+    shown = grouped(summaries, _text_and_tokens)
+    figure = new_figure(13, 5 * max(1, len(shown)))
+    axes = figure.subplots(max(1, len(shown)), 2, squeeze=False)
+    for ((text, tokens), own), (by_rows, by_token) in zip(shown.items(), axes, strict=False):
+        has_kl = all(one.kl_mean is not None for one in own)
+        lines = grouped([one for one in own if one.rows], _policy_and_positions)
+        draw_lines(
+            by_rows,
+            {
+                label: [(one.rows, one.kl_mean if has_kl else one.perplexity) for one in some]
+                for label, some in lines.items()
+            },
+        )
+        by_rows.set(
+            title=f"{text}, {tokens:,} tokens",
+            xlabel="rows",
+            ylabel="mean KL to the full cache" if has_kl else "perplexity",
+        )
+        for one in own:
+            values = [float("nan") if value is None else value for value in one.stretches]
+            style = "k--" if one.rows == 0 else "-"
+            by_token.plot(_ends(one, stretch), values, style, marker="o", label=one.cache)
+        by_token.set(xlabel="up to token", ylabel="perplexity of the stretch")
+        add_legend(by_token)
+    return figure_bytes(figure, file_format)
+
+
+def _ends(one: FidelitySummary, stretch: int) -> list[int]:
+    """Where the stretches end."""
+    return [min(one.tokens, (i + 1) * stretch) for i in range(len(one.stretches))]
+
+
+def _stretch_column(end: int, index: int) -> Column[FidelitySummary]:
+    return f"{end:,}", lambda one: number(one.stretches[index], ".2f")
+
+
+def _text_and_tokens(one: FidelitySummary) -> tuple[str, int]:
+    return one.text, one.tokens
+
+
+def _policy_and_positions(one: FidelitySummary) -> str:
+    """Caches that differ in their budget only are on one line."""
+    return one.policy + (", dense" if one.positions == "dense" else "")
