@@ -23,6 +23,9 @@ Scope = Literal["head", "layer", "cache"]
 # llama.cpp counts positions in 32 bits.
 LARGEST_COUNT = 2**31 - 1
 
+# Keeps a row ahead of all others: above every position, and above all that a policy measures.
+SAFE_SCORE = 2.0**31
+
 
 @dataclass(frozen=True)
 class HeadRows:
@@ -158,7 +161,7 @@ class Policy(ABC):
     def score(self, rows: HeadRows) -> FloatArray:
         """[n] scores; higher ones are kept. Those of rows that do not compete do not matter.
 
-        Infinity keeps a row ahead of all others.
+        They are finite; `SAFE_SCORE` keeps a row ahead of all others.
         """
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class Expected(Policy):
 
     queries: int = parameter(128, least=1, most=LARGEST_COUNT)
     horizon: int = parameter(512, least=1, most=LARGEST_COUNT)
-    epsilon: float = parameter(0.02, least=0)
+    epsilon: float = parameter(0.02, least=0, most=1)
     covariance: bool = parameter(False)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -55,7 +56,7 @@ class H2OFar(Policy):
     def score(self, rows: HeadRows) -> FloatArray:
         if self.half_life == 0:
             raise SettingsError("h2o-far: half_life is open: for_budget() closes it")
-        rate = np.log(2) / self.half_life
+        rate = math.log(2) / self.half_life
         n_far = np.maximum(rows.ages - min(self.near, rows.n_recent), 1)
         mean: FloatArray = rows.attention * np.expm1(-rate) / np.expm1(-n_far * rate)
         return mean

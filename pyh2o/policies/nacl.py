@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import LARGEST_COUNT, FloatArray, HeadRows, Policy, parameter
+from .base import LARGEST_COUNT, SAFE_SCORE, FloatArray, HeadRows, Policy, parameter
 from .hashing import LARGEST_SEED, uniform_numbers
 
 
@@ -54,5 +54,5 @@ class NACL(Policy):
         numbers = uniform_numbers(self.seed, rows.layer, rows.head, rows.positions)
         scores: FloatArray = attention - np.log(-np.log(numbers))
         n_random = math.floor(self.random * rows.n_places)
-        scores[rows.best(attention, rows.n_places - n_random)] = np.inf
+        scores[rows.best(attention, rows.n_places - n_random)] = SAFE_SCORE
         return scores

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import FloatArray, HeadRows, Policy, parameter
+from .base import SAFE_SCORE, FloatArray, HeadRows, Policy, parameter
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,5 @@ class RoCo(Policy):
         # Rounding can make the variance of equal numbers negative.
         deviation = np.sqrt(np.maximum(0, rows.squares / rows.ages - mean**2))
         scores: FloatArray = mean.copy()
-        scores[rows.best(deviation, math.floor(self.guard * rows.n_places))] = np.inf
+        scores[rows.best(deviation, math.floor(self.guard * rows.n_places))] = SAFE_SCORE
         return scores

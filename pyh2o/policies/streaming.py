@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import LARGEST_COUNT, FloatArray, HeadRows, Policy, parameter
+from .base import LARGEST_COUNT, SAFE_SCORE, FloatArray, HeadRows, Policy, parameter
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class Streaming(Policy):
     sinks: int = parameter(4, least=0, most=LARGEST_COUNT)
 
     def score(self, rows: HeadRows) -> FloatArray:
-        return np.where(rows.positions < self.sinks, np.inf, rows.positions.astype(np.float64))
+        return np.where(rows.positions < self.sinks, SAFE_SCORE, rows.positions.astype(np.float64))

@@ -23,7 +23,8 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 
-# Where later queries count for more, this is well within the range of float32.
+# Where later queries count for more, this is well within the range of float32. Longer chunks count
+# by their end: none of their queries for more than one.
 MOST_HALF_LIVES = 40
 
 
@@ -266,11 +267,11 @@ class ReferenceLlama:
         n_pos = self.eviction.n_pos
         if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
             self._rebase()
-        n_unforgotten = self.n_tokens + n_new - 1 - self._newest_forgotten
-        if self.policy.n_near and n_unforgotten > MOST_HALF_LIVES * (
+        newest = self.n_tokens + n_new - 1
+        if self.policy.n_near and newest - self._newest_forgotten > MOST_HALF_LIVES * (
             self.policy.half_life or math.inf
         ):
-            self._forget()
+            self._forget(newest)
 
     def _rebase(self) -> None:
         """Move the kept rows and the next token back.
@@ -303,7 +304,7 @@ class ReferenceLlama:
         self._compact(self.eviction)
 
     def _compact(self, eviction: EvictionParameters) -> None:
-        self._forget()
+        self._forget(self.n_tokens - 1)
         place = RotaryPlace(self.n_tokens - self._shift, self._rope_frequencies())
         smallest = compact(self._caches, eviction, self.policy, place)
         self.smallest_margin = min(self.smallest_margin, smallest)
@@ -313,9 +314,8 @@ class ReferenceLlama:
         # the tail is removed, so this never goes down.
         self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
 
-    def _forget(self) -> None:
-        """At a compaction: reduce the sums by the policy's half-life, if it has one."""
-        newest = self.n_tokens - 1
+    def _forget(self, newest: int) -> None:
+        """Reduce the sums to what the policy's half-life, if it has one, leaves at a position."""
         n_new = max(0, newest - self._newest_forgotten)
         self._newest_forgotten = newest
         if self.policy.half_life is not None:
@@ -391,7 +391,8 @@ class ReferenceLlama:
             return probabilities
         near = min(policy.n_near, self.eviction.recent)
         # Later queries count for more until the next compaction makes all sums smaller.
-        exponent = (positions - self._newest_forgotten) / (policy.half_life or math.inf)
+        with np.errstate(over="ignore"):  # a half-life may be as short as a float can say
+            exponent = (positions - self._newest_forgotten) / (policy.half_life or math.inf)
         first_near = np.maximum(positions - near + 1, self._first_removable - 1)
         is_near = cache.row_positions[:, None, :] >= first_near[None, :, None]
         credit = np.where(is_near, 0, np.exp2(exponent)[None, :, None])

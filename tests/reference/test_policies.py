@@ -30,6 +30,7 @@ from pyh2o.policies import (
     parse_policy,
     uniform_numbers,
 )
+from pyh2o.policies.base import SAFE_SCORE
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
@@ -157,7 +158,8 @@ def test_text_may_have_spaces_and_name_defaults() -> None:
         ("h2o-decay:half_life=inf", "half_life is inf: give a number above 0"),
         ("expected:covariance=yes", "covariance is 'yes': give true or false"),
         ("expected:horizon=0", "horizon is 0"),
-        ("expected:epsilon=-1", "epsilon is -1.0: give a number of 0 or more"),
+        ("expected:epsilon=-1", "epsilon is -1.0: give a number from 0 to 1"),
+        ("expected:epsilon=1.5", "epsilon is 1.5: give a number from 0 to 1"),
         ("streaming:sinks=-1", "sinks is -1"),
         (3, "policy is 3: give a text"),
     ],
@@ -305,9 +307,9 @@ def test_roco_puts_the_highest_deviations_first() -> None:
         squares=np.array([0.25, 0.34, 0.16, 0.2]) * ages,
         n_places=3,
     )
-    inf = np.inf
-    np.testing.assert_allclose(RoCo(guard=0.34).score(rows), [0.5, 0.5, 0.4, inf])
-    np.testing.assert_allclose(RoCo(guard=0.67).score(rows), [0.5, inf, 0.4, inf])
+    safe = SAFE_SCORE
+    np.testing.assert_allclose(RoCo(guard=0.34).score(rows), [0.5, 0.5, 0.4, safe])
+    np.testing.assert_allclose(RoCo(guard=0.67).score(rows), [0.5, safe, 0.4, safe])
     np.testing.assert_allclose(RoCo(guard=0.33).score(rows), [0.5, 0.5, 0.4, 0.2])
 
 
@@ -321,14 +323,14 @@ def test_roco_guards_the_newer_of_equal_deviations() -> None:
         n_places=2,
     )
     scores = RoCo(guard=0.5).score(rows)
-    np.testing.assert_allclose(scores, [0.1, 0.1, 0.1, np.inf])
+    np.testing.assert_allclose(scores, [0.1, 0.1, 0.1, SAFE_SCORE])
 
 
 def test_roco_guards_none_that_does_not_compete(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     scores = RoCo(guard=1).score(rows)
-    assert np.isinf(scores).sum() == rows.n_places
-    assert not np.isinf(scores[~rows.competing]).any()
+    assert (scores == SAFE_SCORE).sum() == rows.n_places
+    assert not (scores[~rows.competing] == SAFE_SCORE).any()
     np.testing.assert_array_equal(RoCo(guard=0).score(rows), H2OMean().score(rows))
 
 
@@ -383,14 +385,14 @@ def test_nacl_without_a_draw_keeps_the_best(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     scores = NACL(random=0).score(rows)
     best = rows.best(Snap(pool=1).score(rows), rows.n_places)
-    assert sorted(np.flatnonzero(np.isinf(scores))) == sorted(best)
+    assert sorted(np.flatnonzero(scores == SAFE_SCORE)) == sorted(best)
 
 
 def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
     attention = rows.query_attention.sum(axis=0)
     scores = NACL(random=0.37, seed=5).score(rows)
-    is_best = np.isinf(scores)
+    is_best = scores == SAFE_SCORE
     assert is_best.sum() == rows.n_places - int(0.37 * rows.n_places) == 7
     assert not is_best[~rows.competing].any()
     numbers = uniform_numbers(5, rows.layer, rows.head, rows.positions)
@@ -490,7 +492,7 @@ def test_expected_attention_where_a_pair_does_not_turn() -> None:
 
 def test_streaming_keeps_sinks_and_a_window() -> None:
     rows = head_rows([0, 2, 3, 4, 50, 51])
-    assert Streaming().score(rows).tolist() == [np.inf, np.inf, np.inf, 4, 50, 51]
+    assert Streaming().score(rows).tolist() == [SAFE_SCORE, SAFE_SCORE, SAFE_SCORE, 4, 50, 51]
     assert Streaming(sinks=0).score(rows).tolist() == [0, 2, 3, 4, 50, 51]
 
 

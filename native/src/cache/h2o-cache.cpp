@@ -422,7 +422,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     }
 
     note_queries(st, p_first, p_last);
-    keep_credit_small(s, p_first, p_last);
+    keep_credit_small(s, p_last);
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {

@@ -284,7 +284,7 @@ private:
             double * score) const;
     collected rows_of(uint32_t s) const;
     void forget(uint32_t s, collected & rows, llama_pos pos);
-    void keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_last);
+    void keep_credit_small(uint32_t s, llama_pos p_last);
     void move_rows(uint32_t s, const llama_h2o_plan & plan);
     llama_h2o_cache_graph build_most_moves() const;
     void move_lists(uint32_t s, const llama_h2o_plan & plan, collected & rows);

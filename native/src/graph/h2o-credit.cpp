@@ -78,8 +78,9 @@ void llama_h2o::fill_credit(llama_seq_id seq_id, llama_pos p, float * data, size
 }
 
 // The weights of queries grow from one compaction to the next. Long before they leave the range of a float, what was
-// collected is made smaller instead.
-void llama_h2o::keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_last) {
+// collected is made smaller instead: as much as it will be behind these positions, however many they are, so that no
+// weight of theirs is above one.
+void llama_h2o::keep_credit_small(uint32_t s, llama_pos p_last) {
     constexpr double MOST_HALF_LIVES = 40;
 
     const int64_t n_tokens = int64_t(p_last) - streams[s].pos_forgotten;
@@ -90,7 +91,7 @@ void llama_h2o::keep_credit_small(uint32_t s, llama_pos p_first, llama_pos p_las
     ctx.synchronize();
 
     collected rows = rows_of(s);
-    forget(s, rows, p_first - 1);
+    forget(s, rows, p_last);
     for (auto & scores : rows.scores) {
         scores.commit();
     }

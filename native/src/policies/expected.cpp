@@ -55,7 +55,7 @@ struct expected : llama_h2o_policy {
 std::unique_ptr<llama_h2o_policy> llama_h2o_new_expected(llama_h2o_policy_text & text, uint32_t n_recent) {
     const uint32_t n_queries = std::min(text.count("queries", 1), n_recent);
     const uint32_t n_horizon = text.count("horizon", 1);
-    const double epsilon     = text.number("epsilon", 0.0);
+    const double epsilon     = text.share("epsilon");
     const bool covariance    = text.flag("covariance");
 
     return std::make_unique<expected>(n_queries, n_horizon, epsilon, covariance);

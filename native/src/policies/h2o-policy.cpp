@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 double llama_h2o_policy::remaining(int64_t n_tokens) const {
     return half_life > 0.0 ? std::exp2(-double(n_tokens) / half_life) : 1.0;
@@ -46,6 +45,6 @@ void llama_h2o_make_safe(const llama_h2o_head_rows & rows, const double * rank, 
     std::nth_element(order.begin(), order.begin() + n, order.end(),
             [&](uint32_t a, uint32_t b) { return rank[a] != rank[b] ? rank[a] > rank[b] : rows.pos[a] > rows.pos[b]; });
     for (size_t i = 0; i < n; ++i) {
-        score[order[i]] = std::numeric_limits<double>::infinity();
+        score[order[i]] = LLAMA_H2O_SAFE_SCORE;
     }
 }

@@ -89,5 +89,8 @@ double llama_h2o_draw(uint64_t seed, uint32_t il, uint32_t head, int32_t pos);
 // Competing rows in the order of the text.
 std::vector<uint32_t> llama_h2o_in_text_order(const llama_h2o_head_rows & rows);
 
-// Gives the n competing rows with the highest rank a score that no other beats; of equal ones to the newer.
+// Above every position of a text, and above all that a policy measures.
+constexpr double LLAMA_H2O_SAFE_SCORE = 0x1p31;
+
+// Gives the n competing rows with the highest rank the safe score; of equal ones to the newer.
 void llama_h2o_make_safe(const llama_h2o_head_rows & rows, const double * rank, size_t n, double * score);

@@ -1,7 +1,5 @@
 #include "policies/h2o-policy-list.h"
 
-#include <limits>
-
 namespace {
 
 // StreamingLLM: sinks and a window.
@@ -10,7 +8,7 @@ struct streaming : llama_h2o_policy {
 
     void score(const llama_h2o_head_rows & rows, double * score) const override {
         for (uint32_t i = 0; i < rows.n_rows; ++i) {
-            score[i] = uint32_t(rows.pos[i]) < n_sinks ? std::numeric_limits<double>::infinity() : double(rows.pos[i]);
+            score[i] = uint32_t(rows.pos[i]) < n_sinks ? LLAMA_H2O_SAFE_SCORE : double(rows.pos[i]);
         }
     }
 

@@ -1,0 +1,139 @@
+"""No setting gives a score that is infinite or no number, here and in the NumPy reference alike."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.llama import KV_TYPES
+from pyh2o.policies import POLICIES, Policy, parse_policy
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+N_LAYER, N_HEAD_KV, N_VOCAB, N_POS = 2, 2, 384, 700
+TOLERANCE = 2e-4
+# The limits of what can be said, and beyond those of a float32.
+HALF_LIVES = (5e-324, 1e-300, 1e-9, 0.01, 0.3, 1.0, 7.0, 1e9, 1e300)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finite") / "tiny.gguf"
+    sizes = {"n_layer": N_LAYER, "n_head_kv": N_HEAD_KV, "head_size": 32, "n_ctx_train": N_POS}
+    return write_tiny_gguf(path, seed=8, **sizes)
+
+
+def both(
+    path: Path, policy: str, *, heavy: int, recent: int, slack: int, **settings: Any
+) -> tuple[Llama, ReferenceLlama]:
+    llm = tiny_llama(
+        path,
+        policy=policy,
+        hh=heavy,
+        recent=recent,
+        slack=slack,
+        n_batch=settings.pop("n_batch", 512),
+        type_k=KV_TYPES["f32"],
+        type_v=KV_TYPES["f32"],
+        **settings,
+    )
+    rows = {"heavy": heavy, "recent": recent, "slack": slack}
+    dense = settings.get("positions") == "dense"
+    reference = ReferenceLlama.from_gguf(path, policy=policy, n_pos=N_POS, dense=dense, **rows)
+    return llm, reference
+
+
+def assert_finite(llm: Llama, reference: ReferenceLlama, what: str) -> None:
+    for layer in range(N_LAYER):
+        assert np.isfinite(llm.kv_rows(layer)[1]).all(), what
+        for head in range(N_HEAD_KV):
+            assert np.isfinite(reference.scores(layer, head)).all(), what
+
+
+def assert_equal_rows(llm: Llama, reference: ReferenceLlama, what: str) -> None:
+    for layer in range(N_LAYER):
+        for head, (positions, scores) in enumerate(zip(*llm.kv_rows(layer), strict=True)):
+            np.testing.assert_array_equal(positions, reference.positions(layer, head), what)
+            expected = reference.scores(layer, head)
+            np.testing.assert_allclose(scores, expected, TOLERANCE, TOLERANCE, err_msg=what)
+
+
+@pytest.mark.parametrize(
+    "policy", ["h2o-far", *(f"h2o-far:near=2,half_life={half_life}" for half_life in HALF_LIVES)]
+)
+def test_a_chunk_of_many_half_lives_is_that_of_the_reference(
+    tiny: Path, rng: np.random.Generator, policy: str
+) -> None:
+    """The default half-life of two rows is three tokens: a chunk of 500 has 166 of them."""
+    llm, reference = both(tiny, policy, heavy=1, recent=1, slack=500)
+    tokens = rng.integers(0, N_VOCAB, 640)
+    for chunk in (tokens[:500], tokens[500:503], tokens[503:]):
+        llm.eval(chunk.tolist())
+        reference.eval(chunk, ubatch=llm.n_batch)
+        assert_finite(llm, reference, policy)
+        assert_equal_rows(llm, reference, policy)
+
+
+def test_the_smallest_cache_with_much_slack(tiny: Path, rng: np.random.Generator) -> None:
+    """hh=1, recent=1 and the default policy: 1,534 of 1,908 scores were no numbers."""
+    llm = tiny_llama(tiny, policy="h2o-far", hh=1, recent=1, slack=600, n_ctx=2048)
+    for chunk in np.array_split(rng.integers(0, N_VOCAB, 1908), 3):
+        llm.eval(chunk.tolist())
+        for layer in range(N_LAYER):
+            assert np.isfinite(llm.kv_rows(layer)[1]).all()
+
+
+def random_value(rng: np.random.Generator, policy: type[Policy], name: str, default: Any) -> Any:
+    """Any value that the policy takes, and the odd ones more often than others."""
+    if isinstance(default, bool):
+        return bool(rng.integers(2))
+    if name == "half_life":
+        return float(rng.choice(HALF_LIVES) if rng.integers(2) else 10 ** rng.uniform(-4, 4))
+    if isinstance(default, float):
+        return float(rng.choice([0, 1, 1e-300, rng.uniform()]))
+    value = int(rng.choice([1, 2, 5, 40, 2**31 - 1]))
+    return value | 1 if name == "pool" else value
+
+
+def random_policy(rng: np.random.Generator, name: str) -> str:
+    policy = POLICIES[name]
+    values = {
+        item.name: random_value(rng, policy, item.name, item.default)
+        for item in fields(policy)
+        if rng.integers(4)
+    }
+    if name == "h2o-far" and values.get("half_life") == 0:
+        del values["half_life"]
+    return str(policy(**values))
+
+
+def test_scores_are_finite_whatever_the_settings(tiny: Path, rng: np.random.Generator) -> None:
+    """Every policy with random parameters, row counts, chunks, schemes and tails taken back."""
+    for name in [*POLICIES, "h2o-far", "h2o-decay"]:
+        policy = random_policy(rng, name)
+        heavy, recent = int(rng.integers(0, 9)), int(rng.choice([1, 2, 9]))
+        slack = int(rng.choice([1, 5, 60, 400]))
+        settings = {
+            "positions": str(rng.choice(["original", "dense"])),
+            "n_batch": int(rng.choice([1, 7, 400])),
+        }
+        what = f"{policy} heavy={heavy} recent={recent} slack={slack} {settings}"
+        assert str(parse_policy(policy)) == policy
+        llm, reference = both(tiny, policy, heavy=heavy, recent=recent, slack=slack, **settings)
+        n_tokens = min(heavy + recent + 3 * slack, 450) + 30
+        while reference.n_tokens < n_tokens:
+            size = int(rng.choice([1, 3, 30, 400]))
+            chunk = rng.integers(0, N_VOCAB, size)
+            llm.eval(chunk.tolist())
+            reference.eval(chunk, ubatch=llm.n_batch)
+            assert_finite(llm, reference, what)
+            n_back = int(rng.integers(0, 3))
+            if rng.integers(3) == 0 and llm.remove_tail(max(1, llm.n_tokens - n_back)):
+                reference.remove(llm.n_tokens)
+        llm.close()
