@@ -35,6 +35,10 @@ class StateError(PyH2OError, ValueError):
     """A saved state of a KV cache that is damaged, or of another model or other settings."""
 
 
+class StateVersionError(StateError):
+    """A saved state that another version of pyh2o has written: its text can be read again."""
+
+
 class SessionError(PyH2OError, ValueError):
     """A session file that is missing, damaged, of another model or settings, or not writable."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from .cache.kv_cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model
+from .cache.kv_cache import ERR_PIN, FloatArray, IntArray, KVCache, check_model, check_state_version
 from .cache.rows import kept_tokens
 from .cache.settings import (
     DEFAULT_POLICY,
@@ -755,8 +755,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         Raises:
             StateError: another model, other settings, damaged data, or not the tokens' state. The
                 text and the cache are then empty.
+            StateVersionError: a state of another version of pyh2o, likewise.
         """
         self.reset()
+        if self.evicting:
+            check_state_version(data)
         source = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         read = llama_cpp.llama_state_seq_set_data(self.ctx, source, len(data), SEQUENCE)
         memory = llama_cpp.llama_get_memory(self.ctx)

@@ -42,6 +42,7 @@
 
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __GNUC__
@@ -88,6 +89,11 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
+};
+
+// Of the states that are written. They are read by the version that wrote them.
+enum llama_h2o_state_versions {
+    LLAMA_H2O_STATE_VERSION = 7,
 };
 
 enum llama_h2o_positions {
@@ -199,6 +205,9 @@ LLAMA_H2O_API int64_t llama_h2o_device_bytes(const struct llama_context * ctx);
 // 0 for a layer without a KV cache.
 LLAMA_H2O_API int32_t llama_h2o_get_rows(
         struct llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
+
+// The version of a state that llama_state_seq_get_data() wrote, or 0 if it is none of a context with eviction.
+LLAMA_H2O_API int32_t llama_h2o_state_version(const void * data, size_t size);
 
 #ifdef __cplusplus
 }

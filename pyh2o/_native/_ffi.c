@@ -584,11 +584,11 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 52), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 56), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -602,12 +602,12 @@ static void *_cffi_types[] = {
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 57), // float *
+/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // float *
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 22 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 60), // struct llama_h2o_span const *
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 65), // struct llama_h2o_span const *
 /* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -624,30 +624,36 @@ static void *_cffi_types[] = {
 /* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_context const *
+/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_context const *
 /* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 61), // struct llama_h2o_stats *
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_h2o_stats *
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // struct llama_model const *
+/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 67), // struct llama_model const *
 /* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 58), // int64_t()(struct llama_context const *)
-/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 40),
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 53), // char const *
-/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 54 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 55 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 56 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_status
-/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 59 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 60 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
-/* 61 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
-/* 62 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
-/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 69), // void const *
+/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 63), // int64_t()(struct llama_context const *)
+/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 40),
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 57), // char const *
+/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 58 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 59 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 60 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
+/* 61 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
+/* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 64 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 65 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
+/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
+/* 67 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
+/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -703,6 +709,13 @@ static int _cffi_const_LLAMA_H2O_POSITIONS_DENSE(unsigned long long *o)
 {
   int n = (LLAMA_H2O_POSITIONS_DENSE) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_POSITIONS_DENSE) | 0);  /* check that LLAMA_H2O_POSITIONS_DENSE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_STATE_VERSION(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_STATE_VERSION) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_STATE_VERSION) | 0);  /* check that LLAMA_H2O_STATE_VERSION is an integer */
   return n;
 }
 
@@ -1029,7 +1042,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(52));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(56));
   return pyresult;
 }
 #else
@@ -1473,6 +1486,54 @@ _cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
 #  define _cffi_f_llama_h2o_shrink _cffi_d_llama_h2o_shrink
 #endif
 
+static int32_t _cffi_d_llama_h2o_state_version(void const * x0, size_t x1)
+{
+  return llama_h2o_state_version(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
+{
+  void const * x0;
+  size_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_state_version", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(48), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(48), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, size_t);
+  if (x1 == (size_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_state_version(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_state_version _cffi_d_llama_h2o_state_version
+#endif
+
 static char const * _cffi_d_llama_h2o_strerror(int32_t x0)
 {
   return llama_h2o_strerror(x0);
@@ -1496,7 +1557,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(52));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(56));
   return pyresult;
 }
 #else
@@ -1630,17 +1691,19 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 49), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 53), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
   { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_enlarge },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_llama_h2o_get_rows },
   { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 47), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 51), (void *)_cffi_d_llama_h2o_n_devices },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
   { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 44), (void *)_cffi_d_llama_h2o_supports },
 };
@@ -1663,13 +1726,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 10) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 55) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 59) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 54) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 58) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 52) },
+              _CFFI_OP(_CFFI_OP_NOOP, 56) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1696,56 +1759,58 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 63) },
+              _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 63) },
+              _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 63) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 68) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 59, _CFFI_F_OPAQUE,
+  { "llama_context", 64, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 33, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_span", 60, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 65, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 8, 2 },
-  { "llama_h2o_stats", 61, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 66, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 10, 16 },
-  { "llama_model", 62, _CFFI_F_OPAQUE,
+  { "llama_model", 67, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 54, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 58, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 55, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 59, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_status", 56, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_state_versions", 60, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+    "LLAMA_H2O_STATE_VERSION" },
+  { "llama_h2o_status", 61, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -1761,12 +1826,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  51,  /* num_globals */
+  53,  /* num_globals */
   5,  /* num_struct_unions */
-  3,  /* num_enums */
+  4,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  64,  /* num_types */
+  70,  /* num_types */
   0,  /* flags */
 };
 

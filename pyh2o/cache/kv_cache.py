@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import ffi, lib
-from ..errors import NativeError, UnsupportedModelError
+from ..errors import NativeError, StateVersionError, UnsupportedModelError
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -31,6 +31,23 @@ def check_model(model_address: int) -> None:
         raise UnsupportedModelError(
             f"eviction cannot be used with this model: {_text(status)}; "
             "evict=False (--no-evict) runs it with the full cache"
+        )
+
+
+def check_state_version(data: bytes) -> None:
+    """Refuse a saved state that another version has written.
+
+    Args:
+        data: from llama_state_seq_get_data() of a context with eviction; any other bytes pass.
+
+    Raises:
+        StateVersionError: with what helps.
+    """
+    version = lib.llama_h2o_state_version(ffi.from_buffer(data), len(data))
+    if version not in (0, lib.LLAMA_H2O_STATE_VERSION):
+        age = "an earlier" if version < lib.LLAMA_H2O_STATE_VERSION else "a later"
+        raise StateVersionError(
+            f"the state was written by {age} version of pyh2o: read the text again"
         )
 
 

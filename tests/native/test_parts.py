@@ -22,6 +22,7 @@ from random_cases import Cases
 def parts() -> ctypes.CDLL:
     sources = [
         Path(__file__).parent / "parts" / "parts.cpp",
+        NATIVE / "src" / "cache" / "h2o-plan.cpp",
         *(NATIVE / "src" / "policies").glob("*.cpp"),
     ]
     return compile_library("parts", sources)
@@ -77,6 +78,22 @@ def test_native_and_reference_keep_the_same_rows(parts: ctypes.CDLL, cases: Case
         np.testing.assert_array_equal(
             native_select(parts, scores, positions, **rule), np.sort(expected)
         )
+
+
+def test_a_plan_is_made_only_where_every_row_has_a_place(parts: ctypes.CDLL, cases: Cases) -> None:
+    """More rows that must stay than may would be moved past the end of the lists."""
+    for _, rng in cases(range(100)):
+        n_heads, n_cells = int(rng.integers(1, 5)), int(rng.integers(1, 40))
+        n_keep = int(rng.integers(0, n_cells + 1))
+        flags = np.zeros((n_heads, n_cells), dtype=np.uint8)
+        flags[:, :n_keep] = 1
+        flags = rng.permuted(flags, axis=1)
+        shape = (n_heads, n_cells, n_keep)
+        assert parts.make_plan(pointer(flags), *shape)
+        others = np.flatnonzero(flags[0] == 0)
+        if others.size:
+            flags[0, rng.choice(others, int(rng.integers(1, others.size + 1)), False)] = 1
+            assert not parts.make_plan(pointer(flags), *shape)
 
 
 # ---- policies as text ----

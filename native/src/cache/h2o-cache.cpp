@@ -661,21 +661,7 @@ static uint64_t count_pinned(uint32_t n_pinned, const std::vector<llama_h2o_span
     return res;
 }
 
-int32_t llama_h2o::pin(llama_seq_id seq_id, uint32_t n_pinned) {
-    auto & st = streams[kv.seq_to_stream[seq_id]];
-
-    if (count_pinned(n_pinned, st.spans) > uint64_t(params.pinned) + params.heavy) {
-        return LLAMA_H2O_ERR_PIN;
-    }
-
-    st.n_pinned = n_pinned;
-
-    return LLAMA_H2O_OK;
-}
-
-int32_t llama_h2o::pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> spans) {
-    auto & st = streams[kv.seq_to_stream[seq_id]];
-
+int32_t llama_h2o::check_pins(uint32_t n_pinned, const std::vector<llama_h2o_span> & spans) const {
     llama_pos end = 0;
     for (const auto & span : spans) {
         if (span.p0 < end || span.p1 <= span.p0) {
@@ -683,16 +669,35 @@ int32_t llama_h2o::pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> sp
         }
         end = span.p1;
     }
-    if (count_pinned(st.n_pinned, spans) > uint64_t(params.pinned) + params.heavy) {
-        return LLAMA_H2O_ERR_PIN;
-    }
 
-    st.spans = std::move(spans);
+    const bool fits = count_pinned(n_pinned, spans) <= uint64_t(params.pinned) + params.heavy;
 
-    return LLAMA_H2O_OK;
+    return fits ? LLAMA_H2O_OK : LLAMA_H2O_ERR_PIN;
 }
 
-int32_t llama_h2o::share_fairly(llama_seq_id seq_id, std::vector<llama_pos> starts) {
+int32_t llama_h2o::pin(llama_seq_id seq_id, uint32_t n_pinned) {
+    auto & st = streams[kv.seq_to_stream[seq_id]];
+
+    const int32_t status = check_pins(n_pinned, st.spans);
+    if (status == LLAMA_H2O_OK) {
+        st.n_pinned = n_pinned;
+    }
+
+    return status;
+}
+
+int32_t llama_h2o::pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> spans) {
+    auto & st = streams[kv.seq_to_stream[seq_id]];
+
+    const int32_t status = check_pins(st.n_pinned, spans);
+    if (status == LLAMA_H2O_OK) {
+        st.spans = std::move(spans);
+    }
+
+    return status;
+}
+
+int32_t llama_h2o::check_starts(const std::vector<llama_pos> & starts) {
     if (starts.size() > LLAMA_H2O_MAX_STARTS) {
         return LLAMA_H2O_ERR_SPANS;
     }
@@ -705,7 +710,14 @@ int32_t llama_h2o::share_fairly(llama_seq_id seq_id, std::vector<llama_pos> star
         last = start;
     }
 
-    streams[kv.seq_to_stream[seq_id]].starts = std::move(starts);
-
     return LLAMA_H2O_OK;
+}
+
+int32_t llama_h2o::share_fairly(llama_seq_id seq_id, std::vector<llama_pos> starts) {
+    const int32_t status = check_starts(starts);
+    if (status == LLAMA_H2O_OK) {
+        streams[kv.seq_to_stream[seq_id]].starts = std::move(starts);
+    }
+
+    return status;
 }

@@ -18,6 +18,8 @@
 
 struct llama_h2o_kernel;
 class llama_h2o_cache_graph;
+class llama_h2o_state_reader;
+class llama_h2o_state_writer;
 
 class llama_io_read_i;
 class llama_io_write_i;
@@ -315,7 +317,13 @@ private:
     void take_cells(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used);
     void take_lists(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used);
 
-    void state_write_stream(llama_io_write_i & io, uint32_t s) const;
-    void state_read_stream(llama_io_read_i & io, uint32_t s);
-    void expect_rows(uint32_t s, const std::vector<uint32_t> & used) const;
+    // LLAMA_H2O_OK, or why these pins or segments cannot be
+    int32_t check_pins(uint32_t n_pinned, const std::vector<llama_h2o_span> & spans) const;
+    static int32_t check_starts(const std::vector<llama_pos> & starts);
+
+    void state_write_stream(llama_h2o_state_writer & out, uint32_t s) const;
+    void state_read_stream(llama_h2o_state_reader & in, uint32_t s);
+    void expect_head(
+            const stream_head & head, const std::vector<llama_h2o_query_slot> & queries, llama_pos newest) const;
+    void expect_rows(uint32_t s, const stream_head & head, const std::vector<uint32_t> & used) const;
 };

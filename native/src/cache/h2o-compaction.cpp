@@ -10,10 +10,28 @@
 #include "llama-context.h"
 
 #include <algorithm>
+#include <cstring>
+#include <stdexcept>
 
 // Where the entries of a KV head begin in a stream of scores or squares.
 static float * of_head(llama_h2o_host_rows & sums, const llama_h2o::layer & layer, uint32_t head) {
     return sums.f32() + size_t(head) * layer.k.n_cells;
+}
+
+// Rows cannot be put in order by what is no number, which only a model that has gone wrong computes, or a state that no
+// cache has written.
+static void expect_finite(const std::vector<float> & measured) {
+    constexpr uint32_t EXPONENT = 0x7f800000;
+
+    size_t n_others = 0;
+    for (const float & x : measured) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof(bits));
+        n_others += (bits & EXPONENT) == EXPONENT;
+    }
+    if (n_others > 0) {
+        throw std::runtime_error("the attention of the model is infinite or no number");
+    }
 }
 
 // The cells in use, [used.size()], of something that there is for all cells.
@@ -196,6 +214,10 @@ void llama_h2o::score_head(size_t ikv,
     const auto squares   = layer.squares ? gather<float>(of_head(rows.squares[ikv], layer, head), used) : attention;
     const auto measured  = probe ? gather_probe(probe->data() + head * n_probed * n_cells, n_probed, n_cells, used)
                                  : std::vector<float>();
+
+    expect_finite(attention);
+    expect_finite(squares);
+    expect_finite(measured);
 
     const llama_h2o_head_rows head_rows {
         layer.il,

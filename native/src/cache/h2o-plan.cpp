@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 
 // Kept rows in every cell in use, over all heads.
 static std::vector<uint32_t> count_kept(const llama_h2o_keep & keep) {
@@ -42,14 +43,18 @@ static std::vector<llama_h2o_move> pair_moves(
         const std::vector<uint32_t> & cells, const uint8_t * kept, const std::vector<uint8_t> & freed) {
     std::vector<llama_h2o_move> moves;
 
-    // a head keeps as many rows as cells stay, so there is a place for every row of a freed cell
+    // a head keeps as many rows as cells stay, so there is a place for every row of a freed cell. More are pinned or
+    // recent only where a list of rows is wrong
     size_t dst = 0;
     for (size_t src = 0; src < cells.size(); ++src) {
         if (!freed[src] || !kept[src]) {
             continue;
         }
-        while (freed[dst] || kept[dst]) {
+        while (dst < cells.size() && (freed[dst] || kept[dst])) {
             ++dst;
+        }
+        if (dst == cells.size()) {
+            throw std::runtime_error("a head has to keep more rows than its budget");
         }
         moves.push_back({ cells[src], cells[dst] });
         ++dst;

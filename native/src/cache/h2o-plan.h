@@ -32,5 +32,6 @@ struct llama_h2o_plan {
 };
 
 // Frees all but n_keep cells, those with the fewest kept rows, so that few rows have to move. A
-// cell whose rows every head keeps, such as a recent one, is never among them.
+// cell whose rows every head keeps, such as a recent one, is never among them. Throws std::runtime_error if a head keeps
+// more than n_keep rows.
 llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threads);

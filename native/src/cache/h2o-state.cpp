@@ -3,19 +3,35 @@
 
 #include "cache/h2o-cache.h"
 
+#include "cache/h2o-state-io.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-io.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326806; // changes with the layout of what follows
+static constexpr uint32_t STATE_MAGIC   = 0x6f326800; // and the version in the last byte
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
+
+static_assert(LLAMA_H2O_STATE_VERSION < 0x100, "one byte");
+
+int32_t llama_h2o_state_version(const void * data, size_t size) {
+    // llama.cpp puts a number of its own and the sequence in front
+    static constexpr size_t OFFSET = sizeof(uint32_t) + sizeof(llama_seq_id);
+
+    uint32_t magic = 0;
+    if (data && size >= OFFSET + sizeof(magic)) {
+        std::memcpy(&magic, static_cast<const uint8_t *>(data) + OFFSET, sizeof(magic));
+    }
+
+    return (magic & ~0xffu) == STATE_MAGIC ? int32_t(magic & 0xff) : 0;
+}
 
 // What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
 struct state_shape {
@@ -43,16 +59,6 @@ struct layer_shape {
     uint32_t n_embd_k;
     uint32_t n_embd_v;
 };
-
-template <typename T>
-static void write_all(llama_io_write_i & io, const std::vector<T> & data) {
-    io.write(data.data(), data.size() * sizeof(T));
-}
-
-template <typename T>
-static void read_all(llama_io_read_i & io, std::vector<T> & data) {
-    io.read(data.data(), data.size() * sizeof(T));
-}
 
 static void expect(bool fits, const char * what) {
     if (!fits) {
@@ -97,7 +103,7 @@ static void for_each_tensor_piece(
 static state_shape get_shape(
         const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, uint32_t n_heads, bool v_trans) {
     return {
-        STATE_MAGIC,
+        STATE_MAGIC | LLAMA_H2O_STATE_VERSION,
         kv.get_size(),
         uint32_t(n_layer),
         n_heads,
@@ -144,23 +150,26 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
 
     ctx.synchronize();
 
+    llama_h2o_state_writer out(io);
+
     const state_shape shape = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
-    io.write(&shape, sizeof(shape));
-    io.write(params.policy, shape.n_policy);
+    out.write(shape);
+    out.write(params.policy, shape.n_policy);
 
     for (const auto & layer : layers) {
-        const layer_shape shape_l = get_shape(layer);
-        io.write(&shape_l, sizeof(shape_l));
+        out.write(get_shape(layer));
     }
 
     const auto [s0, s1] = stream_range(seq_id);
 
     for (uint32_t s = s0; s < s1; ++s) {
-        state_write_stream(io, s);
+        state_write_stream(out, s);
     }
+
+    out.write_checksum();
 }
 
-void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
+void llama_h2o::state_write_stream(llama_h2o_state_writer & out, uint32_t s) const {
     const auto & st    = streams[s];
     const auto & cells = kv.v_cells[s];
 
@@ -178,11 +187,11 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
     head.count         = st.count;
-    io.write(&head, sizeof(head));
+    out.write(head);
 
-    write_all(io, st.spans);
-    write_all(io, st.starts);
-    write_all(io, st.queries);
+    out.write(st.spans);
+    out.write(st.starts);
+    out.write(st.queries);
 
     std::vector<llama_pos> cell_pos;
     std::vector<uint8_t> listed;
@@ -190,18 +199,18 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
         cell_pos.push_back(cells.pos_get(cell));
         listed.push_back(st.listed[cell]);
     }
-    write_all(io, used);
-    write_all(io, cell_pos);
-    write_all(io, listed);
+    out.write(used);
+    out.write(cell_pos);
+    out.write(listed);
 
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
 
-        write_all(io, st.pos[ikv]);
-        write_all(io, st.rope_pos[ikv]);
+        out.write(st.pos[ikv]);
+        out.write(st.rope_pos[ikv]);
 
         for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
-                [&](ggml_tensor * tensor, size_t offset, size_t size) { io.write_tensor(tensor, offset, size); });
+                [&](ggml_tensor * tensor, size_t offset, size_t size) { out.write(tensor, offset, size); });
     }
 }
 
@@ -212,15 +221,17 @@ void llama_h2o::state_write_stream(llama_io_write_i & io, uint32_t s) const {
 void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     ctx.synchronize();
 
+    llama_h2o_state_reader in(io);
+
     const state_shape mine = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
 
     state_shape shape;
-    io.read(&shape, sizeof(shape));
-    expect(shape.magic == mine.magic, "another format");
+    in.read(shape);
+    expect(shape.magic == mine.magic, "the format of another version");
     expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
 
     std::string policy_text(shape.n_policy, '\0');
-    io.read(policy_text.data(), policy_text.size());
+    in.read(policy_text.data(), policy_text.size());
     expect(policy_text == params.policy, "another policy");
     expect(shape.n_cells == mine.n_cells, "another number of cells");
     expect(shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
@@ -228,7 +239,7 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
 
     for (const auto & layer : layers) {
         layer_shape shape_l;
-        io.read(&shape_l, sizeof(shape_l));
+        in.read(shape_l);
         expect(shape_l == get_shape(layer), "another shape or type of layer");
     }
 
@@ -236,8 +247,9 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
 
     try {
         for (uint32_t s = s0; s < s1; ++s) {
-            state_read_stream(io, s);
+            state_read_stream(in, s);
         }
+        expect(in.read_checksum(), "another checksum: it is damaged");
     } catch (...) {
         // what is there of it is of no use
         for (uint32_t s = s0; s < s1; ++s) {
@@ -251,90 +263,153 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     refused = false;
 }
 
-// A compaction relies on the rows of a head being of different positions of the text.
-void llama_h2o::expect_rows(uint32_t s, const std::vector<uint32_t> & used) const {
+// A text may be written and set back, but these numbers go together in all that can be written.
+void llama_h2o::expect_head(
+        const stream_head & head, const std::vector<llama_h2o_query_slot> & queries, llama_pos newest) const {
+    const int64_t n_tokens  = int64_t(newest) + 1;
+    const int64_t n_queries = queries.size();
+
+    const bool is_fresh = head.pos_removable == 0; // no compaction since the text began
+
+    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
+                    head.pos_forgotten >= -1 &&
+                    (is_fresh || head.pos_forgotten <= newest + int64_t(llama_h2o_n_capacity(params))),
+            "positions that are out of range");
+
+    const counters & count = head.count;
+    expect(count.n_rows_evicted == count.n_cells_freed * n_heads() && count.n_rows_moved <= count.n_rows_evicted &&
+                    count.n_compactions <= count.n_cells_freed && (is_fresh || count.n_compactions > 0) &&
+                    (head.shift == 0 || count.n_rebases > 0),
+            "counters that do not go together");
+
+    for (int64_t i = 0; i < n_queries; ++i) {
+        const auto & query = queries[i];
+        expect(query.pos == -1 || (query.pos <= newest && query.pos > newest - n_queries &&
+                                          query.pos % n_queries == i && query.rope_pos == query.pos - head.shift),
+                "queries that are out of range");
+    }
+}
+
+// A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
+// lying in cells of their own, and attention on rotations in the order of the text.
+void llama_h2o::expect_rows(uint32_t s, const stream_head & head, const std::vector<uint32_t> & used) const {
+    const auto & st    = streams[s];
     const auto & cells = kv.v_cells[s];
 
-    std::vector<llama_pos> pos;
+    struct row {
+        llama_pos pos;
+        llama_pos rope_pos;
+    };
+
+    const llama_pos next = newest(s) + 1;
+
+    std::vector<row> rows;
 
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         for (uint32_t h = 0; h < layers[ikv].n_head_kv; ++h) {
-            pos.clear();
+            rows.clear();
             for (const uint32_t cell : used) {
-                pos.push_back(row_pos(streams[s], cells, ikv, h, cell));
-            }
-            std::sort(pos.begin(), pos.end());
+                const llama_pos own = cells.pos_get(cell);
+                const llama_pos pos = row_pos(st, cells, ikv, h, cell);
+                expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
+                        "rows in cells of others");
 
-            const bool distinct = std::adjacent_find(pos.begin(), pos.end()) == pos.end();
-            expect(pos.empty() || (distinct && pos.front() >= 0 && pos.back() <= newest(s)), "rows that cannot be");
+                const llama_pos at =
+                        st.listed[cell] ? st.rope_pos[ikv][size_t(h) * kv.get_size() + cell] : pos - head.shift;
+                expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < params.n_pos,
+                        "rotary positions that are out of range");
+
+                rows.push_back({ pos, at });
+            }
+            rows.push_back({ next, next - head.shift }); // the next token comes behind them
+
+            std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
+            for (size_t i = 1; i < rows.size(); ++i) {
+                expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
+                        "rows twice, or out of order");
+            }
         }
     }
 }
 
-void llama_h2o::state_read_stream(llama_io_read_i & io, uint32_t s) {
+// Scores and squares are sums of probabilities, or what a policy made of such.
+static void expect_sums(const llama_h2o::layer & layer, const std::vector<uint8_t> & bytes) {
+    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+        float x;
+        std::memcpy(&x, bytes.data() + i, sizeof(x));
+        expect(std::isfinite(x) && (x >= 0.0f || !layer.collects), "scores that are no sums");
+    }
+}
+
+void llama_h2o::state_read_stream(llama_h2o_state_reader & in, uint32_t s) {
     auto & st    = streams[s];
     auto & cells = kv.v_cells[s];
 
     stream_head head;
-    io.read(&head, sizeof(head));
+    in.read(head);
     expect(head.n_used <= llama_h2o_n_capacity(params) && head.n_used <= head.n_span && head.n_span <= cells.size() &&
-                    head.v_head <= cells.size() && head.n_pinned <= params.pinned + params.heavy &&
-                    head.n_spans <= params.pinned + params.heavy && head.n_starts <= LLAMA_H2O_MAX_STARTS &&
-                    head.n_queries == st.queries.size(),
+                    head.v_head <= cells.size() && head.n_spans <= params.pinned + uint64_t(params.heavy) &&
+                    head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
             "counts that are out of range");
 
     std::vector<llama_h2o_span> spans(head.n_spans);
     std::vector<llama_pos> starts(head.n_starts);
     std::vector<llama_h2o_query_slot> queries(st.queries.size());
-    read_all(io, spans);
-    read_all(io, starts);
-    read_all(io, queries);
+    in.read(spans);
+    in.read(starts);
+    in.read(queries);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
     std::vector<uint8_t> listed(head.n_used);
-    read_all(io, used);
-    read_all(io, cell_pos);
-    read_all(io, listed);
+    in.read(used);
+    in.read(cell_pos);
+    in.read(listed);
+
+    std::vector<llama_pos> sorted = cell_pos;
+    std::sort(sorted.begin(), sorted.end());
+    expect(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells of one position");
 
     cells.reset();
     reset_stream(s);
     std::fill(st.listed.begin(), st.listed.end(), 0);
 
     for (size_t i = 0; i < used.size(); ++i) {
-        expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS,
+        expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS &&
+                        listed[i] <= 1,
                 "a cell that is out of range");
 
         cells.pos_set(used[i], cell_pos[i]);
         cells.seq_add(used[i], llama_seq_id(s));
-        st.listed[used[i]] = listed[i] != 0;
+        st.listed[used[i]] = listed[i];
     }
     expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
-    const int64_t n_tokens = int64_t(newest(s)) + 1;
-    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
-                    head.pos_forgotten >= -1,
-            "positions that are out of range");
-    for (const auto & query : queries) {
-        expect(query.pos >= -1 && query.pos < n_tokens, "queries that are out of range");
-    }
-    expect(pin_spans(llama_seq_id(s), spans) == LLAMA_H2O_OK && share_fairly(llama_seq_id(s), starts) == LLAMA_H2O_OK,
-            "spans that make no sense");
+    expect_head(head, queries, newest(s));
+    expect(check_pins(head.n_pinned, spans) == LLAMA_H2O_OK && check_starts(starts) == LLAMA_H2O_OK,
+            "pins or segments that make no sense");
 
     for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
         const auto & layer = layers[ikv];
 
-        read_all(io, st.pos[ikv]);
-        read_all(io, st.rope_pos[ikv]);
+        in.read(st.pos[ikv]);
+        in.read(st.rope_pos[ikv]);
 
         for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
-                [&](ggml_tensor * tensor, size_t offset, size_t size) { io.read_tensor(tensor, offset, size); });
+                [&](ggml_tensor * tensor, size_t offset, size_t size) {
+                    const auto & bytes = in.read(tensor, offset, size);
+                    if (tensor == layer.scores || tensor == layer.squares) {
+                        expect_sums(layer, bytes);
+                    }
+                });
     }
 
-    expect_rows(s, used);
+    expect_rows(s, head, used);
 
     kv.v_heads[s]    = head.v_head;
     st.n_pinned      = head.n_pinned;
+    st.spans         = std::move(spans);
+    st.starts        = std::move(starts);
     st.shift         = head.shift;
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;

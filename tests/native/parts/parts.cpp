@@ -1,11 +1,13 @@
 // Parts of the native library that know nothing of tensors, for ctypes.
 
+#include "cache/h2o-plan.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-policy.h"
 #include "policies/h2o-selection.h"
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 extern "C" {
 
@@ -32,6 +34,25 @@ void select_rows(const uint32_t * sizes,
     llama_h2o_selection selection(rule);
     selection.set_rows(pos, n_rows);
     selection.choose(score, keep);
+}
+
+// Whether there is a plan for these flags, [n_heads][n_cells], with places for so many rows of each head.
+int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uint32_t n_keep) {
+    llama_h2o_keep keep;
+    keep.n_heads = n_heads;
+    keep.n_keep  = n_keep;
+    keep.flags.assign(flags, flags + size_t(n_heads) * n_cells);
+    for (uint32_t i = 0; i < n_cells; ++i) {
+        keep.cells.push_back(i);
+    }
+
+    try {
+        llama_h2o_make_plan(keep, 1);
+    } catch (const std::runtime_error &) {
+        return false;
+    }
+
+    return true;
 }
 
 // The text of the policy that this text makes, or why there is none; returns whether there is one.

@@ -1,0 +1,151 @@
+// A saved state on its way, with a checksum over all its bytes at the end: damage that still makes sense is not read in
+// silence.
+
+#pragma once
+
+#include "ggml-backend.h"
+
+#include "llama-io.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+// Another word in any place is another checksum; of other changes one in 2^64 is not seen.
+class llama_h2o_checksum {
+public:
+    void add(const void * data, size_t size) {
+        const auto * bytes = static_cast<const uint8_t *>(data);
+
+        for (n_bytes += size; size > 0 && n_begun > 0; ++bytes, --size) {
+            add(*bytes);
+        }
+        for (; size >= sizeof(uint64_t); bytes += sizeof(uint64_t), size -= sizeof(uint64_t)) {
+            uint64_t word;
+            std::memcpy(&word, bytes, sizeof(word));
+            state = mixed(word);
+        }
+        for (; size > 0; ++bytes, --size) {
+            add(*bytes);
+        }
+    }
+
+    // of all bytes and their number
+    uint64_t value() const {
+        llama_h2o_checksum res = *this;
+        res.state              = res.mixed(begun);
+        return res.mixed(n_bytes);
+    }
+
+private:
+    uint64_t state   = 0xcbf29ce484222325;
+    uint64_t n_bytes = 0;
+    uint64_t begun   = 0; // the first bytes of a word
+    size_t n_begun   = 0;
+
+    void add(uint8_t byte) {
+        begun |= uint64_t(byte) << (8 * n_begun);
+        if (++n_begun == sizeof(begun)) {
+            state   = mixed(begun);
+            begun   = 0;
+            n_begun = 0;
+        }
+    }
+
+    // both steps can be undone, so no two states become one
+    uint64_t mixed(uint64_t word) const {
+        const uint64_t res = (state ^ word) * 0x9e3779b97f4a7c15;
+
+        return res ^ (res >> 32);
+    }
+};
+
+class llama_h2o_state_writer {
+public:
+    explicit llama_h2o_state_writer(llama_io_write_i & io) : io(io) {}
+
+    void write(const void * data, size_t size) {
+        if (size > 0) {
+            io.write(data, size);
+            checksum.add(data, size);
+        }
+    }
+
+    // without gaps, so that every byte that is written has a value
+    template <typename T>
+    void write(const T & value) {
+        write(&value, sizeof(value));
+    }
+
+    template <typename T>
+    void write(const std::vector<T> & data) {
+        write(data.data(), data.size() * sizeof(T));
+    }
+
+    // part of a tensor
+    void write(const ggml_tensor * tensor, size_t offset, size_t size) {
+        if (ggml_backend_buffer_is_host(tensor->buffer)) {
+            write(static_cast<const uint8_t *>(tensor->data) + offset, size);
+            return;
+        }
+
+        piece.resize(size);
+        ggml_backend_tensor_get(tensor, piece.data(), offset, size);
+        write(piece);
+    }
+
+    void write_checksum() {
+        const uint64_t value = checksum.value();
+        io.write(&value, sizeof(value));
+    }
+
+private:
+    llama_io_write_i & io;
+    llama_h2o_checksum checksum;
+    std::vector<uint8_t> piece;
+};
+
+class llama_h2o_state_reader {
+public:
+    explicit llama_h2o_state_reader(llama_io_read_i & io) : io(io) {}
+
+    void read(void * data, size_t size) {
+        if (size > 0) {
+            io.read(data, size);
+            checksum.add(data, size);
+        }
+    }
+
+    template <typename T>
+    void read(T & value) {
+        read(&value, sizeof(value));
+    }
+
+    template <typename T>
+    void read(std::vector<T> & data) {
+        read(data.data(), data.size() * sizeof(T));
+    }
+
+    // part of a tensor. The bytes stay until the next one is read
+    const std::vector<uint8_t> & read(ggml_tensor * tensor, size_t offset, size_t size) {
+        piece.resize(size);
+        read(piece);
+        ggml_backend_tensor_set(tensor, piece.data(), offset, size);
+
+        return piece;
+    }
+
+    // whether the checksum that follows is that of all that was read
+    bool read_checksum() {
+        uint64_t value;
+        io.read(&value, sizeof(value));
+
+        return value == checksum.value();
+    }
+
+private:
+    llama_io_read_i & io;
+    llama_h2o_checksum checksum;
+    std::vector<uint8_t> piece;
+};

@@ -1,0 +1,369 @@
+"""States that no cache has written: refused as a whole, and no harm where one gets through."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import StateError, StateVersionError
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
+N_VOCAB, N_POS = 384, 96
+HEAVY, RECENT, SLACK, PINNED = 20, 12, 8, 3
+MASK = 2**64 - 1
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states") / "tiny.gguf"
+    sizes = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_head_kv": N_HEAD_KV, "head_size": HEAD_SIZE}
+    return write_tiny_gguf(path, seed=4, n_ctx_train=N_POS, **sizes)
+
+
+def llama_of(path: Path, **settings: Any) -> Llama:
+    values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "pinned": PINNED, "n_ctx": 200}
+    return tiny_llama(path, **{**values, **settings})
+
+
+def read_text(llm: Llama, rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
+    llm.eval(tokens)
+    return tokens
+
+
+def test_no_mutation_is_loaded_in_silence(tiny: Path, rng: np.random.Generator) -> None:
+    """Bits, bytes, numbers, pieces that swap places, and ends that are cut off or put on."""
+    llm = llama_of(tiny, policy="snap:queries=4")
+    llm.pin_spans([(30, 34)])
+    llm.share_fairly([50])
+    tokens = read_text(llm, rng, 130)
+    state = llm.kv_state()
+    for attempt in range(600):
+        damaged = mutated(state, rng)
+        if damaged == state:
+            continue
+        with pytest.raises(StateError):
+            llm.load_kv_state(damaged, tokens)
+        assert llm.n_tokens == llm.kv.used == 0, attempt
+    llm.load_kv_state(state, tokens)
+    assert llm.kv_state() == state
+
+
+def mutated(state: bytes, rng: np.random.Generator) -> bytes:
+    data = bytearray(state)
+    # most bytes are rows; the numbers that could lead astray are in front
+    where, other = (int(rng.integers(8, rng.choice([1500, len(data)]) - 8)) for _ in range(2))
+    size = int(rng.choice([1, 4, 8]))
+    kind = int(rng.integers(6))
+    if kind == 0:
+        data[where] ^= 1 << int(rng.integers(8))
+    elif kind == 1:
+        data[where : where + size] = rng.bytes(size)
+    elif kind == 2:
+        data[where : where + 4] = struct.pack("<i", int(rng.choice([0, 1, -1, 2**31 - 1, 130])))
+    elif kind == 3:
+        data[where : where + size], data[other : other + size] = (
+            data[other : other + size],
+            data[where : where + size],
+        )
+    elif kind == 4:
+        for place in (where, other):  # changes that a plain sum would not see
+            data[place] ^= 0x80
+    else:
+        del data[where:]
+    return bytes(data)
+
+
+# -------------------------------------------------------------------------------------------------
+# States with the right checksum
+# -------------------------------------------------------------------------------------------------
+
+
+def checksum(data: bytes) -> bytes:
+    """The native one: of the bytes in words, the last one filled up, and of their number."""
+    value = 0xCBF29CE484222325
+    whole = len(data) // 8 * 8
+    rest = int.from_bytes(data[whole:], "little")
+    for word in (*struct.unpack(f"<{whole // 8}Q", data[:whole]), rest, len(data)):
+        value = (value ^ word) * 0x9E3779B97F4A7C15 & MASK
+        value ^= value >> 32
+    return value.to_bytes(8, "little")
+
+
+class State:
+    """A state of one stream, taken apart into the arrays it is made of."""
+
+    HEAD = np.dtype(
+        [(name, "<u4") for name in ("n_used", "n_span", "v_head", "n_pinned", "n_spans")]
+        + [(name, "<u4") for name in ("n_starts", "n_queries")]
+        + [(name, "<i4") for name in ("shift", "pos_removable", "pos_forgotten")]
+        + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
+        + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
+    )
+    N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
+
+    def __init__(self, data: bytes, n_used: int) -> None:
+        self._data = data
+        self._at = next(at for at in range(8, 1000) if self._fits(at, n_used))
+        self.front = data[: self._at]
+        self.head = self._take(self.HEAD, 1)
+        self.spans = self._take("<i4", 2 * int(self.head["n_spans"][0]))
+        self.starts = self._take("<i4", int(self.head["n_starts"][0]))
+        n_queries, n_span = int(self.head["n_queries"][0]), int(self.head["n_span"][0])
+        self.queries = self._take("<i4", 2 * n_queries)
+        self.used, self.cell_positions = self._take("<u4", n_used), self._take("<i4", n_used)
+        self.listed = self._take("<u1", n_used)
+        self.positions, self.rotary, self.scores, self.rows = [], [], [], []
+        for _ in range(N_LAYER):
+            self.positions.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
+            self.rotary.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
+            self.scores.append([self._take("<f4", n_span) for _ in range(N_HEAD_KV)])
+            n_bytes = n_queries * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
+            self.rows.append(self._take("<u1", n_bytes))
+        assert self._at + 8 == len(data)
+
+    def _fits(self, at: int, n_used: int) -> bool:
+        """Whether the numbers of the stream begin here: the rest is then as long as they say."""
+        if at + self.HEAD.itemsize > len(self._data):
+            return False
+        head = np.frombuffer(self._data, self.HEAD, 1, at)[0]
+        n_span, n_queries = int(head["n_span"]), int(head["n_queries"])
+        lists = 8 * int(head["n_spans"]) + 4 * int(head["n_starts"]) + 8 * n_queries + 9 * n_used
+        layer = N_HEAD_KV * (8 * self.N_CELLS + (4 + 2 * self.ROW) * n_span)
+        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + n_queries * self.RING) + 8
+        return int(head["n_used"]) == n_used and at + rest == len(self._data)
+
+    def _take(self, dtype: Any, n: int) -> npt.NDArray[Any]:
+        array = np.frombuffer(self._data, dtype, n, self._at).copy()
+        self._at += array.nbytes
+        return array
+
+    def of_row(self, layer: int, head: int, i: int) -> int:
+        """Where the lists have the row of the i-th cell in use."""
+        return head * self.N_CELLS + int(self.used[i])
+
+    def bytes(self) -> bytes:
+        self.head["n_spans"], self.head["n_starts"] = len(self.spans) // 2, len(self.starts)
+        pieces = [self.head, self.spans, self.starts, self.queries]
+        pieces += [self.used, self.cell_positions, self.listed]
+        for layer in range(N_LAYER):
+            pieces += [self.positions[layer], self.rotary[layer]]
+            pieces += [*self.scores[layer], self.rows[layer]]
+        data = self.front + b"".join(piece.tobytes() for piece in pieces)
+        return data + checksum(data[8:])
+
+
+def pins_and_spans(state: State) -> None:
+    state.head["n_pinned"] = 10
+    state.spans = np.array([20, 40], np.int32)
+
+
+def moved_row(state: State) -> int:
+    """Of the first head of all: a cell in use with the row of another position."""
+    mine = state.positions[0][: State.N_CELLS][state.used]
+    return int(np.flatnonzero(mine != state.cell_positions)[0])
+
+
+def row_twice(state: State) -> None:
+    first, second = state.of_row(0, 0, 0), state.of_row(0, 0, 1)
+    state.positions[0][second] = state.positions[0][first]
+
+
+def rotary_twice(state: State) -> None:
+    first, second = state.of_row(0, 0, 0), state.of_row(0, 0, 1)
+    state.rotary[0][second] = state.rotary[0][first]
+
+
+def set_rotary(state: State, value: int) -> None:
+    state.rotary[0][state.of_row(0, 0, 5)] = value
+
+
+def set_head(name: str, value: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state.head[name] = value
+
+    return change
+
+
+def own_cell(state: State) -> None:
+    state.listed[moved_row(state)] = 0
+
+
+def two_cells_of_a_position(state: State) -> None:
+    state.cell_positions[1] = state.cell_positions[0]
+
+
+def query_elsewhere(state: State) -> None:
+    state.queries[0] += 1
+
+
+def query_turned_elsewhere(state: State) -> None:
+    state.queries[1] += 1
+
+
+def score_of(value: float) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state.scores[0][1][int(state.used[3])] = value
+
+    return change
+
+
+CRAFTED: dict[str, Callable[[State], None]] = {
+    "pins and spans together": pins_and_spans,
+    "too many pins": set_head("n_pinned", PINNED + HEAVY + 1),
+    "everything removable": set_head("pos_removable", 0),
+    "too much removable": set_head("pos_removable", 60),
+    "rows twice": row_twice,
+    "rotations twice": rotary_twice,
+    "rotation below 0": lambda state: set_rotary(state, -1),
+    "rotation beyond": lambda state: set_rotary(state, N_POS),
+    "rotation of later rows": lambda state: set_rotary(state, N_POS - 1),
+    "shift": set_head("shift", 1),
+    "a row that has moved in a cell of its own": own_cell,
+    "two cells of a position": two_cells_of_a_position,
+    "forgotten far ahead": set_head("pos_forgotten", 2**31 - 1),
+    "no compactions": set_head("n_compactions", 0),
+    "more compactions than cells": set_head("n_compactions", 10**6),
+    "rows evicted": set_head("n_rows_evicted", 2**63),
+    "rows moved": set_head("n_rows_moved", 2**62),
+    "no re-bases": set_head("n_rebases", 0),
+    "score below 0": score_of(-1.0),
+    "infinite score": score_of(np.inf),
+    "no score": score_of(np.nan),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_nonsense_with_the_right_checksum_is_refused(
+    tiny: Path, rng: np.random.Generator, name: str
+) -> None:
+    llm = llama_of(tiny)
+    tokens = read_text(llm, rng, 130)
+    assert llm.kv.rebases > 0
+    state = State(llm.kv_state(), llm.kv.used)
+    assert state.bytes() == llm.kv_state()
+    CRAFTED[name](state)
+    with pytest.raises(StateError):
+        llm.load_kv_state(state.bytes(), tokens)
+    assert llm.n_tokens == llm.kv.used == 0
+    read_text(llm, rng, 130)
+
+
+@pytest.mark.parametrize("change", [query_elsewhere, query_turned_elsewhere])
+def test_queries_in_the_wrong_places_are_refused(
+    tiny: Path, rng: np.random.Generator, change: Callable[[State], None]
+) -> None:
+    llm = llama_of(tiny, policy="snap:queries=3")
+    tokens = read_text(llm, rng, 130)
+    state = State(llm.kv_state(), llm.kv.used)
+    assert state.bytes() == llm.kv_state()
+    change(state)
+    with pytest.raises(StateError):
+        llm.load_kv_state(state.bytes(), tokens)
+
+
+def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.Generator) -> None:
+    """What is not refused goes on without a crash, with tails removed and many compactions."""
+    llm = llama_of(tiny)
+    tokens = read_text(llm, rng, 130)
+    whole, n_used = llm.kv_state(), llm.kv.used
+    refused = 0
+    for _ in range(150):
+        state = State(whole, n_used)
+        for _ in range(int(rng.integers(1, 4))):
+            scramble(state, rng)
+        try:
+            llm.load_kv_state(state.bytes(), tokens)
+        except StateError:
+            refused += 1
+            continue
+        llm.remove_tail(max(1, llm.n_tokens - int(rng.integers(0, 12))))
+        read_text(llm, rng, 60)
+    assert 30 < refused < 150
+
+
+def test_rows_that_are_no_numbers_end_the_text(tiny: Path, rng: np.random.Generator) -> None:
+    """Nobody can say which of them is worth most; a sort by them would leave its array."""
+    llm = llama_of(tiny, attention="ops", flash_attn=False)
+    tokens = read_text(llm, rng, 130)
+    state = State(llm.kv_state(), llm.kv.used)
+    state.rows[1][:] = 0xFF
+    llm.load_kv_state(state.bytes(), tokens)
+    with pytest.raises(RuntimeError):
+        read_text(llm, rng, 60)
+
+
+def scramble(state: State, rng: np.random.Generator) -> None:
+    numbers = [state.head.view("<i4"), state.cell_positions, state.used, state.listed]
+    layer = int(rng.integers(N_LAYER))
+    numbers += [state.positions[layer], state.rotary[layer], state.scores[layer][0].view("<i4")]
+    array = numbers[int(rng.integers(len(numbers)))]
+    i = int(rng.integers(len(array)))
+    array[i] = int(rng.choice([0, 1, array[i] ^ 1, array[(i + 1) % len(array)], 100])) & 0x7F
+
+
+# -------------------------------------------------------------------------------------------------
+# States that are right
+# -------------------------------------------------------------------------------------------------
+
+
+def test_pins_that_were_lowered_for_spans_can_be_loaded(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    """It was refused as damaged, right after it was written."""
+    llm = llama_of(tiny, pinned=10)
+    llm.pin(2)
+    llm.pin_spans([(20, 30)])
+    tokens = read_text(llm, rng, 60)
+    state = llm.kv_state()
+    llm.load_kv_state(state, tokens)
+    assert llm.kv.pinned == 2
+    assert llm.kv_state() == state
+
+
+def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator) -> None:
+    """Random settings, pins, chunks, tails removed: each state is read again, and is the same."""
+    for _ in range(12):
+        pinned, heavy = int(rng.integers(0, 6)), int(rng.integers(1, 25))
+        settings = {
+            "policy": str(rng.choice(["h2o", "h2o-far:half_life=2", "roco", "snap:queries=5"])),
+            "positions": str(rng.choice(["original", "dense"])),
+            "recent": int(rng.integers(1, 12)),
+            "slack": int(rng.integers(1, 30)),
+        }
+        llm = llama_of(tiny, hh=heavy, pinned=pinned, **settings)
+        llm.pin(int(rng.integers(0, (pinned + heavy) // 2 + 1)))
+        start = int(rng.integers(0, 60))
+        llm.pin_spans([(start, start + int(rng.integers(1, (pinned + heavy) // 2 + 1)))])
+        tokens: list[int] = []
+        for _ in range(12):
+            tokens += read_text(llm, rng, int(rng.choice([1, 2, 9, 40])))
+            n_left = max(1, len(tokens) - int(rng.integers(0, 14)))
+            if llm.remove_tail(n_left):
+                del tokens[n_left:]
+            state = llm.kv_state()
+            llm.load_kv_state(state, tokens)
+            assert llm.kv_state() == state, settings
+        llm.close()
+
+
+def test_a_state_of_an_earlier_version_says_so(tiny: Path, rng: np.random.Generator) -> None:
+    llm = llama_of(tiny)
+    tokens = read_text(llm, rng, 60)
+    state = bytearray(llm.kv_state())
+    state[8] -= 1
+    with pytest.raises(StateVersionError, match="earlier version of pyh2o"):
+        llm.load_kv_state(bytes(state), tokens)
+    state[8] += 2
+    with pytest.raises(StateVersionError, match="later version of pyh2o"):
+        llm.load_kv_state(bytes(state), tokens)
+    assert llm.n_tokens == llm.kv.used == 0
