@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pyh2o.openai.limits import (
+    DEFAULT_BODY_MIB,
+    DEFAULT_WAIT_SECONDS,
+    DEFAULT_WINDOWS,
+    Limits,
+)
+
 from . import loading
 from .errors import InputError, reported_errors
 from .options import ModelOptions, takes_run_options
@@ -48,6 +55,27 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
+    max_body_mib: Annotated[
+        int,
+        typer.Option(min=1, help="Most MiB of a request's body.", rich_help_panel=SERVER),
+    ] = DEFAULT_BODY_MIB,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most tokens of a prompt.",
+            show_default=f"{DEFAULT_WINDOWS} times the window",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Longest wait for other requests, in seconds.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULT_WAIT_SECONDS,
 ) -> None:
     """Serve the model over HTTP, to OpenAI's clients and all that speak like them.
 
@@ -60,8 +88,9 @@ def serve(
         with closing(listen(host, port)) as listener:
             bars = Bars(hidden=options.verbose)
             with closing(loading.load_llama(options, bars, lambda _done, _total: None)) as llm:
-                name = Path(llm.model_path).name
-                app = server.create_app(llm, name=name, api_key=api_key)
+                name = Path(llm.model_path).stem
+                limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+                app = server.create_app(llm, name=name, api_key=api_key, limits=limits)
                 warn_of_strangers(listener, api_key)
                 with suppress(KeyboardInterrupt):  # the ordinary end
                     say_where(listener, name, llm)

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import re
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,25 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from pyh2o import Llama
-from pyh2o.cli.app import app
 from pyh2o.errors import ContextLimitError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-uvicorn = pytest.importorskip("uvicorn", reason="the server's packages are not installed")
-served = pytest.importorskip("pyh2o.openai.server", exc_type=ImportError, reason="so are others")
+loopback = pytest.importorskip(
+    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
+)
+LoopbackServer, PATIENCE = loopback.LoopbackServer, loopback.PATIENCE
 
 WINDOW = 256
 EOS = 2
 NO_END = {str(EOS): -100}
 # One token is one character then; others would be cut between chunks.
 ONLY_ASCII: dict[str, float] = {str(3 + byte): -100.0 for byte in range(128, 256)}
-PATIENCE = 120
-"""Seconds after which a test gives up: far more than is needed even on a busy machine."""
 
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
 FLAG_SCHEMA = {
@@ -47,11 +36,6 @@ FLAG_SCHEMA = {
     "required": ["flag"],
     "additionalProperties": False,
 }
-
-# In the checkout, Python would take the source folder for the installed package.
-OUTSIDE = Path(__file__).parent
-
-real = pytest.mark.real
 
 
 @pytest.fixture
@@ -79,22 +63,15 @@ Serve = Callable[..., openai.OpenAI]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts a server for a model on a free port and returns a client of it."""
-    servers: list[tuple[uvicorn.Server, threading.Thread]] = []
+    servers: list[Any] = []
 
-    def start(llm: Llama, api_key: str | None = None) -> openai.OpenAI:
-        listener = socket.create_server(("127.0.0.1", 0))
-        application = served.create_app(llm, name="tiny", api_key=api_key)
-        server = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        servers.append((server, thread))
-        return new_client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    def start(llm: Llama, **settings: Any) -> openai.OpenAI:
+        servers.append(LoopbackServer(llm, **settings))
+        return new_client(servers[-1].address)
 
     yield start
-    for server, thread in servers:
-        server.should_exit = True
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture
@@ -325,163 +302,3 @@ def test_only_pages_of_this_machine(client: openai.OpenAI) -> None:
     ):
         response = client._client.get(f"{client.base_url}models", headers={"Origin": origin})
         assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
-
-
-# ---------------------------------------------------------------------------------------------
-# The real program
-# ---------------------------------------------------------------------------------------------
-
-
-class Program:
-    """`pyh2o serve` as a process, and what it says."""
-
-    def __init__(self, *arguments: str | Path) -> None:
-        environment = {**os.environ, "PYH2O_THREADS": "1"}
-        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
-            env=environment,
-            cwd=OUTSIDE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        signal.signal(signal.SIGINT, before)
-        self.notes = ""
-
-    def address(self) -> str:
-        """Where it listens, once it does."""
-        while not (found := re.search(r"http://\S+/v1", self.notes)):
-            assert self.process.stderr is not None
-            line = self.process.stderr.readline()
-            assert line, f"it ended: {self.notes}"
-            self.notes += line
-        return found[0]
-
-    def end(self) -> int:
-        """Wait for its end; returns the exit code."""
-        assert self.process.stderr is not None
-        self.notes += self.process.stderr.read()
-        return self.process.wait(PATIENCE)
-
-
-@pytest.fixture
-def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    started: list[Program] = []
-
-    def start(*arguments: str | Path) -> Program:
-        started.append(Program("--model", path, *arguments))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait(PATIENCE)
-
-
-@real
-def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
-    server = program("--port", "0", "--ctx", WINDOW, "--hh", "32", "--recent", "32")
-    client = new_client(server.address())
-    assert server.notes.startswith("tiny.gguf · KV 0/256 cells · budget 64 (32 heavy + 32 recent)")
-    assert [model.id for model in client.models.list()] == ["tiny.gguf"]
-    chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
-    assert text_of(chunks) == chat(client, seed=1, max_tokens=300).choices[0].message.content
-    server.process.send_signal(signal.SIGINT)
-    assert server.end() == 0
-    assert server.notes.splitlines()[1:] == [
-        f"listening on {client.base_url}".removesuffix("/") + " · Ctrl-C stops",
-        "stopped",
-    ]
-
-
-@real
-@pytest.mark.parametrize("stream", [False, True])
-def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], stream: bool) -> None:
-    server = program("--port", "0")
-    client = new_client(server.address())
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lambda: list(chat(client, max_tokens=10**8, stream=stream)))
-        wait_until_busy(client)
-        server.process.send_signal(signal.SIGINT)
-        assert server.end() == 0
-        if not stream:
-            with pytest.raises(openai.APIError):
-                answer.result(PATIENCE)
-    assert "Traceback" not in server.notes
-
-
-@real
-def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
-    server = program("--port", "0")
-    client = new_client(server.address())
-    assert client.models.list()
-    for _ in range(2):
-        server.process.send_signal(signal.SIGINT)
-        time.sleep(0.02)  # two at once would be one
-    assert server.end() == 0
-    assert server.notes.endswith("Ctrl-C stops\nstopped\n")
-
-
-def wait_until_busy(client: openai.OpenAI) -> None:
-    """Wait until the model answers someone: others have to wait then."""
-    impatient = client.with_options(timeout=0.5)
-    with contextlib.suppress(openai.APITimeoutError):
-        while impatient.models.list():
-            pass
-
-
-@real
-def test_a_port_that_is_taken(program: Callable[..., Program]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        server = program("--port", str(port))
-        assert server.end() == 1
-    assert server.notes == (
-        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
-        "give another --host or --port\n"
-    )
-
-
-@real
-@pytest.mark.parametrize(
-    ("arguments", "warned"),
-    [
-        (["--host", "0.0.0.0"], True),
-        (["--host", "0.0.0.0", "--api-key", "secret"], False),
-        (["--host", "localhost"], False),
-    ],
-)
-def test_strangers_are_warned_of(
-    program: Callable[..., Program], arguments: list[str], warned: bool
-) -> None:
-    server = program("--port", "0", *arguments)
-    server.address()
-    server.process.send_signal(signal.SIGINT)
-    assert server.end() == 0
-    assert ("other machines can reach this without a key" in server.notes) == warned
-
-
-def test_help_leaves_the_sampling_to_requests() -> None:
-    done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0
-    for option in ("--host ", "--port ", "--api-key ", "--model ", "--hh ", "--kv-type "):
-        assert option in done.output
-    assert "--temp " not in done.output
-
-
-@real
-def test_missing_packages_are_named() -> None:
-    program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "serve"],
-        cwd=OUTSIDE,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
-    )

@@ -1,0 +1,35 @@
+"""How much one request may ask for, before it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_BODY_MIB = 4
+DEFAULT_WINDOWS = 8
+DEFAULT_WAIT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take of the server.
+
+    Attributes:
+        body_mib: most MiB of a request's body.
+        prompt_tokens: most tokens of a prompt; None for DEFAULT_WINDOWS times the window.
+        wait_seconds: longest wait for the model, which answers one request at a time.
+        waiting: most requests that wait at once.
+    """
+
+    body_mib: int = DEFAULT_BODY_MIB
+    prompt_tokens: int | None = None
+    wait_seconds: float = DEFAULT_WAIT_SECONDS
+    waiting: int = 64
+
+    @property
+    def body_bytes(self) -> int:
+        """Most bytes of a request's body."""
+        return self.body_mib * 2**20
+
+    def prompt_limit(self, window: int) -> int:
+        """Most tokens of a prompt, for a model with this window."""
+        return DEFAULT_WINDOWS * window if self.prompt_tokens is None else self.prompt_tokens

@@ -1,0 +1,31 @@
+"""An HTTP server in OpenAI's words, with an evicting model behind.
+
+One model, and one request at a time; others wait for their turn.
+
+* A body is checked before the model sees it (`bodies`); what is refused is the client's error, with
+  the field's name, and no error takes more than a line (`refusals`).
+* A client that leaves ends its work, in the queue, while its prompt is read, or while it is
+  answered (`answers`).
+* Bodies, prompts and the wait have limits (`limits`).
+* A request without `max_tokens` ends after as many tokens as the window has: a text in a cache of
+  fixed size has no other end.
+* Only web pages of this machine may call it from a browser.
+"""
+
+from __future__ import annotations
+
+from ...errors import MissingPackageError
+
+try:
+    import anyio  # noqa: F401
+    import fastapi  # noqa: F401
+    import uvicorn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingPackageError(
+        f"the server needs the package {error.name}: pip install 'pyh2o-llm[server]'"
+    ) from error
+
+from ..limits import Limits
+from .app import create_app, run
+
+__all__ = ["Limits", "create_app", "run"]

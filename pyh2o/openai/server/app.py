@@ -1,0 +1,204 @@
+"""The application: OpenAI's routes, who may call them, and what a body may be."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from ... import __version__
+from ...llama import Llama
+from ..limits import Limits
+from .answers import Answer, EventAnswer, Turns, refused
+from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .refusals import RefusedError, body_refusal
+from .served_model import ServedModel
+
+LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+# The rest of a body that is too long is read for so long, or its client would miss the answer.
+DRAIN_SECONDS = 10
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+
+def create_app(
+    llama: Llama, *, name: str, api_key: str | None = None, limits: Limits | None = None
+) -> FastAPI:
+    """The application, for any ASGI server.
+
+    Args:
+        llama: the model; only this application may use it from now on.
+        name: what clients know the model by.
+        api_key: what clients have to send as bearer token; None lets everyone in.
+        limits: what a request may ask for; None for the defaults of `Limits`.
+    """
+    app = FastAPI(title="pyh2o", version=__version__)
+    app.state.model = ServedModel(llama, name, limits or Limits())
+    app.state.turns = Turns(app.state.model)
+    app.state.api_key = api_key
+    app.include_router(routes)
+    app.add_api_route("/health", _health, summary="Health")
+    for kind in (RefusedError, HTTPException, Exception):
+        app.add_exception_handler(kind, _refuse)
+    app.add_middleware(
+        CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
+    )
+    return app
+
+
+def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
+    """Serve until Ctrl-C; an answer in the making breaks off at its next token.
+
+    Args:
+        app: what `create_app` returned.
+        listener: where to listen.
+        verbose: log every request.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C that ended it.
+    """
+    log_level = "info" if verbose else "warning"
+    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
+    config = uvicorn.Config(app, log_level=log_level, lifespan="off")
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Tells the model when it is to end; by itself it would wait for the whole answer."""
+
+    def handle_exit(self, *args: Any) -> None:
+        self.config.app.state.model.shutting_down = True  # type: ignore[union-attr]
+        super().handle_exit(*args)
+
+
+# ---------------------------------------------------------------------------------------------
+# Requests
+# ---------------------------------------------------------------------------------------------
+
+
+def _check_key(request: Request) -> None:
+    api_key = request.app.state.api_key
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if api_key is None:
+        return
+    if scheme.lower() != "bearer" or not secrets.compare_digest(
+        given.strip().encode(), api_key.encode()
+    ):
+        raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
+
+
+async def _read(request: Request, kind: type[AnyBody]) -> AnyBody:
+    """The body of a request.
+
+    Raises:
+        RefusedError: it is too long, not JSON, or not of this kind.
+    """
+    # A page of any site may send what is not called JSON without asking first.
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RefusedError(415, "the header Content-Type has to be application/json")
+    data = await _body(request, request.app.state.model.limits)
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise body_refusal(error) from None
+
+
+async def _body(request: Request, limits: Limits) -> bytes:
+    body = bytearray()
+    stream = request.stream()
+    async for piece in stream:
+        body += piece
+        if len(body) > limits.body_bytes:
+            body.clear()
+            with anyio.move_on_after(DRAIN_SECONDS):
+                async for _ in stream:
+                    pass
+            raise RefusedError(
+                413,
+                f"the body has more than {limits.body_mib} MiB: send less, or start the server "
+                "with a higher --max-body-mib",
+            )
+    return bytes(body)
+
+
+def _takes(kind: type[BaseModel]) -> dict[str, Any]:
+    """The description of a body, for the pages at /docs."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _answer(request: Request, work: Callable[[ServedModel], Any], *, stream: bool) -> Answer:
+    kind = EventAnswer if stream else Answer
+    return kind(request.app.state.turns, work)
+
+
+# ---------------------------------------------------------------------------------------------
+# Routes
+# ---------------------------------------------------------------------------------------------
+
+routes = APIRouter(dependencies=[Depends(_check_key)])
+
+
+@routes.post("/v1/completions", summary="Completion", openapi_extra=_takes(CompletionBody))
+@routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
+async def _complete(request: Request) -> Response:
+    body = await _read(request, CompletionBody)
+    return _answer(request, lambda model: model.complete(body), stream=body.stream)
+
+
+@routes.post("/v1/chat/completions", summary="Chat", openapi_extra=_takes(ChatBody))
+async def _chat(request: Request) -> Response:
+    body = await _read(request, ChatBody)
+    return _answer(request, lambda model: model.chat(body), stream=body.stream)
+
+
+@routes.post("/v1/embeddings", summary="Embeddings: refused")
+async def _embed(request: Request) -> Response:
+    await _read(request, EmbeddingBody)
+    raise RefusedError(400, "this server has no embeddings: its model is loaded to write text")
+
+
+@routes.get("/v1/models", summary="Models")
+async def _models(request: Request) -> dict[str, Any]:
+    name = request.app.state.model.name
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "pyh2o"}
+    return {"object": "list", "data": [model]}
+
+
+@routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=_takes(TextBody))
+async def _tokenize(request: Request) -> Response:
+    body = await _read(request, TextBody)
+    return _answer(request, lambda model: {"tokens": model.tokenize(body.input)}, stream=False)
+
+
+@routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=_takes(TextBody))
+async def _count(request: Request) -> Response:
+    body = await _read(request, TextBody)
+    return _answer(request, lambda model: {"count": len(model.tokenize(body.input))}, stream=False)
+
+
+@routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=_takes(TokensBody))
+async def _detokenize(request: Request) -> Response:
+    body = await _read(request, TokensBody)
+    return _answer(request, lambda model: {"text": model.detokenize(body.tokens)}, stream=False)
+
+
+async def _health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        place = f"{request.method} {request.url.path}"
+        error = RefusedError(error.status_code, f"{place}: {error.detail}")
+    return refused(request.scope, error)

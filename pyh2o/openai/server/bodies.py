@@ -1,0 +1,314 @@
+"""The bodies of requests: every field checked, before the model sees any of it.
+
+Types are strict, as OpenAI's are: "5" is no number. A field that is null is one that was not given.
+Fields that this server does not know are left alone: clients send new ones every year.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+LARGEST_INT32 = 2**31 - 1
+LARGEST_INT64 = 2**63 - 1
+# Of llama.cpp; the highest one stands for a new seed each time.
+N_SEEDS = 2**32 - 1
+NOT_EMPTY = ("system", "user", "tool", "function")
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
+Share = Annotated[float, Field(ge=0, le=1)]
+# OpenAI's range.
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Strict(BaseModel):
+    """A record of a body."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+# ---------------------------------------------------------------------------------------------
+# Texts that come in several forms
+# ---------------------------------------------------------------------------------------------
+
+
+def _one_prompt(prompt: object) -> object:
+    if isinstance(prompt, list):
+        if len(prompt) == 1 and isinstance(prompt[0], str):
+            return prompt[0]
+        raise ValueError("give one text: this server takes neither several prompts nor tokens")
+    return prompt
+
+
+def _stop_list(stop: object) -> object:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _joined_parts(content: object) -> object:
+    """The text of a content that comes in parts."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError('give parts of the type "text": this server reads no others')
+        if not isinstance(part.get("text"), str):
+            raise ValueError('a part of the type "text" has no text')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Prompt = Annotated[str, BeforeValidator(_one_prompt)]
+Stop = Annotated[
+    list[Annotated[str, Field(max_length=1000)]],
+    Field(max_length=64),
+    BeforeValidator(_stop_list),
+]
+Content = Annotated[str, BeforeValidator(_joined_parts)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+# ---------------------------------------------------------------------------------------------
+# What both kinds of completion take
+# ---------------------------------------------------------------------------------------------
+
+
+class Body(Strict):
+    """How tokens are drawn, and when they end."""
+
+    model: str | None = None
+    stream: bool = False
+    n: Literal[1] = 1
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT32)] = 0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
+    top_p: Share = 0.95
+    min_p: Share = 0.05
+    top_k: Annotated[int, Field(ge=0, le=LARGEST_INT32)] = 40
+    # Beyond these, logits leave the range of their type.
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    mirostat_mode: Literal[0, 1, 2] = 0
+    mirostat_tau: Annotated[float, Field(ge=0, le=10)] = 5.0
+    mirostat_eta: Annotated[float, Field(ge=0.001, le=1)] = 0.1
+    stop: Stop = []
+    seed: Annotated[int, Field(ge=-LARGEST_INT64 - 1, le=LARGEST_INT64)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    logit_bias_type: Literal["input_ids", "tokens"] = "input_ids"
+    grammar: str | None = None
+
+    def drawing(self) -> dict[str, Any]:
+        """The arguments of both completions of `llama_cpp.Llama` that say how to draw tokens."""
+        names = (
+            "stream", "temperature", "top_p", "min_p", "top_k", "repeat_penalty",
+            "presence_penalty", "frequency_penalty", "mirostat_mode", "mirostat_tau",
+            "mirostat_eta", "stop",
+        )  # fmt: skip
+        seed = None if self.seed is None else self.seed % N_SEEDS
+        return {**{name: getattr(self, name) for name in names}, "seed": seed}
+
+
+class CompletionBody(Body):
+    """The body of /v1/completions."""
+
+    prompt: Prompt
+    suffix: str | None = None
+    max_tokens: Count = 16
+    echo: bool = False
+    best_of: Literal[1] = 1
+    logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
+
+
+# ---------------------------------------------------------------------------------------------
+# Chat
+# ---------------------------------------------------------------------------------------------
+
+
+class Called(Strict):
+    """The function of a call that the model made earlier on."""
+
+    name: Name
+    arguments: str = ""
+
+
+class ToolCall(Strict):
+    """A call that the model made earlier on."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Called
+
+
+class Message(Strict):
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant", "tool", "function"]
+    content: Content = ""
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: Called | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_content(cls, data: Any) -> Any:
+        # An assistant's may be empty: it called a tool, or said nothing.
+        needs_content = isinstance(data, dict) and data.get("role") in NOT_EMPTY
+        if needs_content and data.get("content") is None:
+            raise ValueError("it has no content")
+        return data
+
+    def for_template(self) -> dict[str, Any]:
+        """What a chat template sees: what was given, and a text in any case."""
+        return {**self.model_dump(exclude_unset=True), "content": self.content}
+
+
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+
+
+class Tool(Strict):
+    """A function that the model may call, as OpenAI wraps it."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Strict):
+    """The name of a function."""
+
+    name: Name
+
+
+def _named_choice(choice: object) -> object:
+    return {"type": choice} if isinstance(choice, str) else choice
+
+
+def _named_call(call: object) -> object:
+    """OpenAI's older form of a choice."""
+    return {"type": "function", "function": call} if isinstance(call, dict) else _named_choice(call)
+
+
+class ToolChoice(Strict):
+    """Whether a function has to be called, and which."""
+
+    type: Literal["none", "auto", "required", "function"]
+    function: Named | None = None
+
+    @model_validator(mode="after")
+    def _has_name(self) -> ToolChoice:
+        if self.type == "function" and self.function is None:
+            raise ValueError("name the function to call")
+        return self
+
+
+class JSONSchema(Strict):
+    """A schema as OpenAI wraps it."""
+
+    given: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(Strict):
+    """What the answer has to look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    given: dict[str, Any] | None = Field(default=None, alias="schema")
+    json_schema: JSONSchema = JSONSchema()
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema.given is None:
+            raise ValueError(
+                'the type is "json_schema" but there is no schema: put it at '
+                'response_format["json_schema"]["schema"]'
+            )
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The schema of the answer; an empty one is any JSON, and None any text."""
+        if self.type == "text":
+            return None
+        return (self.json_schema.given if self.type == "json_schema" else self.given) or {}
+
+
+class ChatBody(Body):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=100)] = 0
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_named_choice)] = None
+    # The older names of the two.
+    functions: Annotated[list[Function], Field(max_length=128)] = []
+    function_call: Annotated[ToolChoice | None, BeforeValidator(_named_call)] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ChatBody:
+        if self.grammar is not None and self.response_format.type != "text":
+            raise ValueError("grammar and response_format exclude each other: leave one out")
+        self.forced_tool()
+        return self
+
+    def all_tools(self) -> list[Function]:
+        """The functions that the model may call."""
+        return [tool.function for tool in self.tools] + self.functions
+
+    def forced_tool(self) -> Function | None:
+        """The function that the model has to call.
+
+        Raises:
+            ValueError: there is no such function, or several and no choice.
+        """
+        choice = self.tool_choice or self.function_call
+        tools = self.all_tools()
+        if choice is None or choice.type in ("none", "auto"):
+            return None
+        if choice.function is None:
+            if len(tools) != 1:
+                raise ValueError("tool_choice: name the function to call, there is not just one")
+            return tools[0]
+        found = [tool for tool in tools if tool.name == choice.function.name]
+        if not found:
+            raise ValueError("tool_choice: tools has no function of this name")
+        return found[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Others
+# ---------------------------------------------------------------------------------------------
+
+
+class EmbeddingBody(Strict):
+    """The body of /v1/embeddings."""
+
+    input: Any
+
+
+class TextBody(Strict):
+    """The body of /extras/tokenize."""
+
+    input: str
+
+
+class TokensBody(Strict):
+    """The body of /extras/detokenize."""
+
+    tokens: list[int]

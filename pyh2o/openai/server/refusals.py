@@ -1,0 +1,124 @@
+"""What a request is refused with: one line in OpenAI's shape, and one in the terminal."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...errors import ContextLimitError
+
+INTERNAL = 500
+
+# A path of the server: at least one folder. The last part, the file's name, may be seen.
+_FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s'\"\\/:]+[\\/])+")
+_LONGEST_LINE = 500
+_LONGEST_VALUE = 40
+
+logger = logging.getLogger("uvicorn.error")
+
+
+class RefusedError(Exception):
+    """A request that is not answered, and what the client is told.
+
+    Attributes:
+        status: of HTTP.
+        message: one line, with the cause and the cure.
+        param: the field of the body that is wrong.
+        code: OpenAI's word for the error.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = one_line(message)
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        client_s = self.status < INTERNAL
+        return {
+            "error": {
+                "message": self.message,
+                "type": "invalid_request_error" if client_s else "internal_server_error",
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class ShutdownError(Exception):
+    """The server was told to end while it answers."""
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """What an error of any kind is to the client."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, ShutdownError):
+        return RefusedError(503, str(error))
+    message = without_folders(str(error) or type(error).__name__)
+    if isinstance(error, ContextLimitError):
+        return RefusedError(400, message, code="context_length_exceeded")
+    # What the model refuses; clients do not try again what is their own error.
+    return RefusedError(400 if isinstance(error, ValueError) else INTERNAL, message)
+
+
+def body_refusal(error: ValidationError) -> RefusedError:
+    """What is wrong with a body, named by its first wrong field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = _field(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return RefusedError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
+    if first["type"] == "missing":
+        return RefusedError(400, f"{param} is missing", param=param)
+    value = first["input"]
+    if isinstance(value, (bool, int, float, str)):
+        message += f", not {shortened(value)}"
+    prefix = f"{param}: " if param else "the body: "
+    return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
+
+
+def _field(location: Sequence[int | str]) -> str:
+    """The way to a field, as in messages[0].role."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return shortened_text("".join(parts).removeprefix("."), 2 * _LONGEST_VALUE)
+
+
+def report(refusal: RefusedError, method: str, path: str, error: Exception | None = None) -> None:
+    """Show a request that failed as one line; of a fault, a verbose server shows where."""
+    line = f"{refusal.status} {method} {one_line(path)}: {refusal.message}"
+    if refusal.status < INTERNAL:
+        logger.warning(line)
+    else:
+        shows_where = refusal.status == INTERNAL and logger.isEnabledFor(logging.INFO)
+        logger.error(line, exc_info=error if shows_where else None)
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks and signs that a terminal would obey, and not too long."""
+    line = " ".join(text.split())
+    line = "".join(sign if sign.isprintable() else "?" for sign in line)
+    return shortened_text(line, _LONGEST_LINE)
+
+
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine."""
+    return _FOLDERS.sub("", text)
+
+
+def shortened(value: object) -> str:
+    """A value of the body, as far as it fits a message."""
+    return shortened_text(repr(value), _LONGEST_VALUE)
+
+
+def shortened_text(text: str, length: int) -> str:
+    """A text, or its beginning."""
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,227 @@
+"""`pyh2o serve`: the real program, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pyh2o.cli.app import app
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+loopback = pytest.importorskip(
+    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
+)
+PATIENCE, post = loopback.PATIENCE, loopback.post
+
+WINDOW = 256
+EOS = 2
+MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
+
+# In the checkout, Python would take the source folder for the installed package.
+OUTSIDE = Path(__file__).parent
+
+real = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf",
+        seed=5,
+        n_ctx_train=1024,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def new_client(address: str, api_key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=address, api_key=api_key, max_retries=0, timeout=PATIENCE)
+
+
+def chat(client: openai.OpenAI, **arguments: Any) -> Any:
+    arguments = {
+        "messages": MESSAGES,
+        "max_tokens": 20,
+        "logit_bias": {str(EOS): -100},
+        **arguments,
+    }
+    return client.chat.completions.create(model="tiny", **arguments)
+
+
+def text_of(chunks: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+class Program:
+    """`pyh2o serve` as a process, and what it says."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        environment = {**os.environ, "PYH2O_THREADS": "1"}
+        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
+            env=environment,
+            cwd=OUTSIDE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        signal.signal(signal.SIGINT, before)
+        self.notes = ""
+
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        while not (found := re.search(r"http://\S+/v1", self.notes)):
+            assert self.process.stderr is not None
+            line = self.process.stderr.readline()
+            assert line, f"it ended: {self.notes}"
+            self.notes += line
+        return found[0]
+
+    def end(self) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self.process.stderr is not None
+        self.notes += self.process.stderr.read()
+        return self.process.wait(PATIENCE)
+
+
+@pytest.fixture
+def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def start(*arguments: str | Path) -> Program:
+        started.append(Program("--model", path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(PATIENCE)
+
+
+@real
+def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
+    server = program("--port", "0", "--ctx", WINDOW, "--hh", "32", "--recent", "32")
+    client = new_client(server.address())
+    assert server.notes.startswith("tiny · KV 0/256 cells · budget 64 (32 heavy + 32 recent)")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
+    assert text_of(chunks) == chat(client, seed=1, max_tokens=300).choices[0].message.content
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == 0
+    assert server.notes.splitlines()[1:] == [
+        f"listening on {client.base_url}".removesuffix("/") + " · Ctrl-C stops",
+        "stopped",
+    ]
+
+
+@real
+@pytest.mark.parametrize("stream", [False, True])
+def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], stream: bool) -> None:
+    server = program("--port", "0")
+    client = new_client(server.address())
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: list(chat(client, max_tokens=10**8, stream=stream)))
+        wait_until_busy(client)
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+        if not stream:
+            with pytest.raises(openai.APIError):
+                answer.result(PATIENCE)
+    assert "Traceback" not in server.notes
+
+
+@real
+def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
+    server = program("--port", "0")
+    client = new_client(server.address())
+    assert client.models.list()
+    for _ in range(2):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)  # two at once would be one
+    assert server.end() == 0
+    assert server.notes.endswith("Ctrl-C stops\nstopped\n")
+
+
+def wait_until_busy(client: openai.OpenAI) -> None:
+    """Wait until the model answers someone: others have to wait then."""
+    with contextlib.suppress(TimeoutError):
+        while post(client.base_url.port, "/extras/tokenize", {"input": "a"}, timeout=0.5):
+            pass
+
+
+@real
+def test_a_port_that_is_taken(program: Callable[..., Program]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = program("--port", str(port))
+        assert server.end() == 1
+    assert server.notes == (
+        f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "give another --host or --port\n"
+    )
+
+
+@real
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "0.0.0.0", "--api-key", "secret"], False),
+        (["--host", "localhost"], False),
+    ],
+)
+def test_strangers_are_warned_of(
+    program: Callable[..., Program], arguments: list[str], warned: bool
+) -> None:
+    server = program("--port", "0", *arguments)
+    server.address()
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == 0
+    assert ("other machines can reach this without a key" in server.notes) == warned
+
+
+def test_help_leaves_the_sampling_to_requests() -> None:
+    done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    for option in (
+        "--host ",
+        "--port ",
+        "--api-key ",
+        "--max-wait ",
+        "--model ",
+        "--hh ",
+        "--kv-type ",
+    ):
+        assert option in done.output
+    assert "--temp " not in done.output
+
+
+@real
+def test_missing_packages_are_named() -> None:
+    program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve"],
+        cwd=OUTSIDE,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
+    )

@@ -1,0 +1,111 @@
+"""A server in a thread of this process, and the plainest client of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from good_bodies import CHAT, COMPLETIONS, GOOD
+from pyh2o import Llama
+from pyh2o.openai.server import create_app
+
+PATIENCE = 120
+"""Seconds after which a test gives up: far more than is needed even on a busy machine."""
+
+
+SOON = 20.0
+"""A tiny model answers in milliseconds; this is for a busy machine."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        return error
+
+
+def request_bytes(route: str, body: Any, content_type: str = "application/json") -> bytes:
+    """A request as it goes over the wire; a body of bytes goes as it is."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = (
+        f"POST {route} HTTP/1.1\r\nHost: tests\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+def post(port: int, route: str, body: Any, timeout: float = PATIENCE, **headers: str) -> Reply:
+    """Post a body; one of bytes goes as it is.
+
+    Raises:
+        TimeoutError: no answer came in time.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request("POST", route, data, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        return Reply(response.status, response.read())
+    finally:
+        connection.close()
+
+
+class LoopbackServer:
+    """Serves a model on a free port until it is closed."""
+
+    def __init__(self, llm: Llama, **settings: Any) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/v1"
+        app = create_app(llm, name="tiny", **settings)
+        # Without a configuration of logs, tests see what is logged.
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+
+    def post(self, route: str, body: Any, timeout: float = PATIENCE, **headers: str) -> Reply:
+        return post(self.port, route, body, timeout, **headers)
+
+    def send(self, route: str, body: Any) -> socket.socket:
+        """Send a request and wait for nothing; closing the connection is leaving."""
+        connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        connection.sendall(request_bytes(route, body))
+        return connection
+
+    def refused(self, route: str, body: Any, status: int = 400) -> dict[str, Any]:
+        """The error that a body is answered with."""
+        reply = self.post(route, body, SOON)
+        assert reply.status == status, reply.body[:500]
+        error = reply.error
+        assert "\n" not in error["message"]
+        assert error["type"] == "invalid_request_error"
+        return error
+
+    def answers_well(self) -> None:
+        """A good request is answered."""
+        for route in (COMPLETIONS, CHAT):
+            reply = self.post(route, GOOD[route], SOON)
+            assert reply.status == 200, reply.body[:500]
+            assert reply.json["usage"]["completion_tokens"] >= 1
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()

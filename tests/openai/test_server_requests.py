@@ -1,0 +1,232 @@
+"""Requests that are wrong: named in one line, never a fault of the server, which lives on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
+from pyh2o import Llama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+loopback = pytest.importorskip(
+    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# One by one
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("route", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
+@pytest.mark.parametrize("rest", [{}, {"max_tokens": 3}])
+def test_what_is_missing_is_named(server: Any, route: str, field: str, rest: Any) -> None:
+    error = server.refused(route, rest)
+    assert error["message"] == f"{field} is missing"
+    assert error["param"] == field
+
+
+def test_a_bad_role_is_named(server: Any) -> None:
+    messages = [GOOD[CHAT]["messages"][0], {"role": "wizard", "content": "Hello?"}]
+    error = server.refused(CHAT, {"messages": messages})
+    assert error["param"] == "messages[1].role"
+    assert error["message"].endswith("not 'wizard'")
+    assert "'assistant'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "Hello?"}, "messages"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        (CHAT, {"n": 2}, "n"),
+        (CHAT, {"top_logprobs": -1}, "top_logprobs"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice.type"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS, {"prompt": 5}, "prompt"),
+        (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 2.5}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 10**30}, "max_tokens"),
+        (COMPLETIONS, {"temperature": "hot"}, "temperature"),
+        (COMPLETIONS, {"temperature": float("nan")}, "temperature"),
+        (COMPLETIONS, {"top_p": 1.5}, "top_p"),
+        (COMPLETIONS, {"presence_penalty": 10**400}, "presence_penalty"),
+        (COMPLETIONS, {"stop": [1]}, "stop[0]"),
+        (COMPLETIONS, {"stop": ["a"] * 100}, "stop"),
+        (COMPLETIONS, {"seed": 2**64}, "seed"),
+        (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"99999": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"-1": 1}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"5": 1e39}}, "logit_bias.5"),
+        (COMPLETIONS, {"best_of": 3}, "best_of"),
+        (COMPLETIONS, {"stream": "yes"}, "stream"),
+    ],
+)
+def test_a_wrong_field_is_named(server: Any, route: str, fields: Any, param: str) -> None:
+    error = server.refused(route, with_field(route, **fields))
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_field_of_a_stream_has_a_status(server: Any, stream: bool) -> None:
+    for fields in ({"logit_bias": {"99999": 1}}, {"grammar": "root ::= ("}, {"logprobs": 2}):
+        server.refused(COMPLETIONS, with_field(COMPLETIONS, stream=stream, **fields))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+        b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    ],
+    ids=range(10),
+)
+def test_what_is_not_json(server: Any, body: bytes) -> None:
+    for route in GOOD:
+        server.refused(route, body)
+    server.answers_well()
+
+
+def test_pages_of_other_sites_cannot_pass_for_plain_forms(server: Any) -> None:
+    body = json.dumps(GOOD[COMPLETIONS]).encode()
+    reply = server.post(COMPLETIONS, body, **{"Content-Type": "text/plain"})
+    assert reply.status == 415
+    assert "application/json" in reply.error["message"]
+
+
+def test_routes_that_are_not_there(server: Any) -> None:
+    assert server.refused("/v1/images", {}, 404)["message"] == "POST /v1/images: Not Found"
+    assert server.refused("/v1/models", {}, 405)["param"] is None
+
+
+def test_null_is_not_given(server: Any) -> None:
+    nulls = dict.fromkeys(("temperature", "stop", "seed", "presence_penalty", "n", "grammar"))
+    for route in (COMPLETIONS, CHAT):
+        reply = server.post(route, with_field(route, **nulls))
+        assert reply.status == 200
+
+
+def test_content_in_parts_is_read(server: Any, served_llm: Llama) -> None:
+    def tokens(content: Any) -> list[int]:
+        server.post(CHAT, with_field(CHAT, messages=[{"role": "user", "content": content}]))
+        return served_llm.input_ids[: served_llm.n_tokens - 2].tolist()
+
+    plain = tokens("Hello, you")
+    assert tokens([{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}]) == plain
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1])
+def test_seeds_of_64_bits_repeat_their_text(server: Any, seed: int) -> None:
+    body = with_field(COMPLETIONS, seed=seed, max_tokens=10)
+    texts = [server.post(COMPLETIONS, body).json["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+# ---------------------------------------------------------------------------------------------
+# What the server keeps to itself
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_model_s_path_is_not_told(server: Any, stream: bool) -> None:
+    for route in (COMPLETIONS, CHAT):
+        body = server.post(route, with_field(route, stream=stream, model="/etc/passwd")).body
+        assert b"secret_folder" not in body
+        assert set(re.findall(rb'"model": ?"(.*?)"', body)) == {b"tiny"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_tells_no_path_and_no_traceback(
+    server: Any, served_llm: Llama, monkeypatch: pytest.MonkeyPatch, caplog: Any, stream: bool
+) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError(f"cannot read\n{served_llm.model_path}: code -3")
+
+    monkeypatch.setattr(served_llm, "_create_completion", fail)
+    caplog.set_level(logging.WARNING)
+    reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
+    assert reply.status == 500
+    assert reply.error["message"] == "cannot read tiny.gguf: code -3"
+    assert reply.error["type"] == "internal_server_error"
+    assert caplog.messages == ["500 POST /v1/completions: cannot read tiny.gguf: code -3"]
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_failed_request_is_one_line_in_the_terminal(server: Any, caplog: Any) -> None:
+    caplog.set_level(logging.WARNING)
+    server.refused(CHAT, with_field(CHAT, temperature="\x1b[31m\nred"))
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("400 POST /v1/chat/completions: temperature: ")
+    assert caplog.messages[0].isprintable()
+
+
+def test_a_template_that_refuses(folder: Path) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    path = write_tiny_gguf(folder / "strict.gguf", seed=5, n_ctx_train=512, chat_template=template)
+    with tiny_llama(path, n_ctx=256, hh=32, recent=32) as llm:
+        server = loopback.LoopbackServer(llm)
+        try:
+            error = server.refused(CHAT, GOOD[CHAT])
+        finally:
+            server.close()
+    assert error["param"] == "messages"
+    assert error["message"].endswith("roles must alternate")
+
+
+# ---------------------------------------------------------------------------------------------
+# Limits
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_long(server: Any) -> None:
+    error = server.refused(COMPLETIONS, {"prompt": "a" * (20 * 2**20)}, 413)
+    assert error["message"] == (
+        "the body has more than 1 MiB: send less, or start the server with a higher --max-body-mib"
+    )
+    server.answers_well()
+
+
+def test_a_prompt_that_is_too_long(server: Any, served_llm: Llama) -> None:
+    error = server.refused(COMPLETIONS, {"prompt": "é" * 8 * served_llm.n_ctx()})
+    assert error["param"] == "prompt"
+    assert error["code"] == "context_length_exceeded"
+    assert f"the limit is {8 * served_llm.n_ctx():,}" in error["message"]
+    assert "--max-prompt-tokens" in error["message"]
+    long = [{"role": "user", "content": "é" * 8 * served_llm.n_ctx()}]
+    assert server.refused(CHAT, {"messages": long})["param"] == "messages"
+
+
+def test_tokens_that_are_none(server: Any) -> None:
+    for tokens in ([-1], [10**6], [2**40], ["a"], [1.5]):
+        server.refused("/extras/detokenize", {"tokens": tokens})
+    tokens = server.post("/extras/tokenize", {"input": "é!"}).json["tokens"]
+    assert server.post("/extras/tokenize/count", {"input": "é!"}).json == {"count": len(tokens)}
+    text = server.post("/extras/detokenize", {"tokens": tokens}).json["text"]
+    assert text.strip() == "é!"
+    assert server.post("/extras/detokenize", {"tokens": tokens[:-2]}).status == 200
