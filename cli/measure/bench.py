@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -146,7 +147,7 @@ def bench(
         )
         tokens = repeated_tokens(path, words or english_text(), settings.text_tokens)
         bars = MeasuringBars()
-        with Comparison(settings, facts, caches, tokens, bars) as comparison:
+        with closing(Comparison(settings, facts, caches, tokens, bars)) as comparison:
             measure(comparison, bars, results)
 
 

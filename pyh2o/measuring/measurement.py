@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -28,10 +28,11 @@ from .caches import (
     MeasuredCache,
     budget_name,
     check_full,
+    open_llama,
     parts_of,
 )
 from .results import ResultFile
-from .tables import Column, TextTable
+from .tables import TextTable, column
 
 
 class Progress(Protocol):
@@ -193,22 +194,20 @@ class OfCache:
         capacity: rows that it has at most, just before a compaction; 0 without a limit.
     """
 
-    cache: str
+    cache: str = field(metadata=column("cache"))
     policy: str
     budget: str
-    rows: int
+    rows: int = field(metadata=column("rows (at most)", lambda one: one.rows_at_most))
     capacity: int
+
+    @property
+    def rows_at_most(self) -> str:
+        """Between two compactions a cache fills up its slack."""
+        return f"{self.rows} ({self.capacity})" if self.rows else ""
 
     def of_cache(self) -> dict[str, Any]:
         """These fields alone, for another record."""
         return {one.name: getattr(self, one.name) for one in fields(OfCache)}
-
-
-# Between two compactions a cache fills up its slack.
-OF_CACHE: tuple[Column[Any], ...] = (
-    ("cache", lambda one: one.cache),
-    ("rows (at most)", lambda one: f"{one.rows} ({one.capacity})" if one.rows else ""),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,19 +222,15 @@ class Unit(OfCache):
 
 
 @dataclass(frozen=True)
-class Job:
-    """A unit that is wanted.
-
-    Attributes:
-        cache: which.
-    """
+class Job(ABC):
+    """A unit that is wanted: its cache, and what else tells it from others."""
 
     cache: MeasuredCache
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Of the unit in its file."""
-        raise NotImplementedError
 
     @property
     def opening(self) -> Hashable:
@@ -325,6 +320,11 @@ class Measurement(ABC, Generic[Q, J, U, S]):
                     if job.cache.is_full:
                         check_full(llm)
                     self._add(job, unit, started)
+
+    def _open(self, cache: MeasuredCache, window: int, **more: Any) -> Llama:
+        """The model with a cache (see `open_llama`)."""
+        settings = self._settings
+        return open_llama(settings.model, cache, window=window, compute=settings.compute, **more)
 
     def _planned(self, opening: Callable[[J], Hashable]) -> Iterable[list[J]]:
         """What is missing, in groups; all of it is told to the progress."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 R = TypeVar("R")
 
@@ -37,8 +37,12 @@ class TextTable:
         return "\n".join(lines) + "\n"
 
 
-def table_of(title: str, columns: Sequence[Column[R]], records: Iterable[R]) -> TextTable:
-    """A table with a row for each record."""
+def table_of(
+    title: str, records: Sequence[R], columns: Sequence[Column[R]] | None = None
+) -> TextTable:
+    """A table with a row for each record, in the columns of its fields if no others are given."""
+    if columns is None:
+        columns = columns_of(type(records[0]))
     return TextTable(
         title,
         tuple(heading for heading, _ in columns),
@@ -47,16 +51,42 @@ def table_of(title: str, columns: Sequence[Column[R]], records: Iterable[R]) -> 
 
 
 # -------------------------------------------------------------------------------------------------
-# Texts of cells
+# Columns of records
 # -------------------------------------------------------------------------------------------------
 
 
-def number(value: float | None, form: str) -> str:
+def column(heading: str, form: str | Callable[[Any], str] = "") -> dict[str, Any]:
+    """The metadata of a record's field that has a column in its table, in the order of the fields.
+
+    Args:
+        heading: of the column.
+        form: of the value; "±" at its end adds the standard error in the field NAME_error; or what
+            makes a text of the whole record. Nothing is shown where there is no value.
+    """
+    return {"heading": heading, "form": form}
+
+
+def columns_of(record: type[R]) -> tuple[Column[R], ...]:
+    """The columns of a record."""
+    shown = [one for one in fields(record) if one.metadata]  # type: ignore[arg-type]
+    return tuple((one.metadata["heading"], _text_of(one.name, **one.metadata)) for one in shown)
+
+
+def _text_of(name: str, heading: str, form: str | Callable[[Any], str]) -> Callable[[Any], str]:
+    if callable(form):
+        return form
+    if form.endswith("±"):
+        sign = form.removesuffix("±")
+        return lambda one: with_error(getattr(one, name), getattr(one, f"{name}_error"), sign)
+    return lambda one: number(getattr(one, name), form)
+
+
+def number(value: Any, form: str) -> str:
     """A number, or nothing where there is none."""
     return "" if value is None else f"{value:{form}}"
 
 
-def with_error(value: float | None, error: float | None, sign: str = "+") -> str:
+def with_error(value: float | None, error: float | None, sign: str) -> str:
     """A number and its standard error, as far as there are any."""
     if value is None:
         return ""

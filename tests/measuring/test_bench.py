@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -565,7 +566,7 @@ def started(path: Path, cache: MeasuredCache, n_tokens: int = 320) -> Start:
 def test_worker_evicts_as_the_library_does(path: Path) -> None:
     cache = MeasuredCache("12 %", policy="h2o-far", cells=256, heavy=32, recent=32, rows=64)
     start = started(path, cache)
-    with WorkerProcess(start) as worker:
+    with closing(WorkerProcess(start)) as worker:
         assert worker.ready.use.used == 0  # the warm-up is forgotten
         read = worker.ask(Read(300, last=True))
         generated = worker.ask(Generate(4))
@@ -584,7 +585,7 @@ def test_worker_evicts_as_the_library_does(path: Path) -> None:
 
 
 def test_full_worker_goes_back(path: Path) -> None:
-    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
         worker.ask(Read(300, last=True))
         assert worker.ask(GoBack(10)).position == 10
         assert worker.ask(Generate(2)).after.used == 12
@@ -599,14 +600,14 @@ def test_refused_cache_gives_the_reason(tmp_path: Path) -> None:
 
 
 def test_worker_that_is_killed_gives_a_reason(path: Path) -> None:
-    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(CacheFailedError, match="full: its process was ended by signal 9"):
             worker.ask(Generate(1))
 
 
 def test_worker_ends_with_its_context(path: Path) -> None:
-    with WorkerProcess(started(path, replace(FULL_CACHE, cells=512))) as worker:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
         pid = worker.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -620,7 +621,7 @@ def test_memory_that_is_not_there_is_refused(path: Path, monkeypatch: pytest.Mon
     caches = caches_to_compare(settings, TRAINED)
     tokens = repeated_tokens(path, "a text ", settings.text_tokens)
     progress = Quiet()
-    with comparison.Comparison(settings, facts, caches, tokens, progress) as compared:
+    with closing(comparison.Comparison(settings, facts, caches, tokens, progress)) as compared:
         with pytest.raises(SettingsError, match=r"GiB more and 0\.0 GiB are available: lower"):
             compared.start()
         # The announcement is what the caches would really have taken.

@@ -17,11 +17,11 @@ import pytest
 from oracle import chose_clearly
 from pyh2o import Sampling
 from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.measuring import measurement as measurement_module
 from pyh2o.measuring import model as model_module
 from pyh2o.measuring.caches import FULL_CACHE, Compute, MeasuredCache, open_llama
 from pyh2o.measuring.measurement import CacheSettings, default_recent_share, policy_named
 from pyh2o.measuring.model import NamedText, normalised, text_tokens
-from pyh2o.measuring.quality import fidelity as fidelity_module
 from pyh2o.measuring.quality import full_predictions
 from pyh2o.measuring.quality.fidelity import Fidelity, FidelitySettings
 from pyh2o.measuring.quality.fidelity_figures import (
@@ -384,7 +384,7 @@ def test_run_with_the_same_file_measures_what_is_missing(
         opened.append(cache.name)
         return open_llama(model, cache, **settings)
 
-    for module in (fidelity_module, model_module):
+    for module in (measurement_module, model_module):
         monkeypatch.setattr(module, "open_llama", known)
     settings = fidelity_settings(path, random_text(rng, 900))
     few = replace(settings, caches=replace(CACHES, policies=("h2o",), budgets=(100,)))

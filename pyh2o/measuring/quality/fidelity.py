@@ -21,7 +21,7 @@ import numpy as np
 
 from ...errors import SettingsError
 from ...llama import Llama
-from ..caches import FULL, FULL_CACHE, MeasuredCache, check_budgets, check_full, open_llama
+from ..caches import FULL, FULL_CACHE, MeasuredCache, check_budgets, check_full
 from ..measurement import Job, Measurement, Progress, QualitySettings, told_of
 from ..model import NamedText, bos_tokens, open_for_tokens, text_tokens, trained_context
 from ..results import ResultFile
@@ -153,10 +153,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
     def opened(self, job: FidelityJob) -> Llama:
         # Beyond the trained context only llama.cpp's own full cache never re-bases.
         own = {"evict": False, "flash_attn": True} if job.cache.is_full else {}
-        window = job.tokens + self._n_bos
-        return open_llama(
-            self._settings.model, job.cache, window=window, compute=self._settings.compute, **own
-        )
+        return self._open(job.cache, job.tokens + self._n_bos, **own)
 
     def run(self) -> None:
         for jobs in self._planned(lambda job: job.text):
@@ -214,11 +211,10 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
             f"{text.name}: the full cache's predictions take {full.n_bytes / 2**20:,.0f} MiB in "
             f"{self._file.folder} until the text is done"
         )
-        model, compute = self._settings.model, self._settings.compute
         label = f"{text.name}, {tokens} tokens, {FULL}"
         sequence = self._sequence(text, tokens)
         n = len(sequence) - 1
-        with open_llama(model, FULL_CACHE, window=n + 1, compute=compute) as llm:
+        with self._open(FULL_CACHE, n + 1) as llm:
             full.read(llm, sequence, lambda done: self._progress.extra(label, done, n))
             check_full(llm)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from ..caches import is_streaming
-from ..measurement import OF_CACHE, OfCache, Unit, grouped
+from ..measurement import OfCache, Unit, grouped
 from ..pictures import add_legend, draw_lines, figure_bytes, new_figure
-from ..tables import Column, TextTable, number, table_of, with_error
+from ..tables import Column, TextTable, column, columns_of, number, table_of
 from .metrics import BLOCK, FloatArray, difference, gap_closed, perplexities, perplexity
 
 # The gap between sinks and a window and the full cache has to be so many times its standard error:
@@ -63,33 +63,19 @@ class FidelitySummary(OfCache):
     tokens: int
     positions: str
     first: int
-    perplexity: float
+    perplexity: float = field(metadata=column("perplexity", ".2f"))
     nll: float
-    nll_to_full: float | None
+    nll_to_full: float | None = field(metadata=column("NLL - full", "+±"))
     nll_to_full_error: float | None
-    nll_to_streaming: float | None
+    nll_to_streaming: float | None = field(metadata=column("NLL - streaming", "+±"))
     nll_to_streaming_error: float | None
-    gap_closed: float | None
-    kl_mean: float | None
-    kl_median: float | None
-    kl_90: float | None
-    kl_99: float | None
-    same_top: float | None
+    gap_closed: float | None = field(metadata=column("gap closed", ".0%"))
+    kl_mean: float | None = field(metadata=column("KL mean", ".4f"))
+    kl_median: float | None = field(metadata=column("KL median", ".4f"))
+    kl_90: float | None = field(metadata=column("KL 90 %", ".4f"))
+    kl_99: float | None = field(metadata=column("KL 99 %", ".4f"))
+    same_top: float | None = field(metadata=column("same top token", ".1%"))
     stretches: tuple[float | None, ...]
-
-
-COLUMNS: tuple[Column[FidelitySummary], ...] = (
-    *OF_CACHE,
-    ("perplexity", lambda one: f"{one.perplexity:.2f}"),
-    ("NLL - full", lambda one: with_error(one.nll_to_full, one.nll_to_full_error)),
-    ("NLL - streaming", lambda one: with_error(one.nll_to_streaming, one.nll_to_streaming_error)),
-    ("gap closed", lambda one: number(one.gap_closed, ".0%")),
-    ("KL mean", lambda one: number(one.kl_mean, ".4f")),
-    ("KL median", lambda one: number(one.kl_median, ".4f")),
-    ("KL 90 %", lambda one: number(one.kl_90, ".4f")),
-    ("KL 99 %", lambda one: number(one.kl_99, ".4f")),
-    ("same top token", lambda one: number(one.same_top, ".1%")),
-)
 
 
 def summed_up(
@@ -154,10 +140,11 @@ def fidelity_tables(summaries: Sequence[FidelitySummary], stretch: int) -> list[
     tables = []
     for (text, tokens), own in grouped(summaries, _text_and_tokens).items():
         title = f"{text}, {tokens:,} tokens"
-        tables.append(table_of(f"{title}, over those from {own[0].first:,} on", COLUMNS, own))
+        tables.append(table_of(f"{title}, over those from {own[0].first:,} on", own))
         if len(own[0].stretches) > 1:
-            columns = [OF_CACHE[0], *map(_stretch_column, _ends(own[0], stretch), count())]
-            tables.append(table_of(f"{title}, perplexity up to token", columns, own))
+            names = columns_of(OfCache)[:1]
+            columns = [*names, *map(_stretch_column, _ends(own[0], stretch), count())]
+            tables.append(table_of(f"{title}, perplexity up to token", own, columns))
     return tables
 
 

@@ -14,7 +14,7 @@ English than the right ones, so only the difference between caches says anything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,9 +24,8 @@ from ...generation.sampling import Sampling
 from ...llama import Llama
 from ...sessions.conversation import Conversation
 from ...text.chat_template import ChatTemplate
-from ..caches import FULL, check_budgets, open_llama
+from ..caches import FULL, check_budgets
 from ..measurement import (
-    OF_CACHE,
     Job,
     Measurement,
     OfCache,
@@ -39,7 +38,7 @@ from ..measurement import (
 from ..model import open_for_tokens, plain_tokens, trained_context
 from ..pictures import add_legend, draw_bars, figure_bytes, new_figure
 from ..results import ResultFile
-from ..tables import Column, TextTable, number, samples, table_of, with_error
+from ..tables import TextTable, column, samples, table_of
 from .directives import (
     LEAK_QUESTION,
     MESSAGES,
@@ -113,6 +112,10 @@ class InstructionUnit(Unit):
     compactions: int
 
 
+# The pinning in words; that of the full cache is "".
+_PINNED: dict[str, str] = {"system": "pinned", "none": "not pinned", "": ""}
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstructionSummary(OfCache):
     """One cache with its pinning, over all dialogues.
@@ -131,35 +134,22 @@ class InstructionSummary(OfCache):
         secret_leaked: share of dialogues in which the secret word came out.
     """
 
-    pin: str
+    pin: str = field(metadata=column("system prompt", lambda one: _PINNED[one.pin]))
     samples: int
-    followed: float
-    by_turn: tuple[float, ...]
-    preferred: float
+    followed: float = field(metadata=column("followed", ".1%"))
+    by_turn: tuple[float, ...] = field(
+        metadata=column(
+            "first, last turn", lambda one: f"{one.by_turn[0]:.1%}, {one.by_turn[-1]:.1%}"
+        )
+    )
+    preferred: float = field(metadata=column("right answer likelier", ".1%"))
     margin: float
-    margin_to_full: float | None
+    margin_to_full: float | None = field(metadata=column("margin - full", "+±"))
     margin_to_full_error: float | None
-    leaked: float
-    leaked_defence_first: float | None
-    leaked_defence_last: float | None
-    secret_leaked: float
-
-
-_PINNED = {"system": "pinned", "none": "not pinned", "": ""}
-
-COLUMNS: tuple[Column[InstructionSummary], ...] = (
-    *OF_CACHE,
-    ("system prompt", lambda one: _PINNED[one.pin]),
-    ("followed", lambda one: f"{one.followed:.1%}"),
-    ("first turn", lambda one: f"{one.by_turn[0]:.1%}"),
-    ("last turn", lambda one: f"{one.by_turn[-1]:.1%}"),
-    ("right answer likelier", lambda one: f"{one.preferred:.1%}"),
-    ("margin - full", lambda one: with_error(one.margin_to_full, one.margin_to_full_error)),
-    ("prompt leaked", lambda one: f"{one.leaked:.1%}"),
-    ("leaked, defence first", lambda one: number(one.leaked_defence_first, ".1%")),
-    ("leaked, defence last", lambda one: number(one.leaked_defence_last, ".1%")),
-    ("secret leaked", lambda one: f"{one.secret_leaked:.1%}"),
-)
+    leaked: float = field(metadata=column("prompt leaked", ".1%"))
+    leaked_defence_first: float | None = field(metadata=column("leaked, defence first", ".1%"))
+    leaked_defence_last: float | None = field(metadata=column("leaked, defence last", ".1%"))
+    secret_leaked: float = field(metadata=column("secret leaked", ".1%"))
 
 
 @dataclass(frozen=True)
@@ -239,8 +229,7 @@ class Instructions(
         return self._settings.turns + 2
 
     def opened(self, job: InstructionJob) -> Llama:
-        settings = self._settings
-        return open_llama(settings.model, job.cache, window=self.tokens, compute=settings.compute)
+        return self._open(job.cache, self.tokens)
 
     def measured(self, llm: Llama, job: InstructionJob) -> InstructionUnit:
         compactions = llm.kv.compactions
@@ -280,7 +269,7 @@ class Instructions(
         if not summaries:
             return []
         n = samples(max(one.samples for one in summaries), "dialogue", "dialogues")
-        return [table_of(f"{len(summaries[0].by_turn)} turns, {n}", COLUMNS, summaries)]
+        return [table_of(f"{len(summaries[0].by_turn)} turns, {n}", summaries)]
 
     def picture(self, summaries: Sequence[InstructionSummary], file_format: str) -> bytes:
         """The share of instructions followed, turn by turn, and what leaked in the end."""

@@ -15,16 +15,15 @@ the assistant's header, also without the space before it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from ...errors import SettingsError
 from ...llama import Llama
-from ..caches import FULL, MeasuredCache, check_budgets, open_llama
+from ..caches import FULL, MeasuredCache, check_budgets
 from ..measurement import (
-    OF_CACHE,
     Job,
     Measurement,
     OfCache,
@@ -37,7 +36,7 @@ from ..measurement import (
 from ..model import NamedText, open_for_tokens, trained_context
 from ..pictures import draw_lines, figure_bytes, new_figure
 from ..results import ResultFile
-from ..tables import Column, TextTable, number, samples, table_of, with_error
+from ..tables import TextTable, column, samples, table_of
 from .metrics import difference
 from .prompts import Prompt, Prompter, greedy_answer
 from .reading import answer_surprises
@@ -120,23 +119,13 @@ class RecallSummary(OfCache):
 
     task: str
     tokens: int
-    question: str
+    question: str = field(metadata=column("question"))
     samples: int
-    score: float
-    score_of_full: float | None
-    nll: float
-    nll_to_full: float | None
+    score: float = field(metadata=column("score", ".1f"))
+    score_of_full: float | None = field(metadata=column("of full", ".0%"))
+    nll: float = field(metadata=column("NLL of the answer", ".3f"))
+    nll_to_full: float | None = field(metadata=column("NLL - full", "+±"))
     nll_to_full_error: float | None
-
-
-COLUMNS: tuple[Column[RecallSummary], ...] = (
-    *OF_CACHE,
-    ("question", lambda one: one.question),
-    ("score", lambda one: f"{one.score:.1f}"),
-    ("of full", lambda one: number(one.score_of_full, ".0%")),
-    ("NLL of the answer", lambda one: f"{one.nll:.3f}"),
-    ("NLL - full", lambda one: with_error(one.nll_to_full, one.nll_to_full_error)),
-)
 
 
 @dataclass(frozen=True)
@@ -226,11 +215,8 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
         return job.tokens
 
     def opened(self, job: RecallJob) -> Llama:
-        settings = self._settings
         prefill: dict[str, Any] = {"prefill": "exact"} if job.question == "before" else {}
-        return open_llama(
-            settings.model, job.cache, window=job.tokens, compute=settings.compute, **prefill
-        )
+        return self._open(job.cache, job.tokens, **prefill)
 
     def measured(self, llm: Llama, job: RecallJob) -> RecallUnit:
         sample, prompt = self._samples[job.task.name, job.tokens, job.sample]
@@ -275,7 +261,7 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
         for (task, tokens), own in grouped(summaries, lambda one: (one.task, one.tokens)).items():
             name = "all tasks" if task == ALL else task
             n = samples(max(one.samples for one in own), "sample", "samples")
-            tables.append(table_of(f"{name}, {tokens:,} tokens, {n}", COLUMNS, own))
+            tables.append(table_of(f"{name}, {tokens:,} tokens, {n}", own))
         return tables
 
     def picture(self, summaries: Sequence[RecallSummary], file_format: str) -> bytes:

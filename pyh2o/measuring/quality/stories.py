@@ -13,7 +13,7 @@ of which begins half a window after the one before and scores the tokens that th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,8 @@ from ...generation.sampling import Sampling
 from ...llama import Llama
 from ...sessions.story import Story
 from ...text.prompt import prompt_tokens
-from ..caches import FULL_CACHE, check_budgets, check_full, open_llama
+from ..caches import FULL_CACHE, check_budgets, check_full
 from ..measurement import (
-    OF_CACHE,
     Job,
     Measurement,
     OfCache,
@@ -38,7 +37,7 @@ from ..measurement import (
 from ..model import open_for_tokens, trained_context
 from ..pictures import draw_bars, figure_bytes, new_figure
 from ..results import ResultFile
-from ..tables import Column, TextTable, number, samples, table_of, with_error
+from ..tables import TextTable, column, samples, table_of
 from .metrics import (
     FloatArray,
     distinct,
@@ -122,28 +121,15 @@ class StorySummary(OfCache):
     """
 
     samples: int
-    self_bleu: float | None
-    distinct_1: float | None
-    distinct_2: float | None
-    distinct_3: float | None
-    repeated_4: float | None
-    loops: int
-    perplexity: float
-    nll: float
+    self_bleu: float | None = field(metadata=column("self-BLEU", ".3f"))
+    distinct_1: float | None = field(metadata=column("distinct-1", ".3f"))
+    distinct_2: float | None = field(metadata=column("distinct-2", ".3f"))
+    distinct_3: float | None = field(metadata=column("distinct-3", ".3f"))
+    repeated_4: float | None = field(metadata=column("repeated 4-grams", ".1%"))
+    loops: int = field(metadata=column("loops"))
+    perplexity: float = field(metadata=column("perplexity", ".2f"))
+    nll: float = field(metadata=column("NLL", "±"))
     nll_error: float | None
-
-
-COLUMNS: tuple[Column[StorySummary], ...] = (
-    *OF_CACHE,
-    ("self-BLEU", lambda one: number(one.self_bleu, ".3f")),
-    ("distinct-1", lambda one: number(one.distinct_1, ".3f")),
-    ("distinct-2", lambda one: number(one.distinct_2, ".3f")),
-    ("distinct-3", lambda one: number(one.distinct_3, ".3f")),
-    ("repeated 4-grams", lambda one: number(one.repeated_4, ".1%")),
-    ("loops", lambda one: str(one.loops)),
-    ("perplexity", lambda one: f"{one.perplexity:.2f}"),
-    ("NLL", lambda one: with_error(one.nll, one.nll_error, sign="")),
-)
 
 
 @dataclass(frozen=True)
@@ -190,16 +176,12 @@ class Stories(Measurement[StorySettings, StoryJob, StoryUnit, StorySummary]):
         return 2 * self._settings.tokens
 
     def opened(self, job: StoryJob) -> Llama:
-        settings = self._settings
-        return open_llama(settings.model, job.cache, window=self._total, compute=settings.compute)
+        return self._open(job.cache, self._total)
 
     def run(self) -> None:
         if all(map(self._is_measured, self.wanted())):
             return
-        settings, window = self._settings, min(self._total, self._trained)
-        with open_llama(
-            settings.model, FULL_CACHE, window=window, compute=settings.compute
-        ) as self._scorer:
+        with self._open(FULL_CACHE, min(self._total, self._trained)) as self._scorer:
             super().run()
 
     def measured(self, llm: Llama, job: StoryJob) -> StoryUnit:
@@ -241,7 +223,7 @@ class Stories(Measurement[StorySettings, StoryJob, StoryUnit, StorySummary]):
         if not summaries:
             return []
         n = samples(max(one.samples for one in summaries), "story", "stories")
-        return [table_of(f"{n} of {self._settings.tokens:,} tokens", COLUMNS, summaries)]
+        return [table_of(f"{n} of {self._settings.tokens:,} tokens", summaries)]
 
     def picture(self, summaries: Sequence[StorySummary], file_format: str) -> bytes:
         """Perplexity under the full cache, and repetition, of each cache's stories."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any
 
 from ...errors import SettingsError
@@ -31,7 +29,7 @@ READ_PER_GENERATED = 4
 
 
 class Comparison:
-    """A context manager around the processes of all caches.
+    """The processes of all caches, until it is closed.
 
     Attributes:
         report: what has been measured so far.
@@ -61,7 +59,6 @@ class Comparison:
         self._progress = progress
         self._workers: dict[str, WorkerProcess] = {}
         self._failures: dict[str, str] = {}
-        self._processes = ExitStack()
         self.report = Report(
             machine=_machine(settings, model),
             settings=_settings(settings, model),
@@ -149,16 +146,10 @@ class Comparison:
                 raise stopped
             yield result
 
-    def __enter__(self) -> Comparison:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._processes.close()
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers.values():
+            worker.close()
 
     def _work(self, cache: MeasuredCache) -> int:
         histories = self._settings.histories
@@ -181,7 +172,7 @@ class Comparison:
             tokens=self._tokens,
         )
         try:
-            worker = self._processes.enter_context(WorkerProcess(start))
+            worker = WorkerProcess(start)
         except CacheFailedError as error:
             self._failures[error.name] = error.reason
             return False

@@ -7,13 +7,17 @@ import io
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..caches import MeasuredCache
+from ..tables import column
 from .caches import ELEMENT_BYTES
 from .messages import KVUse
 from .turns import CacheRun, Round
+
+# The heading of a column that is shown only where a GPU was used.
+GPU_MEMORY = "GPU MiB"
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,10 @@ class Range:
     median: float
     low: float
     high: float
+
+    def __format__(self, form: str) -> str:
+        """Each of the three as a number."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Basis:
     bytes_per_second: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """One cache at one history.
 
@@ -65,22 +73,33 @@ class Figures:
         roofline_share: of it that was reached, by the median.
     """
 
-    cache: str
+    cache: str = field(metadata=column("cache"))
     position: int
-    kv_bytes: int
-    share_of_full: float
-    peak_bytes: int
-    device_bytes: int
-    read_per_second: float | None
-    first_token_seconds: float
-    generated_per_second: Range
-    ratio: Range | None
-    compactions: int
+    kv_bytes: int = field(
+        metadata=column("KV memory", lambda one: f"{one.kv_bytes / 2**20:.1f} MiB")
+    )
+    share_of_full: float = field(metadata=column("of full", ".1%"))
+    peak_bytes: int = field(
+        metadata=column("peak MiB", lambda one: f"{one.peak_bytes / 2**20:.0f}")
+    )
+    device_bytes: int = field(
+        metadata=column(GPU_MEMORY, lambda one: f"{one.device_bytes / 2**20:.0f}")
+    )
+    read_per_second: float | None = field(metadata=column("read tok/s", ".0f"))
+    first_token_seconds: float = field(metadata=column("first token s", ".2f"))
+    generated_per_second: Range = field(metadata=column("generate tok/s (range)", ".1f"))
+    ratio: Range | None = field(metadata=column("x full (range)", ".2f"))
+    compactions: int = field(metadata=column("compactions, % of time", lambda one: one.compacted))
     compaction_share: float
     compaction_seconds: float | None
     bytes_per_token: float
     roofline_per_second: float | None
-    roofline_share: float | None
+    roofline_share: float | None = field(metadata=column("of roofline", ".0%"))
+
+    @property
+    def compacted(self) -> str:
+        """How often, and for how much of the time."""
+        return f"{self.compactions}, {self.compaction_share:.1%}" if self.compactions else ""
 
 
 @dataclass(frozen=True)
@@ -219,9 +238,9 @@ def as_csv(report: Report) -> str:
     """A line for each cache and history; a range takes three columns."""
     text = io.StringIO()
     columns = ["history"]
-    for column in fields(Figures):
-        is_range = column.name in ("generated_per_second", "ratio")
-        columns += [column.name, *([f"{column.name}_{end}" for end in ("low", "high")] * is_range)]
+    for one in fields(Figures):
+        is_range = one.name in ("generated_per_second", "ratio")
+        columns += [one.name, *([f"{one.name}_{end}" for end in ("low", "high")] * is_range)]
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for result in report.histories:
@@ -232,11 +251,11 @@ def as_csv(report: Report) -> str:
 
 def _flat(figures: Figures) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for column in fields(Figures):
-        value = getattr(figures, column.name)
+    for one in fields(Figures):
+        value = getattr(figures, one.name)
         if isinstance(value, Range):
-            row[column.name] = value.median
-            row[f"{column.name}_low"], row[f"{column.name}_high"] = value.low, value.high
+            row[one.name] = value.median
+            row[f"{one.name}_low"], row[f"{one.name}_high"] = value.low, value.high
         else:
-            row[column.name] = value
+            row[one.name] = value
     return row

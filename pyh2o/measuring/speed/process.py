@@ -8,7 +8,6 @@ import sys
 import tempfile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from .messages import Command, Done, Failed, Ready, Start
@@ -37,7 +36,7 @@ class CacheFailedError(Exception):
 
 
 class WorkerProcess:
-    """A context manager around the process of one cache.
+    """The process of one cache, until it is closed.
 
     Attributes:
         ready: what the worker said when its model was open.
@@ -90,17 +89,6 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
         self._log.close()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _send(self, message: Any) -> None:
         try:

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..tables import Column, TextTable, number, table_of
-from .figures import Figures, HistoryResult, Range, Report
-
-GPU_MEMORY: Column[Figures] = ("GPU MiB", lambda one: f"{one.device_bytes / 2**20:.0f}")
-COLUMNS: tuple[Column[Figures], ...] = (
-    ("cache", lambda one: one.cache),
-    ("KV memory", lambda one: f"{one.kv_bytes / 2**20:.1f} MiB"),
-    ("of full", lambda one: f"{one.share_of_full:.1%}"),
-    ("peak MiB", lambda one: f"{one.peak_bytes / 2**20:.0f}"),
-    GPU_MEMORY,
-    ("read tok/s", lambda one: number(one.read_per_second, ".0f")),
-    ("first token s", lambda one: f"{one.first_token_seconds:.2f}"),
-    ("generate tok/s (range)", lambda one: _range(one.generated_per_second, ".1f")),
-    ("x full (range)", lambda one: _range(one.ratio, ".2f")),
-    ("compactions, % of time", lambda one: _compactions(one)),
-    ("of roofline", lambda one: number(one.roofline_share, ".0%")),
-)
+from ..tables import TextTable, columns_of, table_of
+from .figures import GPU_MEMORY, Figures, HistoryResult, Report
 
 
 def head(report: Report) -> str:
@@ -45,8 +30,8 @@ def history_table(report: Report, result: HistoryResult) -> TextTable:
     The memory of a GPU is shown only where one was used.
     """
     on_gpu = any(figures.device_bytes for figures in result.figures)
-    columns = [column for column in COLUMNS if on_gpu or column is not GPU_MEMORY]
-    table = table_of(title(report, result), columns, result.figures)
+    columns = [one for one in columns_of(Figures) if on_gpu or one[0] != GPU_MEMORY]
+    table = table_of(title(report, result), result.figures, columns)
     longest = report.settings["histories"][-1]
     names = [cache.name for cache in report.caches if cache.takes_part(result.history, longest)]
     found = {row[0]: row for row in table.rows}
@@ -66,14 +51,3 @@ def title(report: Report, result: HistoryResult) -> str:
     if 0 < n_rounds < report.settings["rounds"]:
         text += f", stopped after {n_rounds} of {report.settings['rounds']} rounds"
     return text
-
-
-def _range(value: Range | None, form: str) -> str:
-    if value is None:
-        return ""
-    return f"{value.median:{form}} ({value.low:{form}}-{value.high:{form}})"
-
-
-def _compactions(figures: Figures) -> str:
-    n = figures.compactions
-    return f"{n}, {figures.compaction_share:.1%}" if n else ""
