@@ -6,8 +6,12 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-# The tests run on all cores, in a process for each: more threads would only wait for each other.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# Tests may run on several cores at once, each in a process that stays on its own with all that it
+# starts: threads of two of them on one core would only wait for each other.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[int(WORKER) % len(CORES)]})
 
 import numpy as np
 import pytest
