@@ -29,7 +29,7 @@
 //
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
-// to others stays in the scores. llama_state_get_data() and its kin save and restore everything.
+// to others stays in the scores, unless llama_h2o_mark() has marked the new end. llama_state_get_data() and its kin save and restore everything.
 // What has no exact meaning here (copying a sequence, shifting positions) is refused, and so is
 // decoding after it until the cache is cleared.
 //
@@ -176,6 +176,15 @@ LLAMA_H2O_API int32_t llama_h2o_pin_spans(
 // ascending and above 0, and every segment gets places in proportion to its length. n_starts = 0: no segments.
 LLAMA_H2O_API int32_t llama_h2o_share_fairly(
         struct llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts);
+
+// Remember what the policy has collected at the present end of a sequence. Removing the tail down to exactly such a mark
+// restores it, and the text goes on bit for bit as if the tail had never been there. A few marks are kept, the oldest one
+// goes. Removing a tail drops those behind it; compactions, re-bases, clearing, loading a state, a larger cache and
+// removing anything else drop all.
+LLAMA_H2O_API int32_t llama_h2o_mark(struct llama_context * ctx, int32_t seq_id);
+
+// The last marked position up to pos, as a number of tokens, or 0.
+LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_id, int32_t pos);
 
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
 // to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves

@@ -264,6 +264,23 @@ int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_
     });
 }
 
+int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+        h2o.mark(seq_id);
+
+        return LLAMA_H2O_OK;
+    });
+}
+
+int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        return has_seq(*llama_h2o::plain_cache(ctx), seq_id) ? h2o.marked(seq_id, pos) : LLAMA_H2O_ERR_ARGUMENT;
+    });
+}
+
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
     return with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
 }

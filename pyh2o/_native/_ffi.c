@@ -584,76 +584,85 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 56), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 65), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 73), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
 /*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
-/* 10 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 18 */ _CFFI_OP(_CFFI_OP_POINTER, 62), // float *
-/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 22 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 65), // struct llama_h2o_span const *
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 28 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 33 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
+/*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 11 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 13 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
+/* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 15 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 16 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t)
+/* 17 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 18 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 19 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 25 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
+/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 71), // float *
+/* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // struct llama_h2o_span const *
+/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 64), // struct llama_context const *
-/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_h2o_stats *
+/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 38 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 41 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 67), // struct llama_model const *
-/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 69), // void const *
-/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 73), // struct llama_context const *
+/* 50 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 51 */ _CFFI_OP(_CFFI_OP_POINTER, 75), // struct llama_h2o_stats *
 /* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 63), // int64_t()(struct llama_context const *)
-/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 40),
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_model const *
 /* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 57), // char const *
-/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 58 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 59 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 60 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
-/* 61 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
-/* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 64 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 65 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
-/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
-/* 67 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
-/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 78), // void const *
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 72), // int64_t()(struct llama_context const *)
+/* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 49),
+/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 65 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // char const *
+/* 66 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 67 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 68 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 69 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
+/* 70 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
+/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 73 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 74 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
+/* 75 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
+/* 76 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
+/* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 78 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -958,7 +967,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(33), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(42), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -996,10 +1005,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(40), arg0, (char **)&x0);
+      _cffi_type(49), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(49), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1042,7 +1051,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(56));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(65));
   return pyresult;
 }
 #else
@@ -1147,19 +1156,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(17), arg4, (char **)&x4);
+      _cffi_type(26), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(17), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(26), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(18), arg5, (char **)&x5);
+      _cffi_type(27), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(18), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(27), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1202,10 +1211,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(40), arg0, (char **)&x0);
+      _cffi_type(49), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(40), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(49), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1215,10 +1224,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(42), arg2, (char **)&x2);
+      _cffi_type(51), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(42), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(51), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1236,6 +1245,108 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_get_stats _cffi_d_llama_h2o_get_stats
+#endif
+
+static int32_t _cffi_d_llama_h2o_mark(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_mark(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_mark(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_mark", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_mark(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_mark _cffi_d_llama_h2o_mark
+#endif
+
+static int32_t _cffi_d_llama_h2o_marked(struct llama_context * x0, int32_t x1, int32_t x2)
+{
+  return llama_h2o_marked(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_marked(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  int32_t x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_marked", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int32_t);
+  if (x2 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_marked(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_marked _cffi_d_llama_h2o_marked
 #endif
 
 static int32_t _cffi_d_llama_h2o_n_devices(void)
@@ -1356,10 +1467,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(23), arg2, (char **)&x2);
+      _cffi_type(32), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(23), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(32), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1421,10 +1532,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(9), arg2, (char **)&x2);
+      _cffi_type(13), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(9), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(13), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1507,10 +1618,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(48), arg0, (char **)&x0);
+      _cffi_type(57), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(48), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(57), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1557,7 +1668,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(56));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(65));
   return pyresult;
 }
 #else
@@ -1579,10 +1690,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(45), arg0, (char **)&x0);
+      _cffi_type(54), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(45), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(54), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1692,47 +1803,49 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 53), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 40), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 62), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 51), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 48), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_mark },
+  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 16), (void *)_cffi_d_llama_h2o_marked },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 60), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 29), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 44), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 53), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 10) },
+             _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 10) },
+              _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 10) },
+              _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 10) },
+             _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 10) },
+             _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 59) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 58) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 67) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 56) },
+              _CFFI_OP(_CFFI_OP_NOOP, 65) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1741,16 +1854,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 10) },
+               _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 10) },
+              _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 10) },
+               _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 10) },
+                _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
                      _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1759,58 +1872,58 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 68) },
+              _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 68) },
+              _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 77) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 64, _CFFI_F_OPAQUE,
+  { "llama_context", 73, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_params", 33, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_params", 42, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_span", 65, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 74, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 8, 2 },
-  { "llama_h2o_stats", 66, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 75, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 10, 16 },
-  { "llama_model", 67, _CFFI_F_OPAQUE,
+  { "llama_model", 76, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 58, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 67, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 59, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 68, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 60, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 69, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 61, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 70, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -1826,12 +1939,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  53,  /* num_globals */
+  55,  /* num_globals */
   5,  /* num_struct_unions */
   4,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  70,  /* num_types */
+  79,  /* num_types */
   0,  /* flags */
 };
 

@@ -128,6 +128,22 @@ class KVCache:
         native = ffi.new("int32_t[]", list(starts))
         _check(lib.llama_h2o_share_fairly(self._context, seq_id, native, len(starts)))
 
+    def mark(self, seq_id: int = 0) -> None:
+        """Remember what the policy has collected at the present end of the text.
+
+        Removing the tail down to exactly a mark restores it: the text goes on bit for bit as if the
+        tail had never been there. A few marks are kept. Compactions, re-bases, clearing, loading a
+        state and `enlarge` drop them, removing a tail those behind it.
+
+        Raises:
+            NativeError: out of memory, or eviction is not attached.
+        """
+        _check(lib.llama_h2o_mark(self._context, seq_id))
+
+    def marked(self, n_tokens: int, seq_id: int = 0) -> int:
+        """The longest beginning of the text of up to so many tokens that is marked; 0 for none."""
+        return _check(lib.llama_h2o_marked(self._context, seq_id, n_tokens))
+
     def enlarge(self, n_cells: int) -> None:
         """Have at least so many cells for a while, and evict nothing.
 

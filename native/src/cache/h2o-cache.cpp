@@ -442,10 +442,14 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         if (p0 > newest(s)) {
             continue;
         }
-        if (p0 <= 0 && p1 > newest(s)) {
-            reset_stream(s);
-        }
         forget_queries(streams[s], p0);
+        if (p1 <= newest(s)) {
+            streams[s].marks.clear();
+        } else if (p0 <= 0) {
+            reset_stream(s);
+        } else {
+            go_back_to_mark(s, p0);
+        }
         streams[s].stale = true;
     }
 
@@ -463,6 +467,7 @@ void llama_h2o::reset_stream(uint32_t s) {
     st.n_pinned      = params.pinned;
     st.spans.clear();
     st.starts.clear();
+    st.marks.clear();
     forget_queries(st, 0);
 }
 

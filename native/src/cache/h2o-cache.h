@@ -7,6 +7,7 @@
 #include "llama-kv-cache.h"
 
 #include "cache/h2o-host-rows.h"
+#include "cache/h2o-marks.h"
 #include "cache/h2o-rope.h"
 #include "graph/h2o-queries.h"
 #include "policies/h2o-policy.h"
@@ -96,6 +97,19 @@ struct llama_h2o {
 
         ggml_tensor * credit = nullptr; // of the last graph; null unless the policy weighs queries
 
+        // Calls fn(tensor, offset, size) for the pieces of what the policy has collected of a stream, up to n_span cells.
+        template <typename F>
+        void for_each_collected(uint32_t s, uint32_t n_span, F fn) const {
+            for (ggml_tensor * sums : { scores, squares }) {
+                for (uint32_t head = 0; sums && head < n_head_kv; ++head) {
+                    fn(sums, sums->nb[2] * s + sums->nb[1] * head, n_span * sizeof(float));
+                }
+            }
+            if (queries) {
+                fn(queries, queries->nb[3] * s, queries->nb[3]);
+            }
+        }
+
         // probabilities of queries, as the layer attends: F32 [n_kv, n_tokens, n_head, n_stream]
         ggml_tensor * build_probs(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const;
     };
@@ -144,6 +158,10 @@ struct llama_h2o {
     int32_t pin(llama_seq_id seq_id, uint32_t n_pinned);
     int32_t pin_spans(llama_seq_id seq_id, std::vector<llama_h2o_span> spans);
     int32_t share_fairly(llama_seq_id seq_id, std::vector<llama_pos> starts);
+
+    // see h2o-marks.h. mark() throws std::bad_alloc
+    void mark(llama_seq_id seq_id);
+    llama_pos marked(llama_seq_id seq_id, llama_pos pos) const; // the last mark up to a position, or 0
 
     // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
     // shrink() this object is gone
@@ -200,6 +218,8 @@ private:
         std::vector<llama_pos> starts;     // of segments that share the places fairly, ascending; or empty
 
         std::vector<llama_h2o_query_slot> queries; // of the ring
+
+        std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
 
         // cells were freed since their scores were last zeroed
         bool stale = false;
@@ -311,6 +331,8 @@ private:
     void rebase(uint32_t s, llama_pos p_next);
     llama_h2o_cache_graph build_most_turns() const;
     void reset_stream(uint32_t s);
+
+    void go_back_to_mark(uint32_t s, llama_pos p0);
 
     void give_back();
     void take_rows(llama_h2o & from);

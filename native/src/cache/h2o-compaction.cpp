@@ -67,6 +67,7 @@ void llama_h2o::compact(uint32_t s) {
     const std::vector<uint32_t> used = used_cells(s);
 
     list_rows(s, used);
+    st.marks.clear();
 
     collected rows = rows_of(s);
 

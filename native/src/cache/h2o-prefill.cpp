@@ -188,4 +188,5 @@ void llama_h2o::take_lists(const llama_h2o & from, uint32_t s, const std::vector
     st.pos_forgotten = theirs.pos_forgotten;
     st.count         = theirs.count;
     st.stale         = true;
+    st.marks.clear();
 }

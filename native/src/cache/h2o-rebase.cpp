@@ -52,6 +52,7 @@ void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
     std::vector<uint32_t> order = used_cells(s);
 
     list_rows(s, order);
+    st.marks.clear();
 
     // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare
     const llama_pos n_rows = llama_pos(order.size());

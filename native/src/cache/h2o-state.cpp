@@ -87,14 +87,7 @@ static void for_each_row_piece(
 template <typename F>
 static void for_each_tensor_piece(
         const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * v, uint32_t s, uint32_t n_span, F fn) {
-    for (ggml_tensor * sums : { layer.scores, layer.squares }) {
-        for (uint32_t head = 0; sums && head < layer.n_head_kv; ++head) {
-            fn(sums, sums->nb[2] * s + sums->nb[1] * head, n_span * sizeof(float));
-        }
-    }
-    if (layer.queries) {
-        fn(layer.queries, layer.queries->nb[3] * s, layer.queries->nb[3]);
-    }
+    layer.for_each_collected(s, n_span, fn);
 
     for_each_row_piece(k, layer.k, s, n_span, fn);
     for_each_row_piece(v, layer.v, s, n_span, fn);
