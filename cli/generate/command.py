@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,9 @@ from ..options import RunOptions, takes_run_options
 from ..session_options import options_of_header, sampling_given, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from .story_file import NewStory, ResumedStory
+from ..terminal.wording import count
+from .plan import Plan
+from .story_file import NewStory, ResumedStory, StoryFile
 from .story_run import StoryRun, end_of
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 STORY_FILE = "Story file"
+# Options that change how fast a story is written: no checkpoint has them.
+SPEED_OPTIONS = ("gpu_layers", "threads", "threads_batch")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Task:
     until: list[str] | None
     loop_guard: bool | None
     ignore_eos: bool | None
-    checkpoint: int
+    checkpoint_every: int | None
 
 
 @takes_run_options
@@ -57,8 +63,8 @@ def generate(
         typer.Option(
             "--max-tokens",
             "-n",
-            min=1,
-            help="Most tokens to write.",
+            min=0,
+            help="Most tokens of the story in all; --resume remembers it. 0 is no limit.",
             show_default="until the model stops",
         ),
     ] = None,
@@ -101,14 +107,20 @@ def generate(
         typer.Option("--force", help="Replace an existing file.", rich_help_panel=STORY_FILE),
     ] = False,
     checkpoint: Annotated[
-        int,
-        typer.Option(min=1, help="Tokens between two checkpoints.", rich_help_panel=STORY_FILE),
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens between two checkpoints; --resume remembers it.",
+            show_default=str(Plan().checkpoint_every),
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the story in --output at the exact token, also after a crash.",
+            help="Go on with the story in --output at the exact token, also after a crash. A file "
+            "that was edited is read again.",
             rich_help_panel=STORY_FILE,
         ),
     ] = False,
@@ -124,8 +136,9 @@ def generate(
         if prompt_file is not None:
             text = read_prompt(prompt_file)
         task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
+        given = typed_options(context)
         if resume:
-            go_on(options, typed_options(context), task, ResumedStory(cast(Path, output)))
+            go_on(options, given, task, ResumedStory(cast(Path, output)))
         else:
             file = None if output is None else NewStory(output, replace=force)
             if (
@@ -137,7 +150,7 @@ def generate(
                 raise InputError(
                     f"--no-echo would lose the prompt in {output}: give another --output"
                 )
-            begin(options, task, file, echo=echo)
+            begin(options, given, task, file, echo=echo)
 
 
 def _check_usage(
@@ -191,8 +204,10 @@ def _checked(prompt: str) -> str:
     return prompt
 
 
-def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool) -> None:
-    """Load the model and write a new story.
+def begin(
+    options: RunOptions, given: set[str], task: Task, file: NewStory | None, *, echo: bool
+) -> None:
+    """Load the model and write a new story; `given` are the options that were typed.
 
     Raises:
         PyH2OError: the library refused the model, the settings or the prompt.
@@ -201,7 +216,7 @@ def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.story import Story
 
-    run = _run(options, task)
+    run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
         story = Story(
             llm,
@@ -213,14 +228,14 @@ def begin(options: RunOptions, task: Task, file: NewStory | None, *, echo: bool)
             ignore_eos=task.ignore_eos is True,
             on_loop=run.on_loop,
         )
-        run.write(story, file)
+        run.write(story, file, Plan().changed(task.max_tokens, task.checkpoint_every))
 
 
 def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) -> None:
     """Load the model and go on with a story; `given` are the options that were typed.
 
     Raises:
-        PyH2OError: the story does not fit the options, or its file was changed.
+        PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
     from pyh2o.sessions.session_file import read_session
@@ -228,7 +243,7 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
 
     session = read_session(file.checkpoint, KIND)
     options = options_of_header(options, given, session.header)
-    run = _run(options, task)
+    run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
         story = Story.resume(
             session,
@@ -243,14 +258,30 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
                 f"the story in {file.path} has another prompt: leave the prompt out to go on with "
                 "it, or give another --output"
             )
+        plan = Plan.of(story.notes).changed(task.max_tokens, task.checkpoint_every)
         _say_own_sampling(story, sampling_given(options, given))
-        file.expect(story.text(), end_of(story))
-        run.write(story, file)
+        _read_edited(story, file)
+        run.write(story, file, plan)
 
 
-def _run(options: RunOptions, task: Task) -> StoryRun:
-    bars = Bars(hidden=options.verbose)
-    return StoryRun(bars, max_tokens=task.max_tokens, checkpoint_every=task.checkpoint)
+def how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:
+    """The command line that goes on with a story, or "" if nothing can."""
+    if file is None or file.special:
+        return ""
+    words = ["pyh2o", "generate", "--resume", "--output", str(file.name)]
+    for name in SPEED_OPTIONS:
+        if name in given:
+            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    return shlex.join(words)
+
+
+def _read_edited(story: Story, file: ResumedStory) -> None:
+    """Take over what somebody has made of the text since it was written."""
+    edited = file.expect(story.text(), end_of(story))
+    if edited is not None:
+        story.edit(edited)
+        tokens = count(len(story.tokens), "token")
+        terminal.say(f"{file.name} was edited: it is read again, with {tokens}")
 
 
 def _say_own_sampling(story: Story, given: dict[str, float]) -> None:

@@ -25,6 +25,7 @@ class StoryFile:
     """A context manager around the file of `--output`; `NewStory` and `ResumedStory` open it.
 
     Attributes:
+        name: the file as it was given.
         path: the file, with symbolic links followed.
         special: whether it is a device or a pipe, which has no checkpoints.
         aside: where text is kept that was in the file before and is needed still, or None.
@@ -37,7 +38,7 @@ class StoryFile:
         Raises:
             InputError: the file cannot be written.
         """
-        self._name = path
+        self.name = path
         given = path.expanduser()
         self.special = given.exists() and not given.is_file()
         # A link such as /dev/stdout may lead to a pipe that has no name in any folder.
@@ -47,7 +48,7 @@ class StoryFile:
         self._file: BinaryIO | None = None
         folder = self.path.parent
         if self.path.is_dir():
-            raise InputError(f"{self._name} is a folder: give --output the name of a file")
+            raise InputError(f"{self.name} is a folder: give --output the name of a file")
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}: create it, or give another --output")
         # A device or a pipe is written in place; anything else is created in its folder.
@@ -146,16 +147,17 @@ class StoryFile:
         except BlockingIOError:
             file.close()
             raise InputError(
-                f"{self._name} is being written by another run: wait for its end, or give another "
+                f"{self.name} is being written by another run: wait for its end, or give another "
                 "--output"
             ) from None
         except OSError:
             pass  # a file system that has no locks
 
     def _unwritable(self, error: OSError) -> InputError:
+        go_on = "" if self.special else " and go on with --resume"
         return InputError(
-            f"cannot write {self._name}: {error.strerror}; what is in it stays: make room, or give "
-            "another --output"
+            f"cannot write {self.name}: {error.strerror}; what is in it stays: make room{go_on}, "
+            "or give another --output"
         )
 
 
@@ -179,13 +181,13 @@ class NewStory(StoryFile):
         self._complete = False
         if not replace and not self.special:
             for suffix in ("", CHECKPOINT, RECORDS):
-                if beside(self.path, suffix).exists():
+                if beside(self.path, suffix).exists() and not (suffix == "" and self._is_empty()):
                     raise self._exists(suffix)
 
     def _exists(self, suffix: str) -> InputError:
         resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
         return InputError(
-            f"{beside(self._name, suffix)} exists: {resume}give another --output, or replace it "
+            f"{beside(self.name, suffix)} exists: {resume}give another --output, or replace it "
             "with --force"
         )
 
@@ -195,10 +197,7 @@ class NewStory(StoryFile):
         if self._replace:
             self._move_aside()
         try:
-            # "x" refuses a file that another program has made since the check.
-            file = self.path.open("xb")
-        except FileExistsError:
-            raise self._exists("") from None
+            file = self._create()
         except OSError:
             self._bring_back()
             raise
@@ -216,6 +215,7 @@ class NewStory(StoryFile):
         super().__exit__(kind, error, trace)
         if not self.written and not self.special:
             self.path.unlink(missing_ok=True)
+            self.checkpoint.unlink(missing_ok=True)
             self._bring_back()
         elif self._complete and self._earlier is not None:
             for suffix in ("", CHECKPOINT, RECORDS):
@@ -225,6 +225,20 @@ class NewStory(StoryFile):
     def complete(self) -> None:
         """The text is whole: the earlier file is no longer needed."""
         self._complete = True
+
+    def _create(self) -> BinaryIO:
+        """The new file, or an empty one that is there, such as a run that was killed leaves."""
+        try:
+            return self.path.open("xb")
+        except FileExistsError:
+            file = self.path.open("r+b")
+        if file.seek(0, os.SEEK_END):  # another program has made it since the check
+            file.close()
+            raise self._exists("")
+        return file
+
+    def _is_empty(self) -> bool:
+        return self.path.is_file() and self.path.stat().st_size == 0
 
     def _move_aside(self) -> None:
         if self.path.is_file():
@@ -251,57 +265,77 @@ class ResumedStory(StoryFile):
         """Check the place before a model is loaded for it.
 
         Raises:
-            InputError: the file cannot be written, or is no file.
+            InputError: the file cannot be written, is no file, or has no checkpoint.
         """
         super().__init__(path)
         if self.special:
-            raise InputError(f"{self._name} is not a file: only a story in a file can be resumed")
+            raise InputError(f"{self.name} is not a file: only a story in a file can be resumed")
         if not self.checkpoint.exists():
-            raise InputError(
-                f"there is no checkpoint {beside(self._name, CHECKPOINT)}: nothing to go on from; "
-                "start without --resume"
-            )
+            cure = "start without --resume"
+            if self.path.exists():
+                cure = f"go on after its text with --prompt-file {self.name} and another --output"
+            raise InputError(f"there is no checkpoint {beside(self.name, CHECKPOINT)}: {cure}")
         self._text = b""
         self._end: bytes | None = None
         self._rest = b""
 
-    def expect(self, text: str, end: str | None) -> None:
-        """Tell, before the file is opened, what the checkpoint knows of it.
+    def expect(self, text: str, end: str | None) -> str | None:
+        """Compare the file, before it is opened, with what the checkpoint knows of it.
 
         Args:
             text: that it begins with; it gets back what is missing of that.
             end: what comes after that; None if anything may, because the story was cut off.
+
+        Returns:
+            What somebody has made of the text, or None if it is the same.
+
+        Raises:
+            InputError: it was made something that is no text.
         """
         self._text = text.encode()
         self._end = None if end is None else end.encode()
         self.written = bool(text)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if self._is_known(content):
+            return None
+        # An editor ends its files with a line break.
+        self._text = content.removesuffix(b"\n")
+        self._end = content[len(self._text) :]
+        self.written = True
+        if self._text == text.encode():
+            return None
+        try:
+            return self._text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.name} was edited, and is not UTF-8 text (byte {error.start}): save it as "
+                "UTF-8"
+            ) from None
+
+    def _is_known(self, content: bytes) -> bool:
+        """Whether the file has the text that is expected, or none at all, which then comes back."""
+        rest = content.removeprefix(self._text)
+        begins = content.startswith(self._text)
+        return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
 
     def _open(self) -> BinaryIO:
         file = self.path.open("r+b" if self.path.exists() else "x+b")
         self._lock(file)
         try:
             content = file.read()
-            self._check(content)
-            file.seek(min(len(content), len(self._text)))
-            file.write(self._text[len(content) :])
+            if not self._is_known(content):
+                raise InputError(f"{self.name} was changed just now: give the command again")
+            if content.strip():
+                file.seek(len(self._text))
+                self._rest = content[len(self._text) :]
+            else:
+                file.truncate(0)
+                file.seek(0)
+                file.write(self._text)
         except BaseException:
             file.close()
             raise
         return file
-
-    def _check(self, content: bytes) -> None:
-        """Compare the file with what the checkpoint knows of it.
-
-        Raises:
-            InputError: it was changed.
-        """
-        begin, self._rest = content[: len(self._text)], content[len(self._text) :]
-        is_known = self._end is None or self._end.startswith(self._rest)
-        if not (self._text.startswith(begin) and is_known):
-            raise InputError(
-                f"{self._name} was changed since it was written: undo the changes, or begin a new "
-                f"story with it (--prompt-file {self._name} and another --output)"
-            )
 
     def write(self, text: str) -> None:
         """Write text over the same text of the run before, or behind it."""

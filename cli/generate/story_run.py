@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -16,6 +16,7 @@ from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count, per_second
+from .plan import Plan
 from .story_file import StoryFile
 
 if TYPE_CHECKING:
@@ -34,17 +35,15 @@ WHY_ENDED = {
 class StoryRun:
     """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens."""
 
-    def __init__(self, bars: Bars, *, max_tokens: int | None, checkpoint_every: int) -> None:
+    def __init__(self, bars: Bars, how_to_go_on: str) -> None:
         """Nothing is written yet.
 
         Args:
             bars: for the progress.
-            max_tokens: most tokens to write, or None.
-            checkpoint_every: tokens between two checkpoints of a file.
+            how_to_go_on: the command line that goes on with the story, or "".
         """
         self.bars = bars
-        self._max_tokens = max_tokens
-        self._checkpoint_every = checkpoint_every
+        self._how_to_go_on = how_to_go_on
         self._interrupts = Interrupts()
         self._writes_file = False
         self._notes: list[str] = []
@@ -65,43 +64,61 @@ class StoryRun:
             "write something else"
         )
 
-    def write(self, story: Story, file: StoryFile | None) -> None:
-        """Write the story and say how it went.
+    def write(self, story: Story, file: StoryFile | None, plan: Plan) -> None:
+        """Write as much of the story as is planned, and say how it went.
 
         Raises:
             PyH2OError: the library refused, or a file cannot be written.
             KeyboardInterrupt: Ctrl-C was pressed twice.
             typer.Exit: Ctrl-C was pressed; what was written stays.
         """
+        if plan.left(story.written) == 0:
+            tokens = count(story.written, "token")
+            terminal.say(
+                f"the story has {tokens}, and --max-tokens is {plan.max_tokens:,}: give a larger "
+                "one, or 0 for no limit, to go on with it"
+            )
+            return
         self._writes_file = file is not None
+        story.notes = asdict(plan)
         pen = _Pen(story, file)
-        with _opened(file), self._interrupts:
-            pen.begin()
-            self._write(story, pen)
-            pen.end()
+        try:
+            with _opened(file), self._interrupts:
+                pen.begin()
+                self._write(story, pen, plan)
+                pen.end()
+        except KeyboardInterrupt:
+            self._say_how_to_go_on(file)
+            raise
         for note in self._notes:
             terminal.say(note)
         if file is not None and file.written:
             terminal.say(f"the text is in {file.path}")
         terminal.say(pen.report())
         if story.finish == INTERRUPTED:
+            self._say_how_to_go_on(file)
             raise typer.Exit(EXIT_INTERRUPTED)
 
-    def _write(self, story: Story, pen: _Pen) -> None:
+    def _write(self, story: Story, pen: _Pen, plan: Plan) -> None:
+        most = plan.left(story.written)
         try:
-            with closing(story.write(self._max_tokens)) as texts:
+            with closing(story.write(most)) as texts:
                 for text in texts:
                     pen.put(text)
-                    if pen.is_due(self._checkpoint_every):
+                    if pen.is_due(plan.checkpoint_every):
                         pen.checkpoint()
                     if self._writes_file:
-                        self.bars.writing(pen.written, self._max_tokens, pen.seconds)
+                        self.bars.writing(pen.written, most, pen.seconds)
                     self._interrupts.check()
         except KeyboardInterrupt:
             if self._interrupts.presses != 1:
                 raise
         finally:
             self.bars.clear()
+
+    def _say_how_to_go_on(self, file: StoryFile | None) -> None:
+        if file is not None and file.written and self._how_to_go_on:
+            terminal.say(f"to go on: {self._how_to_go_on}")
 
     def _note(self, note: str) -> None:
         # A note amid the text on stdout would begin a new line in it.
@@ -121,7 +138,7 @@ class _Pen:
         self._written_before = story.written
         self._seconds_before = story.seconds
         self._loops_before = story.loops
-        self._is_saved = story.written > 0
+        self._is_read = story.llm.n_tokens > 0
 
     @property
     def written(self) -> int:
@@ -134,8 +151,12 @@ class _Pen:
         return self._story.seconds - self._seconds_before
 
     def begin(self) -> None:
-        """Say in the checkpoint of a story that was ended that more may come after its end."""
-        if self._finish_before is not None:
+        """Have a checkpoint to go on from, even if the first token is never written."""
+        file = self._file
+        if file is None or file.special:
+            return
+        # That of a story that was ended has to say that more may come after its end.
+        if self._finish_before is not None or not file.checkpoint.exists():
             self._story.finish = None
             self._save()
 
@@ -149,17 +170,17 @@ class _Pen:
     def is_due(self, every: int) -> bool:
         """Whether it is time for a checkpoint: after the prompt, and every so many tokens."""
         at_step = self._story.written % every == 0
-        return self._story.finish is None and (at_step or not self._is_saved)
+        return self._story.finish is None and (at_step or not self._is_read)
 
     def checkpoint(self) -> None:
         """Make sure that no more than what comes after this place can be lost."""
         if self._file is None or self._file.special or not self._file.written:
             return
-        self._is_saved = True
+        self._is_read = True
         # The text comes first: a checkpoint must never know of text that is not in the file.
         self._file.sync()
         self._save()
-        self._file.record(json.dumps(dataclasses.asdict(self._story.record())))
+        self._file.record(json.dumps(asdict(self._story.record())))
 
     def end(self) -> None:
         """End the text like any text file, with a line break, unless it was interrupted."""

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cli_fakes import (
-    ENDLESS,
-    PATIENCE,
     Output,
-    Screen,
     press_ctrl_c,
     run,
-    run_program,
-    start_program,
-    wait_until,
 )
-from fake_story import FakeModel, fake_model, open_tiny, tiny_model
+from fake_story import (
+    FakeModel,
+    fake_model,
+    names,
+    now_there,
+    open_tiny,
+    report,
+)
 from pyh2o import Llama
-from pyh2o.cache.settings import DEFAULT_POLICY
-from pyh2o.cli.options import KVType
-from pyh2o.errors import ModelError, SessionError, SettingsError
-from pyh2o.llama import KV_TYPES
-from pyh2o.sessions.story import Story
-from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
+from pyh2o.errors import ModelError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -51,37 +41,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
 @pytest.fixture
 def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
     return fake_model(llm, monkeypatch)
-
-
-def tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
-
-
-def report(
-    fake: FakeModel,
-    *,
-    wrote: int,
-    why: str = "the model ended its text",
-    read: int | None = None,
-    after: int = 0,
-    seed: int = 7,
-) -> str:
-    """The last line: half a second for the reading, and for each token after the first."""
-    begin = f"went on after {tokens(after)}" if read is None else _read(read)
-    # an end of text takes its time, too
-    steps = wrote if why == "the model ended its text" or after else wrote - 1
-    speed = "" if min(wrote - (not after), steps) < 1 else _speed(wrote - (not after), steps)
-    return (
-        f"{begin} · wrote {tokens(wrote)}{speed} · {why} · seed {seed} · {fake.llm.kv.summary()}\n"
-    )
-
-
-def _read(count: int) -> str:
-    return f"read {tokens(count)} at {count / 0.5:.1f} tokens/s"
-
-
-def _speed(count: int, steps: int) -> str:
-    return f" at {count / (steps / 2):.1f} tokens/s"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -199,7 +158,12 @@ def test_prompt_file(
         ),
         (
             ["--resume", "-o", "old.txt"],
-            "there is no checkpoint old.txt.h2o: nothing to go on from; start without --resume",
+            "there is no checkpoint old.txt.h2o: go on after its text with --prompt-file old.txt "
+            "and another --output",
+        ),
+        (
+            ["--resume", "-o", "none.txt"],
+            "there is no checkpoint none.txt.h2o: start without --resume",
         ),
         (
             ["--resume", "-o", "story.txt"],
@@ -255,10 +219,6 @@ def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_file_grows_as_the_story_is_written(fake: FakeModel, tmp_path: Path) -> None:
     story = tmp_path / "story.txt"
     seen: list[str] = []
@@ -292,10 +252,6 @@ def make_story(fake: FakeModel, text: str, *arguments: str) -> dict[str, bytes]:
     """A story with its checkpoint and records; their names and contents."""
     fake.script = [text]
     assert run("generate", "-p", "old", "-o", "story.txt", *arguments).code == 0
-    return {path.name: path.read_bytes() for path in Path().iterdir()}
-
-
-def now_there() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path().iterdir()}
 
 
@@ -459,542 +415,3 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, aborted: bool) ->
     monkeypatch.setitem(sys.modules, "pyh2o.llama", library)
     expected = Output(130, "", "stopped by Ctrl-C\n")
     assert run("generate", "-m", "m.gguf", "-p", "x") == expected
-
-
-# -------------------------------------------------------------------------------------------------
-# Checkpoints and --resume
-# -------------------------------------------------------------------------------------------------
-
-TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came. THE END. So."
-
-
-def resume(*arguments: str) -> Output:
-    return run("generate", "--resume", "-o", "story.txt", *arguments)
-
-
-def begin(*arguments: str) -> Output:
-    return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
-
-
-@pytest.mark.parametrize("length", [1, 5, 27, 28, 29, 30, 50])
-def test_resumed_story_is_the_uninterrupted_one(
-    fake: FakeModel, tmp_path: Path, length: int
-) -> None:
-    """Also where a run ends amid a character."""
-    fake.script = [TALE]
-    output = begin("-n", str(length))
-    assert output.code == 0
-    first = (tmp_path / "story.txt").read_text()
-    assert first.endswith("\n")
-    assert f"I: {TALE}".startswith(first.removesuffix("\n"))
-    output = resume()
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    rest = len(TALE.encode()) - length
-    assert output.notes == f"the text is in {tmp_path / 'story.txt'}\n" + report(
-        fake, wrote=rest, after=length
-    ).replace(_speed(rest, rest), _speed(rest, rest + 1))
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = [TALE]
-    begin("-n", "25", "--checkpoint", "10")
-    with (tmp_path / "story.txt.jsonl").open("a") as file:
-        file.write('{"tok')  # the power failed
-    resume("-n", "20", "--checkpoint", "10")
-    lines = (tmp_path / "story.txt.jsonl").read_text().splitlines()
-    assert lines.pop(4) == '{"tok'
-    records = [json.loads(line) for line in lines]
-    assert [record["tokens"] for record in records] == [1, 10, 20, 25, 30, 40, 45]
-    assert [record["finish"] for record in records] == [
-        *[None] * 3,
-        "length",
-        *[None] * 2,
-        "length",
-    ]
-    assert all(record["tokens_per_second"] == 2.0 for record in records[1:])
-    assert records[1]["tokens_per_second_overall"] == pytest.approx(10 / 4.5, abs=0.01)
-    n_prompt = fake.n_prompt("I: ")
-    assert [record["position"] for record in records[:3]] == [n_prompt, n_prompt + 9, n_prompt + 19]
-    assert records[2]["text_bytes"] == len("I: ") + 20
-    kv = fake.llm.kv
-    assert records[-1]["cells_used"] == kv.used
-    assert records[-1]["capacity"] == kv.capacity
-    assert records[-1]["kv_bytes"] == kv.bytes_total
-    assert records[-1]["resident_bytes"] > 2**20
-    assert {"time", "seconds", "loops", "tokens_evicted", "compactions", "rebases"} < {*records[0]}
-
-
-def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = ["The end."]
-    assert "the model ended its text" in begin().notes
-    fake.script = ["The end.", " Or not?"]
-    output = resume("-n", "5")
-    assert (tmp_path / "story.txt").read_text() == "I: The end. Or n\n"
-    assert "went on after 8 tokens · wrote 5 tokens" in output.notes
-
-
-def test_story_that_was_ended_by_ctrl_c_goes_on(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = ["Once", press_ctrl_c, " upon a time"]
-    assert begin().code == 130
-    assert (tmp_path / "story.txt").read_text() == "I: Once "
-    fake.script = ["Once upon a time"]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == "I: Once upon a time\n"
-
-
-@pytest.mark.parametrize("finish", ["ended", "cut off"])
-def test_ctrl_c_before_the_first_token_of_a_resumed_story_leaves_the_text(
-    fake: FakeModel, tmp_path: Path, finish: str
-) -> None:
-    fake.script = [TALE]
-    begin("-n", "10")
-    if finish == "cut off":
-        cut_off(fake, tmp_path, after=10)
-    before = (tmp_path / "story.txt").read_text()
-    fake.script = [TALE[:10], press_ctrl_c, interrupt]
-    assert resume().code == 130
-    assert (tmp_path / "story.txt").read_text() == before
-    fake.script = [TALE]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def cut_off(fake: FakeModel, folder: Path, *, after: int, tail: str | None = None) -> None:
-    """Leave the story as a crash would: a checkpoint after so many tokens, and text behind it."""
-    saved: dict[str, bytes] = {}
-
-    def keep() -> None:
-        saved.update({path.name: path.read_bytes() for path in folder.iterdir()})
-
-    text = TALE.encode()
-    for path in folder.iterdir():
-        path.unlink()
-    fake.script = [text[:after].decode(), keep, text[after:].decode()]
-    begin("--checkpoint", str(after))
-    for name, data in saved.items():
-        (folder / name).write_bytes(data)
-    rest = text[after : after + 12].decode() if tail is None else tail
-    (folder / "story.txt").write_text(f"I: {text[:after].decode()}{rest}")
-
-
-def test_text_after_the_checkpoint_comes_again(fake: FakeModel, tmp_path: Path) -> None:
-    cut_off(fake, tmp_path, after=10)
-    story = tmp_path / "story.txt"
-    before = story.read_text()
-    seen: list[str] = []
-    fake.script = [TALE[:15], lambda: seen.append(story.read_text()), TALE[15:]]
-    assert resume().code == 0
-    assert seen == [before]  # what is there already stays while it comes again
-    assert story.read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("tail", "kept"), [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!")]
-)
-def test_text_after_the_checkpoint_that_does_not_come_again_is_kept(
-    fake: FakeModel, tmp_path: Path, tail: str, kept: str
-) -> None:
-    cut_off(fake, tmp_path, after=8, tail=tail)
-    fake.script = [TALE]
-    output = resume()
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    [aside] = tmp_path.glob("story.txt.*.old")
-    assert aside.read_text() == kept
-    assert output.notes.startswith(
-        "what story.txt had after the checkpoint, and did not come again, is kept as "
-        f"{aside}\nthe text is in "
-    )
-
-
-def test_a_line_break_after_the_checkpoint_is_no_text_to_keep(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    cut_off(fake, tmp_path, after=8, tail="\n")
-    fake.script = [TALE]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    cut_off(fake, tmp_path, after=8)
-    fake.script = [TALE]
-    assert resume("-n", "4").code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:12]}\n"
-    [aside] = tmp_path.glob("story.txt.*.old")
-    assert aside.read_text() == TALE[12:20]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        "I: Twice upon",
-        "I: Once upo\nI wrote this.\n",
-        "I: Once upo\n\n",
-        "I: Once upo ",
-        "",  # is not a change: the text comes back
-        "I: On",
-        "I: Once upo",
-        None,
-    ],
-)
-def test_file_that_was_changed_is_not_touched(
-    fake: FakeModel, tmp_path: Path, changed: str | None
-) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    story = tmp_path / "story.txt"
-    assert story.read_text() == "I: Once upo\n"
-    story.unlink() if changed is None else story.write_text(changed)
-    there = now_there()
-    output = resume("-n", "5")
-    if changed is None or "I: Once upo".startswith(changed):
-        assert (output.code, story.read_text()) == (0, "I: Once upon a t\n")
-        return
-    assert output == Output(
-        1,
-        "",
-        "error: story.txt was changed since it was written: undo the changes, or begin a new "
-        "story with it (--prompt-file story.txt and another --output)\n",
-    )
-    assert now_there() == there
-
-
-def test_prompt_may_be_given_again(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    there = now_there()
-    output = resume("-p", "You: ")
-    assert output == Output(
-        1,
-        "",
-        f"error: the story in {tmp_path / 'story.txt'} has another prompt: leave the prompt out to "
-        "go on with it, or give another --output\n",
-    )
-    assert now_there() == there
-    assert resume("-p", "I: ", "-n", "3").code == 0
-    assert (tmp_path / "story.txt").read_text() == "I: Once upon a\n"
-
-
-def test_story_keeps_its_sampling(fake: FakeModel) -> None:
-    fake.script = [TALE]
-    begin("-n", "8", "--temp", "0.5", "--top-k", "7")
-    sampling = fake.sampling
-    output = resume("-n", "8", "--temp", "0.9", "--seed", "8", "--top-k", "7")
-    assert fake.sampling == sampling
-    own = "the story goes on with its own sampling: temperature 0.5, seed 7\n"
-    assert output.notes.startswith(own)
-    assert " · seed 7 · " in output.notes
-    assert "its own sampling" not in resume("-n", "8").notes
-
-
-def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    resume("-n", "8")
-    assert fake.options is not None
-    kept = fake.options.eviction
-    assert (fake.options.ctx, kept.hh, kept.recent, kept.slack) == (1024, 20, 20, 8)
-    assert not fake.options.no_evict
-    assert fake.options.model == Path(fake.llm.model_path)
-    assert fake.options.threads is None
-    resume("-n", "8", "--hh", "5", "--threads", "2")
-    assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
-
-
-def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = [TALE]
-    story = tmp_path / "story.txt"
-    begin("--until", "The end", "--until", "day")
-    assert story.read_text() == f"I: {TALE[: TALE.index('The end')]}\n"
-    assert resume().code == 0  # the same texts
-    assert story.read_text() == f"I: {TALE[: TALE.index('day')]}\n"
-    assert resume("--until", "THE END").code == 0
-    assert story.read_text() == f"I: {TALE[: TALE.index('THE END')]}\n"
-    output = resume("--until", "")
-    assert "the model ended its text" in output.notes
-    assert story.read_text() == f"I: {TALE}\n"
-
-
-def test_text_held_back_at_the_end_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    fake.script = ["THE ENTRY. THE EN"]
-    begin("--until", "THE END", "-n", "6")
-    assert story.read_text() == "I: THE EN\n"
-    resume()
-    assert story.read_text() == "I: THE ENTRY. THE EN\n"
-
-
-def test_text_held_back_at_ctrl_c_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    fake.script = ["THE EN", press_ctrl_c, "DING"]
-    begin("--until", "THE ENDED")
-    assert story.read_text() == "I: THE END"
-    fake.script = ["THE ENDED"]
-    resume()
-    assert story.read_text() == "I: \n"
-
-
-def test_a_failed_checkpoint_ends_the_story_and_keeps_the_text(
-    fake: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: Story, path: Path) -> None:
-        raise SessionError(f"cannot save the session to {path}: no room")
-
-    fake.script = [TALE]
-    begin("-n", "10")
-    checkpoint = (tmp_path / "story.txt.h2o").read_bytes()
-    monkeypatch.setattr(Story, "save", fail)
-    output = resume()
-    assert output.code == 1
-    assert output.notes.startswith("error: cannot save the session")
-    assert (tmp_path / "story.txt").read_text().startswith(f"I: {TALE[:10]}")
-    assert (tmp_path / "story.txt.h2o").read_bytes() == checkpoint
-
-
-@pytest.mark.parametrize("arguments", [["--resume"], ["-p", "x", "--force"]])
-def test_a_story_that_is_being_written_is_refused(
-    fake: FakeModel, tmp_path: Path, arguments: list[str]
-) -> None:
-    fake.script = [TALE]
-    begin("-n", "10")
-    there = now_there()
-    with (tmp_path / "story.txt").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        output = run("generate", "-o", "story.txt", *arguments)
-    assert output == Output(
-        1,
-        "",
-        "error: story.txt is being written by another run: wait for its end, or give another "
-        "--output\n",
-    )
-    assert now_there() == there
-
-
-# -------------------------------------------------------------------------------------------------
-# The real program
-# -------------------------------------------------------------------------------------------------
-
-real = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def small(tiny: Path) -> list[str]:
-    """Options for the tiny model and a small cache."""
-    return ["-m", str(tiny), "--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8"]
-
-
-def test_same_seed_same_story(tiny: Path, tmp_path: Path) -> None:
-    arguments = ["generate", "-p", "Once upon a time", *small(tiny), "-n", "300", "--seed", "3"]
-    printed = run(*arguments)
-    written = run(*arguments, "-o", "story.txt")
-    assert (printed.code, written.code, written.text) == (0, 0, "")
-    assert printed.text.startswith("Once upon a time")
-    assert (tmp_path / "story.txt").read_bytes().decode() == printed.text
-    assert re.search(r" [1-9]\d* evicted", printed.notes)
-
-
-def test_written_tokens_are_exact(tiny: Path) -> None:
-    for count in (1, 2, 37):
-        output = run("generate", "-m", str(tiny), "-p", "a", "-n", str(count), *ENDLESS)
-        assert f"wrote {count} token" in output.notes
-        assert "the number of tokens asked for is reached" in output.notes
-
-
-def test_story_of_a_model_whose_positions_end(tmp_path: Path) -> None:
-    short = write_tiny_gguf(
-        tmp_path / "short.gguf", seed=17, n_ctx_train=600, arch_variant="learned_positions"
-    )
-    arguments = ["generate", "-m", str(short), "--hh", "32", "--recent", "32", "--no-loop-guard"]
-    output = run(*arguments, "-p", "Once", *ENDLESS)
-    assert output.code == 0
-    assert "all 600 positions the model was trained for are used up" in output.notes
-    output = run(*arguments, "-f", "-", "-o", "s.txt", stdin="word " * 700)
-    assert (output.code, output.text) == (1, "")
-    assert re.fullmatch(r"error: Requested tokens .*\n", output.notes)
-    assert not (tmp_path / "s.txt").exists()
-
-
-def test_story_that_fills_a_full_cache(tiny: Path) -> None:
-    output = run(
-        "generate",
-        "-m",
-        str(tiny),
-        "-p",
-        "x",
-        "--ctx",
-        "256",
-        "--no-evict",
-        "--no-loop-guard",
-        *ENDLESS,
-    )
-    assert output.code == 0
-    assert "the window of 256 tokens is full, and --no-evict drops nothing" in output.notes
-
-
-def test_story_that_the_model_may_not_end(tmp_path: Path) -> None:
-    """The tiny model as it is draws the end of the text like any other token."""
-    path = write_tiny_gguf(tmp_path / "ending.gguf", seed=17)
-    arguments = ["generate", "-m", str(path), "-n", "2000", "--temp", "2", "--seed", "1"]
-    assert "the model ended its text" in run(*arguments, "-p", "x").notes
-    output = run(*arguments, "-p", "x", "--ignore-eos", "-o", "s.txt")
-    assert "wrote 2,000 tokens" in output.notes
-    assert run(*arguments, "--resume", "-o", "s.txt").notes.count("wrote 2,000 tokens") == 1
-
-
-def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
-    arguments = ["generate", *small(tiny), "-f", "-", "-n", "20", "--seed", "3", *ENDLESS]
-    prompt = "word " * 150
-    plain = run(*arguments, stdin=prompt)
-    exact = run(*arguments, "--prefill", "exact", stdin=prompt)
-    assert (plain.code, exact.code) == (0, 0)
-    said = re.search(r"^reading ([\d,]+) tokens in full takes [1-9]\d* MiB", exact.notes, re.M)
-    assert said is not None
-    assert "in full" not in plain.notes
-    n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
-    assert n_read is not None
-    assert n_read[1] == said[1]
-    assert "KV 67/72 cells" in exact.notes
-    refused = run(*arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000)
-    assert (refused.code, refused.text) == (1, "")
-    assert re.fullmatch(r"error: an exact prefill of .* 1 allowed: .*\n", refused.notes)
-
-
-def test_every_kv_type(tiny: Path) -> None:
-    for kv_type in KVType:
-        output = run("generate", "-m", str(tiny), "-p", "x", "-n", "20", "--kv-type", kv_type.value)
-        assert output.code == 0, output.notes
-
-
-def test_loops_are_told_and_end_a_story(tiny: Path, tmp_path: Path) -> None:
-    arguments = ["generate", *small(tiny), "-p", "Once upon a time", *ENDLESS, "--no-echo"]
-    output = run(*arguments, "-o", "story.txt")
-    assert output.code == 0
-    *loops, _, last = output.notes.splitlines()
-    assert len(loops) > 5
-    for line in loops:
-        assert re.fullmatch(
-            r"a loop of \d+ tokens? at token [\d,]+: the model has to write something else", line
-        )
-    assert "the model fell into one loop after another" in last
-    assert f"broke {len(loops)} loops" in last
-    record = json.loads((tmp_path / "story.txt.jsonl").read_text().splitlines()[-1])
-    assert (record["loops"], record["finish"]) == (len(loops), "repetition")
-    # on stdout, where a line amid the text would belong to it, they come after it
-    printed = run(*arguments)
-    assert printed.text == (tmp_path / "story.txt").read_text()
-    assert printed.notes.splitlines()[:-1] == loops
-
-
-def open_like(tiny: Path, sampling: Sequence[str]) -> Llama:
-    kv_type = KV_TYPES["q8_0" if "q8_0" in sampling else "f16"]
-    settings = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "policy": DEFAULT_POLICY}
-    return tiny_llama(tiny, type_k=kv_type, type_v=kv_type, **settings)
-
-
-def kill(program: subprocess.Popen[bytes]) -> None:
-    program.send_signal(signal.SIGKILL)
-    program.communicate(timeout=PATIENCE)
-    assert program.returncode == -signal.SIGKILL
-
-
-@real
-@pytest.mark.parametrize(
-    "sampling",
-    [["--seed", "3", "--temp", "1"], ENDLESS, ["--temp", "0", "--kv-type", "q8_0"]],
-    ids=["drawn", "looping", "quantised"],
-)
-def test_killed_story_goes_on_at_the_exact_token(
-    tiny: Path, tmp_path: Path, rng: np.random.Generator, sampling: list[str]
-) -> None:
-    """kill -9 again and again at random moments: nothing before the last checkpoint is lost."""
-    story, records = tmp_path / "story.txt", tmp_path / "story.txt.jsonl"
-    begin = ["-p", "Once upon a time", *small(tiny), *sampling]
-    llm = open_like(tiny, sampling)
-    written = 0
-    for _ in range(3):
-        arguments = ["--resume"] if written else begin
-        program = start_program("generate", *arguments, "-o", story, "--checkpoint", "40")
-        wanted = count_lines(records) + int(rng.integers(1, 9))
-        wait_until(lambda wanted=wanted: count_lines(records) >= wanted)  # type: ignore[misc]
-        with suppress(subprocess.TimeoutExpired):
-            program.wait(rng.uniform(0, 0.03))  # between two checkpoints, or amid one
-        kill(program)
-        saved = Story.load(tmp_path / "story.txt.h2o", llm)
-        assert story.read_bytes().startswith(saved.text().encode())
-        *_, last = [json.loads(line) for line in records.read_text().splitlines()]
-        assert written < last["tokens"] <= saved.written
-        written = saved.written
-    more = 100
-    output = run_program("generate", "--resume", "-o", story, "-n", str(more))
-    assert output.code == 0, output.notes
-    whole = run_program("generate", *begin, "-o", "whole.txt", "-n", str(written + more))
-    assert whole.code == 0, whole.notes
-    assert story.read_bytes() == (tmp_path / "whole.txt").read_bytes()
-    assert [name for name in names(tmp_path) if name.endswith(".old")] == []
-
-
-def count_lines(file: Path) -> int:
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-@real
-def test_ctrl_c_leaves_the_text_and_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    program = start_program(
-        "generate", "-m", tiny, "-p", "Once upon", "-o", story, "--no-loop-guard", *ENDLESS
-    )
-    wait_until(lambda: story.exists() and story.stat().st_size > 100)
-    program.send_signal(signal.SIGINT)
-    text, notes = program.communicate(timeout=PATIENCE)
-    assert (program.returncode, text) == (130, b"")
-    written = story.read_text()
-    assert written.startswith("Once upon")
-    assert len(written) > 100
-    lines = notes.decode().splitlines()
-    assert lines[0] == f"the text is in {story}"
-    assert " · stopped by Ctrl-C · " in lines[1]
-    assert len(lines) == 2
-    assert run_program("generate", "--resume", "-o", story, "-n", "10").code == 0
-    assert story.read_text().startswith(written)
-
-
-@real
-def test_reader_that_leaves_early(tiny: Path) -> None:
-    program = start_program("generate", "-m", tiny, "-p", "Once upon", "--no-loop-guard", *ENDLESS)
-    assert program.stdout is not None
-    assert program.stderr is not None
-    assert program.stdout.read(9) == b"Once upon"
-    program.stdout.close()
-    assert program.wait(timeout=PATIENCE) == 141
-    assert program.stderr.read() == b""
-    program.stderr.close()
-
-
-@real
-def test_bars_on_a_terminal_only(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("word " * 1500)
-    arguments = ["generate", "-m", str(tiny), "-f", "long.txt", "-n", "300", "--no-loop-guard"]
-    screen = Screen(*arguments, "-o", "story.txt")
-    screen.wait_for("reading the prompt")
-    screen.wait_for(r"[\d,]+ of [\d,]+ tokens")
-    screen.wait_for(r"writing.*[\d,]+ of 300 tokens.* tokens/s.* \d:\d\d:\d\d left")
-    screen.wait_for("the number of tokens asked for is reached")
-    assert screen.end() == 0
-    piped = run_program(*arguments)
-    assert piped.code == 0
-    assert piped.notes.count("\n") == 1
-    assert "\x1b" not in piped.notes + piped.text

@@ -124,3 +124,47 @@ def fake_model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
 def open_tiny(folder: Path) -> Llama:
     """The model for `fake_model`; opened once, as its weights do not matter."""
     return tiny_llama(tiny_model(folder), n_ctx=WINDOW, hh=20, recent=20, slack=8)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a run prints and leaves
+# -------------------------------------------------------------------------------------------------
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
+
+
+def report(
+    fake: FakeModel,
+    *,
+    wrote: int,
+    why: str = "the model ended its text",
+    read: int | None = None,
+    after: int = 0,
+    seed: int = 7,
+) -> str:
+    """The last line: half a second for the reading, and for each token after the first."""
+    begin = f"went on after {_tokens(after)}" if read is None else _read(read)
+    # an end of text takes its time, too
+    steps = wrote if why == "the model ended its text" or after else wrote - 1
+    speed = "" if min(wrote - (not after), steps) < 1 else speed_of(wrote - (not after), steps)
+    return (
+        f"{begin} · wrote {_tokens(wrote)}{speed} · {why} · seed {seed} · {fake.llm.kv.summary()}\n"
+    )
+
+
+def _read(count: int) -> str:
+    return f"read {_tokens(count)} at {count / 0.5:.1f} tokens/s"
+
+
+def speed_of(count: int, steps: int) -> str:
+    return f" at {count / (steps / 2):.1f} tokens/s"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def now_there() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path().iterdir()}

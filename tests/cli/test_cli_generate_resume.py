@@ -1,0 +1,541 @@
+"""`pyh2o generate --resume`: checkpoints, stories that were cut off, and files that were edited."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import (
+    Output,
+    press_ctrl_c,
+    run,
+)
+from fake_story import (
+    FakeModel,
+    fake_model,
+    names,
+    now_there,
+    open_tiny,
+    report,
+    speed_of,
+)
+from pyh2o import Llama
+from pyh2o.errors import SessionError
+from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.sessions.story import Story
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
+    llm = open_tiny(tmp_path_factory.mktemp("model"))
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    return fake_model(llm, monkeypatch)
+
+
+TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came. THE END. So."
+
+
+def resume(*arguments: str) -> Output:
+    return run("generate", "--resume", "-o", "story.txt", *arguments)
+
+
+def begin(*arguments: str) -> Output:
+    return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
+
+
+@pytest.mark.parametrize("length", [1, 5, 27, 28, 29, 30, 50])
+def test_resumed_story_is_the_uninterrupted_one(
+    fake: FakeModel, tmp_path: Path, length: int
+) -> None:
+    """Also where a run ends amid a character."""
+    fake.script = [TALE]
+    output = begin("-n", str(length))
+    assert output.code == 0
+    first = (tmp_path / "story.txt").read_text()
+    assert first.endswith("\n")
+    assert f"I: {TALE}".startswith(first.removesuffix("\n"))
+    output = resume("-n", "0")
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+    rest = len(TALE.encode()) - length
+    assert output.notes == f"the text is in {tmp_path / 'story.txt'}\n" + report(
+        fake, wrote=rest, after=length
+    ).replace(speed_of(rest, rest), speed_of(rest, rest + 1))
+    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+
+
+def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    begin("-n", "25", "--checkpoint", "10")
+    with (tmp_path / "story.txt.jsonl").open("a") as file:
+        file.write('{"tok')  # the power failed
+    resume("-n", "45")
+    lines = (tmp_path / "story.txt.jsonl").read_text().splitlines()
+    assert lines.pop(4) == '{"tok'
+    records = [json.loads(line) for line in lines]
+    assert [record["tokens"] for record in records] == [1, 10, 20, 25, 30, 40, 45]
+    assert [record["finish"] for record in records] == [
+        *[None] * 3,
+        "length",
+        *[None] * 2,
+        "length",
+    ]
+    assert all(record["tokens_per_second"] == 2.0 for record in records[1:])
+    assert records[1]["tokens_per_second_overall"] == pytest.approx(10 / 4.5, abs=0.01)
+    n_prompt = fake.n_prompt("I: ")
+    assert [record["position"] for record in records[:3]] == [n_prompt, n_prompt + 9, n_prompt + 19]
+    assert records[2]["text_bytes"] == len("I: ") + 20
+    kv = fake.llm.kv
+    assert records[-1]["cells_used"] == kv.used
+    assert records[-1]["capacity"] == kv.capacity
+    assert records[-1]["kv_bytes"] == kv.bytes_total
+    assert records[-1]["resident_bytes"] > 2**20
+    assert {"time", "seconds", "loops", "tokens_evicted", "compactions", "rebases"} < {*records[0]}
+
+
+def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = ["The end."]
+    assert "the model ended its text" in begin().notes
+    fake.script = ["The end.", " Or not?"]
+    output = resume("-n", "13")
+    assert (tmp_path / "story.txt").read_text() == "I: The end. Or n\n"
+    assert "went on after 8 tokens · wrote 5 tokens" in output.notes
+
+
+def test_story_that_was_ended_by_ctrl_c_goes_on(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = ["Once", press_ctrl_c, " upon a time"]
+    assert begin().code == 130
+    assert (tmp_path / "story.txt").read_text() == "I: Once "
+    fake.script = ["Once upon a time"]
+    assert resume().code == 0
+    assert (tmp_path / "story.txt").read_text() == "I: Once upon a time\n"
+
+
+@pytest.mark.parametrize("finish", ["ended", "cut off"])
+def test_ctrl_c_before_the_first_token_of_a_resumed_story_leaves_the_text(
+    fake: FakeModel, tmp_path: Path, finish: str
+) -> None:
+    fake.script = [TALE]
+    begin("-n", "10")
+    if finish == "cut off":
+        cut_off(fake, tmp_path, after=10)
+    before = (tmp_path / "story.txt").read_text()
+    fake.script = [TALE[:10], press_ctrl_c, interrupt]
+    assert resume("-n", "0").code == 130
+    assert (tmp_path / "story.txt").read_text() == before
+    fake.script = [TALE]
+    assert resume("-n", "0").code == 0
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def cut_off(fake: FakeModel, folder: Path, *, after: int, tail: str | None = None) -> None:
+    """Leave the story as a crash would: a checkpoint after so many tokens, and text behind it."""
+    saved: dict[str, bytes] = {}
+
+    def keep() -> None:
+        saved.update({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    text = TALE.encode()
+    for path in folder.iterdir():
+        path.unlink()
+    fake.script = [text[:after].decode(), keep, text[after:].decode()]
+    begin("--checkpoint", str(after))
+    for name, data in saved.items():
+        (folder / name).write_bytes(data)
+    rest = text[after : after + 12].decode() if tail is None else tail
+    (folder / "story.txt").write_text(f"I: {text[:after].decode()}{rest}")
+
+
+def test_text_after_the_checkpoint_comes_again(fake: FakeModel, tmp_path: Path) -> None:
+    cut_off(fake, tmp_path, after=10)
+    story = tmp_path / "story.txt"
+    before = story.read_text()
+    seen: list[str] = []
+    fake.script = [TALE[:15], lambda: seen.append(story.read_text()), TALE[15:]]
+    assert resume().code == 0
+    assert seen == [before]  # what is there already stays while it comes again
+    assert story.read_text() == f"I: {TALE}\n"
+    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"), [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!")]
+)
+def test_text_after_the_checkpoint_that_does_not_come_again_is_kept(
+    fake: FakeModel, tmp_path: Path, tail: str, kept: str
+) -> None:
+    cut_off(fake, tmp_path, after=8, tail=tail)
+    fake.script = [TALE]
+    output = resume()
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+    [aside] = tmp_path.glob("story.txt.*.old")
+    assert aside.read_text() == kept
+    assert output.notes.startswith(
+        "what story.txt had after the checkpoint, and did not come again, is kept as "
+        f"{aside}\nthe text is in "
+    )
+
+
+def test_a_line_break_after_the_checkpoint_is_no_text_to_keep(
+    fake: FakeModel, tmp_path: Path
+) -> None:
+    cut_off(fake, tmp_path, after=8, tail="\n")
+    fake.script = [TALE]
+    assert resume().code == 0
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+
+
+def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
+    fake: FakeModel, tmp_path: Path
+) -> None:
+    cut_off(fake, tmp_path, after=8)
+    fake.script = [TALE]
+    assert resume("-n", "12").code == 0
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:12]}\n"
+    [aside] = tmp_path.glob("story.txt.*.old")
+    assert aside.read_text() == TALE[12:20]
+
+
+# -------------------------------------------------------------------------------------------------
+# What was asked for is remembered
+# -------------------------------------------------------------------------------------------------
+
+
+def wrote(output: Output) -> int:
+    found = re.search(r"wrote (\d+) tokens?", output.notes)
+    assert found is not None
+    return int(found[1])
+
+
+def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE[:10], press_ctrl_c, TALE[10:]]
+    assert begin("-n", "20", "--checkpoint", "4").code == 130
+    fake.script = [TALE]
+    output = resume()
+    assert (output.code, wrote(output)) == (0, 9)
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:20]}\n"
+    records = (tmp_path / "story.txt.jsonl").read_text().splitlines()
+    assert [json.loads(line)["tokens"] for line in records] == [1, 4, 8, 11, 12, 16, 20]
+    # a story that has its length is left alone
+    there = now_there()
+    assert resume() == Output(
+        0,
+        "",
+        "the story has 20 tokens, and --max-tokens is 20: give a larger one, or 0 for no limit, "
+        "to go on with it\n",
+    )
+    assert now_there() == there
+    assert wrote(resume("-n", "22", "--checkpoint", "1")) == 2
+    assert wrote(resume("-n", "0")) == len(TALE.encode()) - 22
+
+
+def test_checkpoint_of_an_earlier_version_has_no_length(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    begin("-n", "20")
+    session = read_session("story.txt.h2o", "story")
+    del session.header["notes"]
+    write_session("story.txt.h2o", session)
+    assert wrote(resume()) == len(TALE.encode()) - 20
+    session.header["notes"] = {"max_tokens": "many"}
+    write_session("story.txt.h2o", session)
+    (tmp_path / "story.txt").write_text(f"I: {TALE[:20]}\n")
+    assert resume() == Output(
+        1,
+        "",
+        "error: the checkpoint is damaged (its max_tokens is 'many'): use another copy of it\n",
+    )
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int) -> None:
+    fake.script = [TALE[:9], *[press_ctrl_c] * presses, TALE[9:]]
+    arguments = ["-p", "I: ", "--threads", "1", "-n", "20"]
+    output = run("generate", *arguments, "-o", "my story.txt")
+    assert output.code == 130
+    [line] = [line for line in output.notes.splitlines() if line.startswith("to go on: ")]
+    command = line.removeprefix("to go on: pyh2o ")
+    assert command == "generate --resume --output 'my story.txt' --threads 1"
+    fake.script = [TALE]
+    assert run(*shlex.split(command)).code == 0
+    assert (tmp_path / "my story.txt").read_text() == f"I: {TALE[:20]}\n"
+
+
+# -------------------------------------------------------------------------------------------------
+# Files that were edited
+# -------------------------------------------------------------------------------------------------
+
+
+OTHER = "A tale without a loop, whatever comes: 1, 2, 4, 8, 16; x, y and (then) z."
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "I: Twice upon",
+        "I: Once upo\nI wrote this.\n",
+        "I: Once upo\n\n",
+        "I: Once upo ",
+        "I: On",
+        "You: ",
+        "\N{SNOWMAN}",
+    ],
+)
+@pytest.mark.parametrize("echo", [True, False])
+def test_file_that_was_edited_is_read_again(
+    fake: FakeModel, tmp_path: Path, changed: str, echo: bool
+) -> None:
+    fake.script = [TALE]
+    begin("-n", "8", "--echo" if echo else "--no-echo")
+    story = tmp_path / "story.txt"
+    story.write_text(changed)
+    kept = changed.removesuffix("\n")
+    n_tokens = len(fake.llm.tokenize((kept if echo else f"I: {kept}").encode()))
+    # Before anything new is written, nothing is changed.
+    there = now_there()
+    fake.before_reading = press_ctrl_c
+    assert resume("-n", "0").code == 130
+    assert now_there() == there
+    fake.before_reading = lambda: None
+    fake.script = [OTHER]
+    output = resume("-n", "40")
+    assert output.code == 0
+    first, _, last = output.notes.splitlines()
+    assert first == f"story.txt was edited: it is read again, with {n_tokens} tokens"
+    assert last.startswith(f"read {n_tokens} tokens at ")
+    assert story.read_text() == f"{kept}{OTHER[40 - wrote(output) : 40]}\n"
+    assert fake.llm.input_ids[:n_tokens].tolist() == fake.llm.tokenize(
+        (kept if echo else f"I: {kept}").encode()
+    )
+    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    # It is a story like any other from now on.
+    before = story.read_text().removesuffix("\n")
+    output = resume("-n", "0")
+    assert "was edited" not in output.notes
+    assert story.read_text() == f"{before}{OTHER[40:]}\n"
+
+
+def test_what_an_edited_story_has_counts(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    begin("-n", "12")
+    (tmp_path / "story.txt").write_text("I: Once X")
+    fake.script = [OTHER]
+    output = resume()
+    written = len(fake.llm.tokenize(b"I: Once X")) - fake.n_prompt("I: ")
+    assert wrote(output) == 12 - written
+
+
+@pytest.mark.parametrize("changed", ["", "\n", "I: Once upo", None])
+def test_text_that_is_missing_comes_back(
+    fake: FakeModel, tmp_path: Path, changed: str | None
+) -> None:
+    """A last line break is no edit, and an empty file holds nothing to go on with."""
+    fake.script = [TALE]
+    begin("-n", "8")
+    story = tmp_path / "story.txt"
+    story.unlink() if changed is None else story.write_text(changed)
+    output = resume("-n", "13")
+    assert "was edited" not in output.notes
+    assert (output.code, story.read_text()) == (0, "I: Once upon a t\n")
+
+
+def test_last_line_break_that_an_editor_has_added_is_no_edit(
+    fake: FakeModel, tmp_path: Path
+) -> None:
+    fake.script = [TALE[:5], press_ctrl_c, TALE[5:]]
+    begin()
+    with (tmp_path / "story.txt").open("a") as file:
+        file.write("\n")
+    fake.script = [TALE]
+    assert "was edited" not in resume().notes
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+
+
+def test_file_that_is_no_text_any_more_is_refused(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    begin("-n", "8")
+    (tmp_path / "story.txt").write_bytes("I: caé\n".encode("latin-1"))
+    there = now_there()
+    assert resume("-n", "0") == Output(
+        1,
+        "",
+        "error: story.txt was edited, and is not UTF-8 text (byte 5): save it as UTF-8\n",
+    )
+    assert now_there() == there
+
+
+# -------------------------------------------------------------------------------------------------
+# Killed before the first token
+# -------------------------------------------------------------------------------------------------
+
+
+def test_a_story_killed_before_its_first_token_can_be_resumed(
+    fake: FakeModel, tmp_path: Path
+) -> None:
+    there: dict[str, bytes] = {}
+    fake.before_reading = lambda: there.update(now_there())
+    fake.script = [TALE]
+    begin("-n", "12")
+    for name in now_there():
+        Path(name).unlink()
+    assert sorted(there) == ["story.txt", "story.txt.h2o"]
+    for name, data in there.items():
+        Path(name).write_bytes(data)
+    assert run("generate", "-p", "I: ", "-o", "story.txt").notes == (
+        "error: story.txt.h2o exists: go on with it with --resume, give another --output, or "
+        "replace it with --force\n"
+    )
+    output = resume()
+    assert wrote(output) == 12
+    assert f"read {fake.n_prompt('I: ')} tokens at" in output.notes
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:12]}\n"
+
+
+def test_an_empty_file_may_be_begun_in(fake: FakeModel, tmp_path: Path) -> None:
+    (tmp_path / "story.txt").touch()
+    fake.script = [TALE]
+    assert begin().code == 0
+    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
+
+
+def test_text_without_a_checkpoint_cannot_be_resumed(fake: FakeModel, tmp_path: Path) -> None:
+    (tmp_path / "story.txt").write_text("Once upon")
+    assert resume() == Output(
+        1,
+        "",
+        "error: there is no checkpoint story.txt.h2o: go on after its text with --prompt-file "
+        "story.txt and another --output\n",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# What a story keeps
+# -------------------------------------------------------------------------------------------------
+
+
+def test_prompt_may_be_given_again(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    begin("-n", "8")
+    there = now_there()
+    output = resume("-p", "You: ")
+    assert output == Output(
+        1,
+        "",
+        f"error: the story in {tmp_path / 'story.txt'} has another prompt: leave the prompt out to "
+        "go on with it, or give another --output\n",
+    )
+    assert now_there() == there
+    assert resume("-p", "I: ", "-n", "11").code == 0
+    assert (tmp_path / "story.txt").read_text() == "I: Once upon a\n"
+
+
+def test_story_keeps_its_sampling(fake: FakeModel) -> None:
+    fake.script = [TALE]
+    begin("-n", "8", "--temp", "0.5", "--top-k", "7")
+    sampling = fake.sampling
+    output = resume("-n", "16", "--temp", "0.9", "--seed", "8", "--top-k", "7")
+    assert fake.sampling == sampling
+    own = "the story goes on with its own sampling: temperature 0.5, seed 7\n"
+    assert output.notes.startswith(own)
+    assert " · seed 7 · " in output.notes
+    assert "its own sampling" not in resume("-n", "24").notes
+
+
+def test_settings_come_from_the_checkpoint_unless_they_are_given(fake: FakeModel) -> None:
+    fake.script = [TALE]
+    begin("-n", "8")
+    resume("-n", "16")
+    assert fake.options is not None
+    kept = fake.options.eviction
+    assert (fake.options.ctx, kept.hh, kept.recent, kept.slack) == (1024, 20, 20, 8)
+    assert not fake.options.no_evict
+    assert fake.options.model == Path(fake.llm.model_path)
+    assert fake.options.threads is None
+    resume("-n", "8", "--hh", "5", "--threads", "2")
+    assert (fake.options.eviction.hh, fake.options.threads) == (5, 2)
+
+
+def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:
+    fake.script = [TALE]
+    story = tmp_path / "story.txt"
+    begin("--until", "The end", "--until", "day")
+    assert story.read_text() == f"I: {TALE[: TALE.index('The end')]}\n"
+    assert resume().code == 0  # the same texts
+    assert story.read_text() == f"I: {TALE[: TALE.index('day')]}\n"
+    assert resume("--until", "THE END").code == 0
+    assert story.read_text() == f"I: {TALE[: TALE.index('THE END')]}\n"
+    output = resume("--until", "")
+    assert "the model ended its text" in output.notes
+    assert story.read_text() == f"I: {TALE}\n"
+
+
+def test_text_held_back_at_the_end_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    fake.script = ["THE ENTRY. THE EN"]
+    begin("--until", "THE END", "-n", "6")
+    assert story.read_text() == "I: THE EN\n"
+    resume("-n", "0")
+    assert story.read_text() == "I: THE ENTRY. THE EN\n"
+
+
+def test_text_held_back_at_ctrl_c_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    fake.script = ["THE EN", press_ctrl_c, "DING"]
+    begin("--until", "THE ENDED")
+    assert story.read_text() == "I: THE END"
+    fake.script = ["THE ENDED"]
+    resume()
+    assert story.read_text() == "I: \n"
+
+
+def test_a_failed_checkpoint_ends_the_story_and_keeps_the_text(
+    fake: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Story, path: Path) -> None:
+        raise SessionError(f"cannot save the session to {path}: no room")
+
+    fake.script = [TALE]
+    begin("-n", "10")
+    checkpoint = (tmp_path / "story.txt.h2o").read_bytes()
+    monkeypatch.setattr(Story, "save", fail)
+    output = resume("-n", "0")
+    assert output.code == 1
+    assert output.notes.startswith("error: cannot save the session")
+    assert (tmp_path / "story.txt").read_text().startswith(f"I: {TALE[:10]}")
+    assert (tmp_path / "story.txt.h2o").read_bytes() == checkpoint
+
+
+@pytest.mark.parametrize("arguments", [["--resume", "-n", "0"], ["-p", "x", "--force"]])
+def test_a_story_that_is_being_written_is_refused(
+    fake: FakeModel, tmp_path: Path, arguments: list[str]
+) -> None:
+    fake.script = [TALE]
+    begin("-n", "10")
+    there = now_there()
+    with (tmp_path / "story.txt").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        output = run("generate", "-o", "story.txt", *arguments)
+    assert output == Output(
+        1,
+        "",
+        "error: story.txt is being written by another run: wait for its end, or give another "
+        "--output\n",
+    )
+    assert now_there() == there
