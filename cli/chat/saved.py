@@ -15,7 +15,6 @@ from ..errors import InputError
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
-LEFTOVER_SECONDS = 3600
 
 
 def chats_folder() -> Path:
@@ -106,14 +105,6 @@ def new_chat() -> SavedChat:
     return chat
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed save left; a younger file may belong to one that is running."""
-    for file in folder.glob(".pyh2o-session-*.tmp"):
-        with contextlib.suppress(OSError):  # the other save has ended
-            if time.time() - file.stat().st_mtime > LEFTOVER_SECONDS:
-                file.unlink()
-
-
 class ChatLock:
     """Holds a chat as long as it is open here; the system lets go of it if the program is killed.
 
@@ -124,7 +115,7 @@ class ChatLock:
     def __init__(self, chat: SavedChat) -> None:
         self._path = chat.lock_path
         try:
-            _remove_leftovers(make_chats_folder())
+            make_chats_folder()
             self._file = self._lock()
         except BlockingIOError:
             raise InputError(

@@ -3,36 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+SUFFIX = ".tmp"
+
 
 @contextlib.contextmanager
 def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `target` at the end, unless something goes wrong.
+
+    What was left of such files by writers that were killed is removed from the folder.
 
     Args:
         target: which may exist.
         prefix: how the name begins until then; it ends with ".tmp".
         mode: permissions; None for those of any new file.
     """
-    temporary = target.with_name(f"{prefix}{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            if mode is not None:
-                temporary.chmod(mode)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+    _remove_leftovers(target.parent, prefix)
+    with _new_file(target.parent, prefix) as (file, temporary):
+        if mode is not None:
+            temporary.chmod(mode)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
         os.replace(temporary, target)
+    _sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def _new_file(folder: Path, prefix: str) -> Iterator[tuple[IO[bytes], Path]]:
+    """A locked file of a name of its own, which is removed if something goes wrong."""
+    file, path = _create(folder, prefix)
+    try:
+        with file:
+            yield file, path
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+
+
+def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
+    while True:
+        path = folder / f"{prefix}{secrets.token_hex(8)}{SUFFIX}"
+        file = path.open("xb")
+        with contextlib.suppress(OSError):  # a file system that has no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Another writer may have removed it as a leftover before it was locked.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file, path
+        file.close()
+
+
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove files that no living process is writing: it would hold their lock."""
+    for path in folder.glob(f"{prefix}*{SUFFIX}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

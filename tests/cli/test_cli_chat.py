@@ -784,13 +784,11 @@ def test_session_brings_its_settings_along(
 def test_leftovers_of_killed_saves_are_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     chats.mkdir()
-    for name in (".pyh2o-session-old.tmp", ".pyh2o-session-new.tmp", "notes.tmp"):
+    for name in (".pyh2o-session-1.tmp", "notes.tmp"):
         (chats / name).touch()
-    os.utime(chats / ".pyh2o-session-old.tmp", (0, 0))
-    os.utime(chats / "notes.tmp", (0, 0))
-    run("chat", "--session", "work")
-    names = sorted(path.name for path in chats.iterdir())
-    assert names == [".pyh2o-session-new.tmp", "notes.tmp"]
+    model.say("Hi")
+    run("chat", "--session", "work", stdin="Hello\n")
+    assert sorted(path.name for path in chats.iterdir()) == ["notes.tmp", "work.h2o"]
 
 
 def test_sessions_list_and_rm(

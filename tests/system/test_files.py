@@ -1,0 +1,95 @@
+"""Files that take the place of others when they are whole, and what killed writers leave."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyh2o.system import files
+from pyh2o.system.files import replacement
+
+WRITER = """
+import sys
+from pathlib import Path
+from pyh2o.system.files import replacement
+with replacement(Path("new"), prefix=".mine-") as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def write(name: str) -> None:
+    with replacement(Path(name), prefix=".mine-") as file:
+        file.write(b"new")
+
+
+def test_file_is_replaced_when_it_is_whole() -> None:
+    Path("file").write_bytes(b"old")
+    with replacement(Path("file"), prefix=".mine-", mode=0o640) as file:
+        file.write(b"new")
+        assert Path("file").read_bytes() == b"old"
+    assert Path("file").read_bytes() == b"new"
+    assert Path("file").stat().st_mode & 0o777 == 0o640
+    assert names() == ["file"]
+
+
+def test_failure_leaves_the_old_file() -> None:
+    Path("file").write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), replacement(Path("file"), prefix=".mine-"):
+        raise ZeroDivisionError
+    assert Path("file").read_bytes() == b"old"
+    assert names() == ["file"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
+    """And what a living one is writing stays."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        for name in (".mine-notes", ".other-1.tmp"):
+            Path(name).touch()
+        write("first")
+        assert len(names()) == 4
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    assert len(names()) == 4
+    write("second")
+    assert names() == [".mine-notes", ".other-1.tmp", "first", "second"]
+
+
+def test_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class RacingLock:
+        LOCK_EX, LOCK_NB = files.fcntl.LOCK_EX, files.fcntl.LOCK_NB
+        n_lost = 0
+
+        @classmethod
+        def flock(cls, file: object, operation: int) -> None:
+            if operation == cls.LOCK_EX and cls.n_lost < 3:
+                cls.n_lost += 1
+                [path] = Path().glob(".mine-*.tmp")
+                path.unlink()
+
+    monkeypatch.setattr(files, "fcntl", RacingLock)
+    write("file")
+    assert RacingLock.n_lost == 3
+    assert names() == ["file"]
+    assert Path("file").read_bytes() == b"new"
