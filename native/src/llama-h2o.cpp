@@ -13,6 +13,7 @@
 #include <exception>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 const char * llama_h2o_strerror(int32_t status) {
@@ -238,30 +239,47 @@ static int32_t with_eviction(llama_context * ctx, F fn) {
     }
 }
 
-int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) {
-        return has_seq(*llama_h2o::plain_cache(ctx), seq_id) ? h2o.pin(seq_id, n_pinned) : LLAMA_H2O_ERR_ARGUMENT;
+// Changes what a text asks for with fn(claims), if that can be met.
+template <typename F>
+static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+
+        auto & claims = h2o.parts.streams[h2o.stream_of(seq_id)].claims;
+
+        llama_h2o_claims changed = claims;
+        fn(changed);
+
+        const int32_t status = changed.check(uint64_t(h2o.parts.params.pinned) + h2o.parts.params.heavy);
+        if (status == LLAMA_H2O_OK) {
+            claims = std::move(changed);
+        }
+
+        return status;
     });
+}
+
+int32_t llama_h2o_pin(llama_context * ctx, int32_t seq_id, uint32_t n_pinned) {
+    return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { claims.n_pinned = n_pinned; });
 }
 
 int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o_span * spans, uint32_t n_spans) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || (n_spans > 0 && !spans)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
+    if (n_spans > 0 && !spans) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
 
-        return h2o.pin_spans(seq_id, std::vector<llama_h2o_span>(spans, spans + n_spans));
-    });
+    return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { claims.spans.assign(spans, spans + n_spans); });
 }
 
 int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || (n_starts > 0 && !starts)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
+    if (n_starts > 0 && !starts) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
 
-        return h2o.share_fairly(seq_id, std::vector<llama_pos>(starts, starts + n_starts));
-    });
+    return change_claims(
+            ctx, seq_id, [&](llama_h2o_claims & claims) { claims.starts.assign(starts, starts + n_starts); });
 }
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
@@ -269,7 +287,7 @@ int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
         if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
-        h2o.mark(seq_id);
+        llama_h2o_set_mark(h2o.parts, h2o.stream_of(seq_id));
 
         return LLAMA_H2O_OK;
     });
@@ -277,7 +295,9 @@ int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
 
 int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
     return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        return has_seq(*llama_h2o::plain_cache(ctx), seq_id) ? h2o.marked(seq_id, pos) : LLAMA_H2O_ERR_ARGUMENT;
+        return has_seq(*llama_h2o::plain_cache(ctx), seq_id)
+                       ? llama_h2o_last_mark(h2o.parts, h2o.stream_of(seq_id), pos)
+                       : LLAMA_H2O_ERR_ARGUMENT;
     });
 }
 
@@ -358,9 +378,9 @@ int64_t llama_h2o_device_bytes(const llama_context * ctx) {
     try {
         const llama_h2o * h2o = llama_h2o::of(ctx);
 
-        int64_t res = h2o ? h2o->size_of_work_on_devices() : 0;
+        int64_t res = h2o ? h2o->parts.graphs.size_on_devices() : 0;
         for (const auto & [buft, size] : ctx->memory_breakdown()) {
-            if (llama_h2o::is_on_device(buft)) {
+            if (llama_h2o_is_on_device(buft)) {
                 res += size.total();
             }
         }

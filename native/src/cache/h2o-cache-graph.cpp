@@ -1,5 +1,9 @@
 #include "cache/h2o-cache-graph.h"
 
+#include "cache/h2o-layer.h"
+
+#include "llama-context.h"
+
 #include <new>
 #include <stdexcept>
 
@@ -74,6 +78,48 @@ std::vector<std::vector<float>> llama_h2o_cache_graph::run(ggml_backend_sched_t 
     for (const ggml_tensor * result : results) {
         std::vector<float> & data = res.emplace_back(ggml_nelements(result));
         ggml_backend_tensor_get(result, data.data(), 0, ggml_nbytes(result));
+    }
+
+    return res;
+}
+
+//
+// running them
+//
+
+void llama_h2o_graph_runner::reserve(size_t n_layer, const std::vector<const llama_h2o_cache_graph *> & graphs) {
+    // copies, because ggml takes pointers to what it may write
+    std::vector<ggml_backend_t> all                   = backends;
+    std::vector<ggml_backend_buffer_type_t> all_bufts = bufts;
+
+    sched.reset(ggml_backend_sched_new(all.data(), all_bufts.data(), all.size(),
+            n_layer * llama_h2o_cache_graph::MAX_NODES, false, ctx.get_cparams().op_offload));
+
+    for (const auto * graph : graphs) {
+        if (!graph->empty()) {
+            graph->reserve(sched.get());
+        }
+    }
+}
+
+std::vector<std::vector<float>> llama_h2o_graph_runner::run(const llama_h2o_cache_graph & graph) {
+    if (graph.empty()) {
+        return {};
+    }
+
+    for (const auto & [backend, set] : set_n_threads) {
+        set(backend, ctx.get_cparams().n_threads_batch);
+    }
+
+    return graph.run(sched.get());
+}
+
+size_t llama_h2o_graph_runner::size_on_devices() const {
+    size_t res = 0;
+    for (size_t i = 0; i < backends.size() && sched; ++i) {
+        if (llama_h2o_is_on_device(bufts[i])) {
+            res += ggml_backend_sched_get_buffer_size(sched.get(), backends[i]);
+        }
     }
 
     return res;

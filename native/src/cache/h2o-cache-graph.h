@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+struct llama_context;
+
 class llama_h2o_cache_graph {
 public:
     // nodes of one layer at most, views and inputs included
@@ -48,4 +50,34 @@ private:
     std::vector<ggml_tensor *> results; // F32
 
     ggml_tensor * new_input(ggml_type type, const void * data, int64_t ne0, int64_t ne1, int64_t ne2);
+};
+
+// Runs such graphs on the backends of a context, on all of its threads.
+class llama_h2o_graph_runner {
+public:
+    using thread_setters = std::vector<std::pair<ggml_backend_t, ggml_backend_set_n_threads_t>>;
+
+    // All of them belong to the context.
+    llama_h2o_graph_runner(const llama_context & ctx,
+            const std::vector<ggml_backend_t> & backends,
+            const std::vector<ggml_backend_buffer_type_t> & bufts,
+            const thread_setters & set_n_threads) :
+        ctx(ctx), backends(backends), bufts(bufts), set_n_threads(set_n_threads) {}
+
+    // Takes memory for these graphs and smaller ones; without this, only empty graphs can run.
+    void reserve(size_t n_layer, const std::vector<const llama_h2o_cache_graph *> & graphs);
+
+    // see llama_h2o_cache_graph::run()
+    std::vector<std::vector<float>> run(const llama_h2o_cache_graph & graph);
+
+    // bytes
+    size_t size_on_devices() const;
+
+private:
+    const llama_context & ctx;
+    const std::vector<ggml_backend_t> & backends;
+    const std::vector<ggml_backend_buffer_type_t> & bufts;
+    const thread_setters & set_n_threads;
+
+    ggml_backend_sched_ptr sched; // null if there are no graphs
 };

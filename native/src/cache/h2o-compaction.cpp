@@ -1,10 +1,9 @@
-// Compactions: the policy scores the rows of every head, the best are chosen, moved into the cells that stay, and the
-// other cells are freed.
+#include "cache/h2o-compaction.h"
 
-#include "cache/h2o-cache.h"
-
+#include "cache/h2o-collected.h"
 #include "cache/h2o-device-rows.h"
 #include "cache/h2o-parallel.h"
+#include "cache/h2o-probe.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -12,11 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-
-// Where the entries of a KV head begin in a stream of scores or squares.
-static float * of_head(llama_h2o_host_rows & sums, const llama_h2o::layer & layer, uint32_t head) {
-    return sums.f32() + size_t(head) * layer.k.n_cells;
-}
 
 // Rows cannot be put in order by what is no number, which only a model that has gone wrong computes, or a state that no
 // cache has written.
@@ -57,118 +51,90 @@ static std::vector<float> gather_probe(
     return res;
 }
 
-void llama_h2o::compact(uint32_t s) {
-    ctx.synchronize();
+namespace {
 
-    const int64_t t_start_us = ggml_time_us();
+// What every (layer, KV head) of a stream keeps.
+class choice {
+public:
+    //   probes   what the policy measured, of the layers; or empty
+    //   used     the cells in use, all listed
+    choice(const llama_h2o_parts & parts,
+            uint32_t s,
+            llama_h2o_collected & collected,
+            const std::vector<std::vector<float>> & probes,
+            const std::vector<uint32_t> & used);
 
-    auto & st = streams[s];
+    const llama_h2o_keep & make();
 
-    const std::vector<uint32_t> used = used_cells(s);
+private:
+    const llama_h2o_parts & parts;
+    const llama_h2o_stream & stream;
+    const llama_h2o_policy & policy;
 
-    list_rows(s, used);
-    st.marks.clear();
+    llama_h2o_collected & collected;
+    const std::vector<std::vector<float>> & probes;
+    const std::vector<uint32_t> & used;
 
-    collected rows = rows_of(s);
-
-    forget(s, rows, newest(s));
-
-    const llama_h2o_plan plan = llama_h2o_make_plan(select(s, rows, used), ctx.get_cparams().n_threads);
-
-    move_rows(s, plan);
-    move_lists(s, plan, rows);
-    free_cells(s, plan.freed);
-
-    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
-    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
-    st.pos_removable = std::max<int64_t>(st.pos_removable, int64_t(newest(s)) - int64_t(params.recent) + 2);
-
-    st.count.n_compactions    += 1;
-    st.count.n_cells_freed    += plan.freed.size();
-    st.count.n_rows_evicted   += plan.freed.size() * n_heads();
-    st.count.n_rows_moved     += plan.n_moves;
-    st.count.t_compactions_us += ggml_time_us() - t_start_us;
-}
-
-llama_h2o::collected llama_h2o::rows_of(uint32_t s) const {
-    collected rows;
-    for (const auto & layer : layers) {
-        rows.scores.emplace_back(layer.scores, s);
-        if (layer.squares) {
-            rows.squares.emplace_back(layer.squares, s);
-        }
-    }
-
-    return rows;
-}
-
-//
-// the choice
-//
-
-llama_h2o_rule llama_h2o::rule(uint32_t s) const {
-    llama_h2o_rule res;
-    res.n_budget = llama_h2o_n_budget(params);
-    res.n_recent = params.recent;
-    res.n_pinned = streams[s].n_pinned;
-    res.spans    = streams[s].spans;
-    res.starts   = streams[s].starts;
-    res.newest   = newest(s);
-
-    return res;
-}
-
-// Whether the heads of the layer or of the cache that choose together with this one all come before it.
-bool llama_h2o::ends_scope(size_t ikv, uint32_t head) const {
-    const bool last_of_layer = head + 1 == layers[ikv].n_head_kv;
-    const bool last_layer    = ikv + 1 == layers.size();
-
-    return last_of_layer && (policy->scope == llama_h2o_scope::layer || last_layer);
-}
-
-llama_h2o_keep llama_h2o::select(uint32_t s, collected & rows, std::vector<uint32_t> used) {
+    llama_h2o_rule rule;
     llama_h2o_keep keep;
-    keep.n_heads = n_heads();
-    keep.n_keep  = std::min<uint64_t>(used.size(), llama_h2o_n_budget(params));
+
+    void make_layers(size_t begin, size_t end);
+    bool ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const;
+    void score_head(size_t ikv, uint32_t head, const llama_h2o_selection & selection, double * score);
+};
+
+choice::choice(const llama_h2o_parts & parts,
+        uint32_t s,
+        llama_h2o_collected & collected,
+        const std::vector<std::vector<float>> & probes,
+        const std::vector<uint32_t> & used) :
+    parts(parts), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes), used(used) {
+    static_cast<llama_h2o_claims &>(rule) = stream.claims;
+
+    rule.n_budget = parts.n_budget();
+    rule.n_recent = parts.params.recent;
+    rule.newest   = parts.cells.newest(s);
+
+    keep.cells   = used;
+    keep.n_heads = parts.n_heads();
+    keep.n_keep  = std::min<uint64_t>(used.size(), parts.n_budget());
     keep.flags.resize(used.size() * keep.n_heads);
-    keep.cells = std::move(used);
+}
 
-    const std::vector<std::vector<float>> probes = run(build_probe(s));
+const llama_h2o_keep & choice::make() {
+    const size_t n_layer = parts.layers.size();
 
-    if (policy->scope == llama_h2o_scope::cache) {
-        select_layers(s, 0, layers.size(), probes, rows, keep);
+    if (policy.scope == llama_h2o_scope::cache) {
+        make_layers(0, n_layer);
     } else {
-        llama_h2o_parallel(layers.size(), keep.flags.size(), ctx.get_cparams().n_threads,
-                [&](size_t ikv) { select_layers(s, ikv, ikv + 1, probes, rows, keep); });
+        llama_h2o_parallel(n_layer, keep.flags.size(), parts.ctx.get_cparams().n_threads,
+                [&](size_t ikv) { make_layers(ikv, ikv + 1); });
     }
 
     return keep;
 }
 
-void llama_h2o::select_layers(uint32_t s,
-        size_t begin,
-        size_t end,
-        const std::vector<std::vector<float>> & probes,
-        collected & rows,
-        llama_h2o_keep & keep) const {
-    const size_t n_used = keep.cells.size();
+void choice::make_layers(size_t begin, size_t end) {
+    const size_t n_used = used.size();
 
-    const llama_h2o_rule rule = this->rule(s);
     llama_h2o_selection selection(rule);
 
     std::vector<double> score(n_used);
     std::vector<double> mean(n_used, 0.0); // over the heads that choose together: their sum, until the last one came
 
-    uint32_t h     = first_head(begin);
-    uint32_t first = h; // of these heads
+    uint32_t first = parts.layers[begin].shape.first_head; // of these heads
     for (size_t ikv = begin; ikv < end; ++ikv) {
-        for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head, ++h) {
-            const auto pos = gather(streams[s].pos[ikv].data() + head * kv.get_size(), keep.cells);
+        const auto & layer = parts.layers[ikv].shape;
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            const uint32_t h = layer.first_head + head;
+
+            const auto pos = gather(stream.rows.text_list(h), used);
             selection.set_rows(pos.data(), n_used);
 
-            score_head(ikv, head, selection, probes.empty() ? nullptr : &probes[ikv], rows, keep.cells, score.data());
+            score_head(ikv, head, selection, score.data());
 
-            if (policy->scope == llama_h2o_scope::head) {
+            if (policy.scope == llama_h2o_scope::head) {
                 selection.choose(score.data(), keep.head(h));
                 continue;
             }
@@ -176,7 +142,7 @@ void llama_h2o::select_layers(uint32_t s,
             for (size_t i = 0; i < n_used; ++i) {
                 mean[i] += score[i];
             }
-            if (!ends_scope(ikv, head)) {
+            if (!ends_scope(layer, head)) {
                 continue;
             }
             for (double & x : mean) {
@@ -195,35 +161,40 @@ void llama_h2o::select_layers(uint32_t s,
     }
 }
 
+// Whether the heads of the layer or of the cache that choose together with this one all come before it.
+bool choice::ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const {
+    const bool last_of_layer = head + 1 == layer.n_head_kv;
+    const bool last_of_all   = layer.first_head + head + 1 == keep.n_heads;
+
+    return policy.scope == llama_h2o_scope::layer ? last_of_layer : last_of_all;
+}
+
 // The scores of the rows that were given to the selection, [used.size()]. If the policy does not collect attention they
 // are also put where the attention would be, for those who look at the rows.
-void llama_h2o::score_head(size_t ikv,
-        uint32_t head,
-        const llama_h2o_selection & selection,
-        const std::vector<float> * probe,
-        collected & rows,
-        const std::vector<uint32_t> & used,
-        double * score) const {
-    const auto & layer = layers[ikv];
+void choice::score_head(size_t ikv, uint32_t head, const llama_h2o_selection & selection, double * score) {
+    const auto & layer = parts.layers[ikv];
 
-    const size_t n_cells  = kv.get_size();
-    const size_t n_probed = probe ? probe->size() / (n_cells * layer.n_head_kv) : 0;
-
-    float * sums = of_head(rows.scores[ikv], layer, head);
+    float * sums          = collected.scores(ikv, head);
+    const float * squared = collected.squares(ikv, head);
 
     const auto attention = gather<float>(sums, used);
-    const auto squares   = layer.squares ? gather<float>(of_head(rows.squares[ikv], layer, head), used) : attention;
-    const auto measured  = probe ? gather_probe(probe->data() + head * n_probed * n_cells, n_probed, n_cells, used)
-                                 : std::vector<float>();
+    const auto squares   = squared ? gather<float>(squared, used) : attention;
+
+    std::vector<float> measured;
+    if (!probes.empty()) {
+        const size_t n_probed = probes[ikv].size() / (size_t(parts.n_cells) * layer.shape.n_head_kv);
+
+        measured = gather_probe(probes[ikv].data() + head * n_probed * parts.n_cells, n_probed, parts.n_cells, used);
+    }
 
     expect_finite(attention);
     expect_finite(squares);
     expect_finite(measured);
 
     const llama_h2o_head_rows head_rows {
-        layer.il,
+        layer.shape.il,
         head,
-        layer.n_head / layer.n_head_kv,
+        layer.shape.n_group(),
         uint32_t(used.size()),
         selection.n_places(),
         selection.newest(),
@@ -233,117 +204,130 @@ void llama_h2o::score_head(size_t ikv,
         squares.data(),
         measured.data(),
     };
-    policy->score(head_rows, score);
+    policy.score(head_rows, score);
 
-    for (size_t i = 0; i < used.size() && !layer.collects; ++i) {
+    for (size_t i = 0; i < used.size() && !layer.attention.collects; ++i) {
         const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
         sums[used[i]]       = competes ? float(score[i]) : 0.0f;
     }
 }
 
-// What the policy leaves at a position of the attention that was collected.
-void llama_h2o::forget(uint32_t s, collected & rows, llama_pos pos) {
-    auto & st = streams[s];
-
-    const double remaining = policy->remaining(std::max<int64_t>(0, int64_t(pos) - st.pos_forgotten));
-    for (size_t ikv = 0; ikv < layers.size() && remaining != 1.0; ++ikv) {
-        const size_t n = size_t(layers[ikv].n_head_kv) * kv.get_size();
-        for (size_t i = 0; i < n; ++i) {
-            rows.scores[ikv].f32()[i] *= float(remaining);
-        }
-    }
-
-    st.pos_forgotten = pos;
-}
+} // namespace
 
 //
 // the rows
 //
 
-void llama_h2o::move_rows(uint32_t s, const llama_h2o_plan & plan) {
-    llama_h2o_cache_graph graph(layers.size());
+static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan) {
+    llama_h2o_cache_graph graph(parts.layers.size());
 
-    const auto * moves = plan.moves.data();
-    for (size_t ikv = 0; ikv < layers.size(); moves += layers[ikv].n_head_kv, ++ikv) {
-        const auto & layer = layers[ikv];
+    for (const auto & layer : parts.layers) {
+        const auto * moves = plan.moves.data() + layer.shape.first_head;
 
-        ggml_tensor * k = kv.layers[ikv].k;
-        ggml_tensor * v = kv.layers[ikv].v;
-        if (!layer.on_host) {
-            llama_h2o_build_moves(graph, { k, layer.k, s * k->nb[2] }, { v, layer.v, s * v->nb[2] }, moves);
+        ggml_tensor * k = layer.tensors.k;
+        ggml_tensor * v = layer.tensors.v;
+        if (!layer.shape.on_host) {
+            llama_h2o_build_moves(graph, { k, layer.shape.k, s * k->nb[2] }, { v, layer.shape.v, s * v->nb[2] }, moves);
             continue;
         }
 
         llama_h2o_host_rows k_rows(k, s);
         llama_h2o_host_rows v_rows(v, s);
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            llama_h2o_move_rows(k_rows.data(), layer.k, head, moves[head]);
-            llama_h2o_move_rows(v_rows.data(), layer.v, head, moves[head]);
+        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+            llama_h2o_move_rows(k_rows.data(), layer.shape.k, head, moves[head]);
+            llama_h2o_move_rows(v_rows.data(), layer.shape.v, head, moves[head]);
         }
     }
 
-    run_in_place(graph);
+    parts.run_in_place(graph);
 }
 
-// As many moves on devices as a compaction can make.
-llama_h2o_cache_graph llama_h2o::build_most_moves() const {
-    llama_h2o_cache_graph graph(layers.size());
+llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts) {
+    llama_h2o_cache_graph graph(parts.layers.size());
 
-    const size_t n_moves = std::min<uint64_t>(params.slack, llama_h2o_n_budget(params));
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
-        if (layer.on_host) {
+    const size_t n_moves = std::min<uint64_t>(parts.params.slack, parts.n_budget());
+    for (const auto & layer : parts.layers) {
+        if (layer.shape.on_host) {
             continue;
         }
 
         const std::vector<std::vector<llama_h2o_move>> moves(
-                layer.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
-        llama_h2o_build_moves(graph, { kv.layers[ikv].k, layer.k, 0 }, { kv.layers[ikv].v, layer.v, 0 }, moves.data());
+                layer.shape.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
+        llama_h2o_build_moves(
+                graph, { layer.tensors.k, layer.shape.k, 0 }, { layer.tensors.v, layer.shape.v, 0 }, moves.data());
     }
 
     return graph;
 }
 
-// What is known of the rows follows them.
-void llama_h2o::move_lists(uint32_t s, const llama_h2o_plan & plan, collected & rows) {
-    auto & st = streams[s];
+// What is collected of a head follows its rows.
+static void move_sums(float * sums, const std::vector<llama_h2o_move> & moves, const std::vector<uint32_t> & freed) {
+    if (!sums) {
+        return;
+    }
 
-    uint32_t h = 0;
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
-
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head, ++h) {
-            float * score        = of_head(rows.scores[ikv], layer, head);
-            float * square       = layer.squares ? of_head(rows.squares[ikv], layer, head) : nullptr;
-            llama_pos * pos      = st.pos[ikv].data() + size_t(head) * kv.get_size();
-            llama_pos * rope_pos = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
-            for (const auto & move : plan.moves[h]) {
-                score[move.dst]    = score[move.src];
-                pos[move.dst]      = pos[move.src];
-                rope_pos[move.dst] = rope_pos[move.src];
-                if (square) {
-                    square[move.dst] = square[move.src];
-                }
-            }
-            for (const uint32_t cell : plan.freed) {
-                score[cell] = 0.0f;
-                if (square) {
-                    square[cell] = 0.0f;
-                }
-            }
-        }
-
-        rows.scores[ikv].commit();
-        if (layer.squares) {
-            rows.squares[ikv].commit();
-        }
+    for (const auto & move : moves) {
+        sums[move.dst] = sums[move.src];
+    }
+    for (const uint32_t cell : freed) {
+        sums[cell] = 0.0f;
     }
 }
 
-void llama_h2o::free_cells(uint32_t s, const std::vector<uint32_t> & freed) {
-    for (const uint32_t cell : freed) {
-        kv.v_cells[s].rm(cell);
-        streams[s].listed[cell] = 0;
-        kv.v_heads[s]           = std::min(kv.v_heads[s], cell);
+static void move_lists(
+        llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan, llama_h2o_collected & collected) {
+    auto & rows = parts.streams[s].rows;
+
+    for (size_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & layer = parts.layers[ikv].shape;
+
+        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
+            const auto & moves = plan.moves[layer.first_head + head];
+
+            rows.move(layer.first_head + head, moves);
+            move_sums(collected.scores(ikv, head), moves, plan.freed);
+            move_sums(collected.squares(ikv, head), moves, plan.freed);
+        }
     }
+    collected.commit();
+
+    parts.cells.free(s, plan.freed);
+    for (const uint32_t cell : plan.freed) {
+        rows.unlist(cell);
+    }
+}
+
+void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
+    parts.ctx.synchronize();
+
+    const int64_t t_start_us = ggml_time_us();
+
+    auto & st = parts.streams[s];
+
+    const std::vector<uint32_t> used = parts.cells.used(s);
+
+    st.rows.list(used, parts.cells.positions(s, used));
+    st.marks.clear();
+
+    llama_h2o_collected collected(parts, s);
+    collected.forget(parts.cells.newest(s));
+
+    const std::vector<std::vector<float>> probes = parts.graphs.run(llama_h2o_build_probe(parts, s));
+
+    choice kept(parts, s, collected, probes, used);
+
+    const llama_h2o_plan plan = llama_h2o_make_plan(kept.make(), parts.ctx.get_cparams().n_threads);
+
+    move_rows(parts, s, plan);
+    move_lists(parts, s, plan, collected);
+
+    // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
+    // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
+    st.pos_removable = std::max<int64_t>(st.pos_removable, parts.cells.newest(s) - int64_t(parts.params.recent) + 2);
+
+    st.count.n_compactions    += 1;
+    st.count.n_cells_freed    += plan.freed.size();
+    st.count.n_rows_evicted   += plan.freed.size() * parts.n_heads();
+    st.count.n_rows_moved     += plan.n_moves;
+    st.count.t_compactions_us += ggml_time_us() - t_start_us;
 }

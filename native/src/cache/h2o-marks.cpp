@@ -1,26 +1,25 @@
 #include "cache/h2o-marks.h"
 
-#include "cache/h2o-cache.h"
+#include "cache/h2o-parts.h"
 
 #include "llama-context.h"
 
-#include <algorithm>
+#include <utility>
 
-void llama_h2o::mark(llama_seq_id seq_id) {
-    const uint32_t s = kv.seq_to_stream[seq_id];
+void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
 
-    auto & st = streams[s];
-
-    const llama_pos pos = newest(s) + 1;
-    if (pos == 0 || marked(seq_id, pos) == pos) {
+    const llama_pos pos = parts.cells.newest(s) + 1;
+    if (pos == 0 || llama_h2o_last_mark(parts, s, pos) == pos) {
         return;
     }
 
-    ctx.synchronize();
+    parts.ctx.synchronize();
 
-    llama_h2o_text_mark res = { pos, st.pos_forgotten, kv.v_heads[s], kv.v_cells[s].used_max_p1(), st.queries, {} };
-    for (const auto & layer : layers) {
-        layer.for_each_collected(s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
+    llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
+        {} };
+    for (const auto & layer : parts.layers) {
+        layer.tensors.for_each_collected(s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
             res.collected.resize(res.collected.size() + size);
             ggml_backend_tensor_get(tensor, res.collected.data() + res.collected.size() - size, offset, size);
         });
@@ -32,18 +31,17 @@ void llama_h2o::mark(llama_seq_id seq_id) {
     st.marks.push_back(std::move(res));
 }
 
-llama_pos llama_h2o::marked(llama_seq_id seq_id, llama_pos pos) const {
+llama_pos llama_h2o_last_mark(const llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
     llama_pos res = 0;
-    for (const auto & mark : streams[kv.seq_to_stream[seq_id]].marks) {
+    for (const auto & mark : parts.streams[s].marks) {
         res = mark.pos <= pos ? mark.pos : res;
     }
 
     return res;
 }
 
-// Before the tail from p0 on is removed.
-void llama_h2o::go_back_to_mark(uint32_t s, llama_pos p0) {
-    auto & st = streams[s];
+void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0) {
+    auto & st = parts.streams[s];
 
     while (!st.marks.empty() && st.marks.back().pos > p0) {
         st.marks.pop_back();
@@ -54,11 +52,11 @@ void llama_h2o::go_back_to_mark(uint32_t s, llama_pos p0) {
 
     const auto & mark = st.marks.back();
 
-    ctx.synchronize();
+    parts.ctx.synchronize();
 
     const uint8_t * data = mark.collected.data();
-    for (const auto & layer : layers) {
-        layer.for_each_collected(s, mark.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
+    for (const auto & layer : parts.layers) {
+        layer.tensors.for_each_collected(s, mark.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
             ggml_backend_tensor_set(tensor, data, offset, size);
             data += size;
         });
@@ -67,11 +65,12 @@ void llama_h2o::go_back_to_mark(uint32_t s, llama_pos p0) {
     st.queries       = mark.queries;
 
     // here and not in llama.cpp, which would go on behind the first of the cells that it frees
-    auto & cells = kv.v_cells[s];
-    for (uint32_t i = 0; i < cells.size(); ++i) {
-        if (!cells.is_empty(i) && cells.pos_get(i) >= p0) {
-            cells.rm(i);
+    std::vector<uint32_t> freed;
+    for (const uint32_t cell : parts.cells.used(s)) {
+        if (parts.cells[s].pos_get(cell) >= p0) {
+            freed.push_back(cell);
         }
     }
-    kv.v_heads[s] = mark.v_head;
+    parts.cells.free(s, freed);
+    parts.cells.set_head(s, mark.v_head);
 }

@@ -3,24 +3,34 @@
 
 #pragma once
 
-#include "graph/h2o-queries.h"
+#include "cache/h2o-query-ring.h"
 
-#include "llama.h"
-
+#include <cstddef>
 #include <cstdint>
 #include <vector>
+
+struct llama_h2o_parts;
 
 // the oldest one goes
 constexpr size_t LLAMA_H2O_MAX_MARKS = 8;
 
 struct llama_h2o_text_mark {
-    llama_pos pos; // of the next token
-    llama_pos pos_forgotten;
+    int32_t pos; // of the next token
+    int32_t pos_forgotten;
 
     uint32_t v_head; // where the search for free cells begins
     uint32_t n_span; // cells up to the last one in use
 
-    std::vector<llama_h2o_query_slot> queries;
+    llama_h2o_query_ring queries;
 
     std::vector<uint8_t> collected; // of the layers, one after the other
 };
+
+// At the present end of a stream. Throws std::bad_alloc.
+void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s);
+
+// The last mark up to a position, or 0.
+int32_t llama_h2o_last_mark(const llama_h2o_parts & parts, uint32_t s, int32_t pos);
+
+// Before the tail from p0 on is removed.
+void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, int32_t p0);

@@ -1,16 +1,96 @@
-// Reading a prompt in full: for a while the context has a larger cache, in which nothing is evicted. Afterwards one
-// compaction leaves what fits, and the rows go to the cache that the context had before.
+#include "cache/h2o-prefill.h"
 
 #include "cache/h2o-cache.h"
-#include "policies/h2o-selection.h"
+#include "cache/h2o-collected.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
 
-#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <utility>
+
+//
+// the rows
+//
+
+// Scores or squares of cells, to the first cells of another tensor.
+static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
+    llama_h2o_host_rows to(dst, s);
+    llama_h2o_host_rows from(src, s);
+
+    for (int64_t head = 0; head < dst->ne[1]; ++head) {
+        for (size_t i = 0; i < cells.size(); ++i) {
+            to.f32()[head * dst->ne[0] + i] = from.f32()[head * src->ne[0] + cells[i]];
+        }
+    }
+
+    to.commit();
+}
+
+// The last queries of a stream.
+static void take_queries(ggml_tensor * dst, const ggml_tensor * src, uint32_t s) {
+    std::vector<uint8_t> queries(dst->nb[3]);
+    ggml_backend_tensor_get(src, queries.data(), queries.size() * s, queries.size());
+    ggml_backend_tensor_set(dst, queries.data(), queries.size() * s, queries.size());
+}
+
+static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_t s) {
+    const std::vector<uint32_t> used = from.cells.used(s);
+    if (used.size() > parts.n_cells) {
+        throw std::runtime_error("more rows than cells");
+    }
+
+    const std::vector<llama_pos> positions = from.cells.positions(s, used);
+
+    auto & mine   = parts.streams[s];
+    auto & theirs = from.streams[s];
+
+    theirs.rows.list(used, positions);
+
+    parts.cells.clear(s);
+    for (size_t i = 0; i < used.size(); ++i) {
+        parts.cells.put(s, i, positions[i]);
+    }
+
+    mine.rows.take(theirs.rows, used);
+    mine.queries       = theirs.queries;
+    mine.claims        = theirs.claims;
+    mine.pos_removable = theirs.pos_removable;
+    mine.pos_forgotten = theirs.pos_forgotten;
+    mine.count         = theirs.count;
+    mine.stale         = true;
+    mine.marks.clear();
+
+    for (size_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & layer = parts.layers[ikv];
+        const auto & dst   = layer.tensors;
+        const auto & src   = from.layers[ikv].tensors;
+
+        llama_h2o_copy_cells(dst.k, layer.shape.k, src.k, from.layers[ikv].shape.k, s, used);
+        llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
+
+        take_sums(dst.scores, src.scores, s, used);
+        if (dst.squares) {
+            take_sums(dst.squares, src.squares, s, used);
+        }
+        if (dst.queries) {
+            take_queries(dst.queries, src.queries, s);
+        }
+    }
+}
+
+void llama_h2o_take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
+    parts.ctx.synchronize();
+
+    for (uint32_t s = 0; s < parts.streams.size(); ++s) {
+        take_stream(parts, from, s);
+    }
+}
+
+//
+// the caches
+//
 
 // llama.cpp allocates cells in blocks of so many
 static constexpr uint32_t CELL_BLOCK = 256;
@@ -36,22 +116,22 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
 
     n_cells = GGML_PAD(n_cells, CELL_BLOCK);
 
-    std::unique_ptr<llama_memory_i> memory = new_cache(ctx, kv, n_cells);
+    std::unique_ptr<llama_memory_i> memory = new_cache(parts.ctx, kv, n_cells);
 
     auto & larger = dynamic_cast<llama_kv_cache &>(*memory);
 
-    llama_h2o_params larger_params = params;
-    larger_params.slack            = n_cells - llama_h2o_n_budget(params);
+    llama_h2o_params larger_params = parts.params;
+    larger_params.slack            = n_cells - parts.n_budget();
 
-    larger.h2o = std::make_shared<llama_h2o>(ctx, larger, larger_params);
-    larger.h2o->take_rows(*this);
+    larger.h2o = std::make_shared<llama_h2o>(parts.ctx, larger, larger_params);
+    llama_h2o_take_rows(larger.h2o->parts, parts);
 
-    std::swap(ctx.memory, memory);
+    std::swap(parts.ctx.memory, memory);
     larger.h2o->smaller = std::move(memory);
 
     try {
-        ctx.sched_need_reserve = true;
-        ctx.sched_reserve();
+        parts.ctx.sched_need_reserve = true;
+        parts.ctx.sched_reserve();
         larger.h2o->reserve_graphs();
     } catch (const std::exception &) {
         larger.h2o->give_back();
@@ -69,22 +149,19 @@ int32_t llama_h2o::shrink() {
         return LLAMA_H2O_ERR_NOT_ENLARGED;
     }
 
-    auto & target = *dynamic_cast<llama_kv_cache &>(*smaller).h2o;
+    auto & target = dynamic_cast<llama_kv_cache &>(*smaller).h2o->parts;
 
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        if (streams[s].stale) {
-            reset_free_cells(s);
+    for (uint32_t s = 0; s < parts.streams.size(); ++s) {
+        if (parts.streams[s].stale) {
+            llama_h2o_reset_free_cells(parts, s);
         }
-        if (kv.v_cells[s].get_used() > llama_h2o_n_capacity(target.params)) {
-            compact(s);
-            if (params.positions == LLAMA_H2O_POSITIONS_DENSE) {
-                rebase(s, newest(s) + 1);
-            }
+        if (parts.cells[s].get_used() > target.n_capacity()) {
+            compact(s, parts.cells.newest(s) + 1);
         }
     }
 
-    target.take_rows(*this);
-    target.refused = refused;
+    llama_h2o_take_rows(target, parts);
+    target.refused = parts.refused;
 
     give_back();
 
@@ -93,100 +170,10 @@ int32_t llama_h2o::shrink() {
 
 // Ends the life of this object and its cache.
 void llama_h2o::give_back() {
-    ctx.synchronize();
+    parts.ctx.synchronize();
 
-    const std::unique_ptr<llama_memory_i> mine = std::exchange(ctx.memory, std::move(smaller));
+    const std::unique_ptr<llama_memory_i> mine = std::exchange(parts.ctx.memory, std::move(smaller));
 
-    ctx.sched_need_reserve = true;
-    ctx.sched_reserve();
-}
-
-// Scores or squares of cells, to the first cells of another tensor.
-static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const std::vector<uint32_t> & cells) {
-    llama_h2o_host_rows to(dst, s);
-    llama_h2o_host_rows from(src, s);
-
-    for (int64_t head = 0; head < dst->ne[1]; ++head) {
-        for (size_t i = 0; i < cells.size(); ++i) {
-            to.f32()[head * dst->ne[0] + i] = from.f32()[head * src->ne[0] + cells[i]];
-        }
-    }
-
-    to.commit();
-}
-
-// All that another cache of the same kind holds, its cells in the same order but without gaps.
-void llama_h2o::take_rows(llama_h2o & from) {
-    ctx.synchronize();
-
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        const std::vector<uint32_t> used = from.used_cells(s);
-        if (used.size() > kv.get_size()) {
-            throw std::runtime_error("more rows than cells");
-        }
-
-        from.list_rows(s, used);
-
-        take_cells(from, s, used);
-        take_lists(from, s, used);
-
-        for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-            const auto & layer = layers[ikv];
-
-            llama_h2o_copy_cells(kv.layers[ikv].k, layer.k, from.kv.layers[ikv].k, from.layers[ikv].k, s, used);
-            llama_h2o_copy_cells(kv.layers[ikv].v, layer.v, from.kv.layers[ikv].v, from.layers[ikv].v, s, used);
-
-            take_sums(layer.scores, from.layers[ikv].scores, s, used);
-            if (layer.squares) {
-                take_sums(layer.squares, from.layers[ikv].squares, s, used);
-            }
-            if (layer.queries) {
-                std::vector<uint8_t> queries(layer.queries->nb[3]);
-                ggml_backend_tensor_get(from.layers[ikv].queries, queries.data(), queries.size() * s, queries.size());
-                ggml_backend_tensor_set(layer.queries, queries.data(), queries.size() * s, queries.size());
-            }
-        }
-    }
-}
-
-void llama_h2o::take_cells(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used) {
-    auto & cells = kv.v_cells[s];
-
-    cells.reset();
-    for (size_t i = 0; i < used.size(); ++i) {
-        cells.pos_set(i, from.kv.v_cells[s].pos_get(used[i]));
-        cells.seq_add(i, llama_seq_id(s));
-    }
-    kv.v_heads[s] = 0;
-}
-
-void llama_h2o::take_lists(const llama_h2o & from, uint32_t s, const std::vector<uint32_t> & used) {
-    const auto & theirs = from.streams[s];
-
-    auto & st = streams[s];
-
-    std::fill(st.listed.begin(), st.listed.end(), 0);
-    std::fill_n(st.listed.begin(), used.size(), 1);
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        for (uint32_t head = 0; head < layers[ikv].n_head_kv; ++head) {
-            for (size_t i = 0; i < used.size(); ++i) {
-                const size_t dst = size_t(head) * kv.get_size() + i;
-                const size_t src = size_t(head) * from.kv.get_size() + used[i];
-
-                st.pos[ikv][dst]      = theirs.pos[ikv][src];
-                st.rope_pos[ikv][dst] = theirs.rope_pos[ikv][src];
-            }
-        }
-    }
-
-    st.shift         = theirs.shift;
-    st.n_pinned      = theirs.n_pinned;
-    st.spans         = theirs.spans;
-    st.starts        = theirs.starts;
-    st.queries       = theirs.queries;
-    st.pos_removable = theirs.pos_removable;
-    st.pos_forgotten = theirs.pos_forgotten;
-    st.count         = theirs.count;
-    st.stale         = true;
-    st.marks.clear();
+    parts.ctx.sched_need_reserve = true;
+    parts.ctx.sched_reserve();
 }

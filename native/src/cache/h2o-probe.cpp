@@ -1,11 +1,4 @@
-// What a policy measures of the rows at a compaction. It is a graph of ggml ops of its own, so that it runs where the
-// rows lie, on all threads, and only one number per row comes back.
-
-#include "cache/h2o-cache-graph.h"
-#include "cache/h2o-cache.h"
-
-#include "llama-context.h"
-#include "llama-model.h"
+#include "cache/h2o-probe.h"
 
 #include <cmath>
 #include <limits>
@@ -16,25 +9,30 @@ static constexpr float L2_EPS = 1e-12f;
 // rows and queries as the graph sees them
 //
 
-static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o::layer & layer, ggml_tensor * k, uint32_t s) {
-    const size_t size = ggml_row_size(layer.k.type, layer.k.n_embd_head);
+static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o_layer & layer, uint32_t s) {
+    ggml_tensor * k = layer.tensors.k;
 
-    return ggml_view_3d(ctx, k, layer.k.n_embd_head, layer.k.n_cells, layer.n_head_kv, k->nb[1], size, k->nb[2] * s);
+    const size_t size = ggml_row_size(layer.shape.k.type, layer.shape.k.n_embd_head);
+
+    return ggml_view_3d(ctx, k, layer.shape.k.n_embd_head, layer.shape.k.n_cells, layer.shape.n_head_kv, k->nb[1], size,
+            k->nb[2] * s);
 }
 
 // in rows, whatever the layout
-static ggml_tensor * view_v(ggml_context * ctx, const llama_h2o::layer & layer, ggml_tensor * v, uint32_t s) {
-    if (!layer.v.transposed) {
-        const size_t size = ggml_row_size(layer.v.type, layer.v.n_embd_head);
+static ggml_tensor * view_v(ggml_context * ctx, const llama_h2o_layer & layer, uint32_t s) {
+    ggml_tensor * v = layer.tensors.v;
 
-        return ggml_view_3d(
-                ctx, v, layer.v.n_embd_head, layer.v.n_cells, layer.n_head_kv, v->nb[1], size, v->nb[2] * s);
+    if (!layer.shape.v.transposed) {
+        const size_t size = ggml_row_size(layer.shape.v.type, layer.shape.v.n_embd_head);
+
+        return ggml_view_3d(ctx, v, layer.shape.v.n_embd_head, layer.shape.v.n_cells, layer.shape.n_head_kv, v->nb[1],
+                size, v->nb[2] * s);
     }
 
-    const size_t nb_row = ggml_type_size(layer.v.type) * layer.v.n_cells;
+    const size_t nb_row = ggml_type_size(layer.shape.v.type) * layer.shape.v.n_cells;
 
-    ggml_tensor * cur = ggml_view_3d(ctx, v, layer.v.n_cells, layer.v.n_embd_head, layer.n_head_kv, nb_row,
-            nb_row * layer.v.n_embd_head, v->nb[2] * s);
+    ggml_tensor * cur = ggml_view_3d(ctx, v, layer.shape.v.n_cells, layer.shape.v.n_embd_head, layer.shape.n_head_kv,
+            nb_row, nb_row * layer.shape.v.n_embd_head, v->nb[2] * s);
 
     return ggml_permute(ctx, cur, 1, 0, 2, 3);
 }
@@ -66,11 +64,11 @@ static std::vector<float> make_mask(const llama_kv_cells & cells, const std::vec
 
 // What the probabilities are multiplied with before they are added up: [n_head_kv][n_group][n_queries]
 static std::vector<float> make_weights(
-        const llama_h2o::layer & layer, const std::vector<llama_h2o_query_slot> & queries) {
+        const llama_h2o_layer & layer, const std::vector<llama_h2o_query_slot> & queries) {
     std::vector<float> weights;
-    for (uint32_t head = 0; head < layer.n_head; ++head) {
+    for (uint32_t head = 0; head < layer.shape.n_head; ++head) {
         for (const auto & query : queries) {
-            weights.push_back(query.pos < 0 ? 0.0f : float(layer.n_head_kv) / float(layer.n_head));
+            weights.push_back(query.pos < 0 ? 0.0f : float(layer.shape.n_head_kv) / float(layer.shape.n_head));
         }
     }
 
@@ -78,7 +76,7 @@ static std::vector<float> make_weights(
 }
 
 static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
-        const llama_h2o::layer & layer,
+        const llama_h2o_layer & layer,
         ggml_tensor * k,
         ggml_tensor * mask,
         ggml_tensor * weights,
@@ -86,15 +84,16 @@ static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
     ggml_context * ctx = graph.get_ctx();
 
     const int64_t n_cells   = k->ne[1];
-    const int64_t n_queries = layer.queries->ne[1];
-    const int64_t n_probs   = n_queries * layer.n_head / layer.n_head_kv;
+    const int64_t n_queries = layer.tensors.queries->ne[1];
+    const int64_t n_probs   = n_queries * layer.shape.n_group();
 
-    ggml_tensor * q = ggml_view_3d(ctx, layer.queries, layer.queries->ne[0], n_queries, layer.n_head,
-            layer.queries->nb[1], layer.queries->nb[2], layer.queries->nb[3] * s);
+    ggml_tensor * q =
+            ggml_view_3d(ctx, layer.tensors.queries, layer.tensors.queries->ne[0], n_queries, layer.shape.n_head,
+                    layer.tensors.queries->nb[1], layer.tensors.queries->nb[2], layer.tensors.queries->nb[3] * s);
 
-    ggml_tensor * probs = layer.build_probs(ctx, q, k, mask); // [n_cells, n_queries, n_head]
+    ggml_tensor * probs = layer.attention.build_probs(ctx, q, k, mask); // [n_cells, n_queries, n_head]
 
-    probs = ggml_reshape_3d(ctx, probs, n_cells, n_probs, layer.n_head_kv);
+    probs = ggml_reshape_3d(ctx, probs, n_cells, n_probs, layer.shape.n_head_kv);
 
     return ggml_out_prod(ctx, probs, weights);
 }
@@ -104,15 +103,15 @@ static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
 //
 
 static ggml_tensor * build_keys(
-        llama_h2o_cache_graph & graph, const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * used) {
+        llama_h2o_cache_graph & graph, const llama_h2o_layer & layer, ggml_tensor * k, ggml_tensor * used) {
     ggml_context * ctx = graph.get_ctx();
 
     ggml_tensor * units = ggml_l2_norm(ctx, as_f32(ctx, k), L2_EPS);
 
-    ggml_tensor * ones = ggml_repeat_4d(ctx, used, used->ne[0], 1, layer.n_head_kv, 1);
+    ggml_tensor * ones = ggml_repeat_4d(ctx, used, used->ne[0], 1, layer.shape.n_head_kv, 1);
     ggml_tensor * mean = ggml_mul_mat(ctx, ggml_cont(ctx, ggml_transpose(ctx, units)), ones);
 
-    mean = ggml_reshape_3d(ctx, mean, units->ne[0], 1, layer.n_head_kv);
+    mean = ggml_reshape_3d(ctx, mean, units->ne[0], 1, layer.shape.n_head_kv);
 
     return ggml_mul_mat(ctx, units, ggml_l2_norm(ctx, mean, L2_EPS));
 }
@@ -144,12 +143,12 @@ static std::vector<float> make_turn(const llama_h2o_rope & rope, llama_pos p, ll
     return res;
 }
 
-static expected_queries expect_queries(const llama_h2o::layer & layer,
+static expected_queries expect_queries(const llama_h2o_layer & layer,
         const std::vector<llama_h2o_query_slot> & queries,
         const llama_h2o_policy & policy,
         llama_pos next,
         uint32_t s) {
-    const uint32_t n_embd = layer.queries->ne[0];
+    const uint32_t n_embd = layer.tensors.queries->ne[0];
 
     std::vector<std::vector<float>> turns;
     for (const auto & query : queries) {
@@ -159,13 +158,13 @@ static expected_queries expect_queries(const llama_h2o::layer & layer,
     }
 
     expected_queries res;
-    res.mean.resize(size_t(layer.n_head) * n_embd);
-    res.covariance.resize(policy.covariance ? size_t(layer.n_head) * n_embd * n_embd : 0);
+    res.mean.resize(size_t(layer.shape.n_head) * n_embd);
+    res.covariance.resize(policy.covariance ? size_t(layer.shape.n_head) * n_embd * n_embd : 0);
 
     std::vector<float> ring(n_embd * queries.size());
-    for (uint32_t head = 0; head < layer.n_head && !turns.empty(); ++head) {
-        ggml_backend_tensor_get(layer.queries, ring.data(), layer.queries->nb[3] * s + layer.queries->nb[2] * head,
-                ring.size() * sizeof(float));
+    for (uint32_t head = 0; head < layer.shape.n_head && !turns.empty(); ++head) {
+        ggml_backend_tensor_get(layer.tensors.queries, ring.data(),
+                layer.tensors.queries->nb[3] * s + layer.tensors.queries->nb[2] * head, ring.size() * sizeof(float));
 
         std::vector<std::vector<float>> turned;
         for (size_t i = 0; i < queries.size(); ++i) {
@@ -197,7 +196,7 @@ static expected_queries expect_queries(const llama_h2o::layer & layer,
 }
 
 static ggml_tensor * build_expected(llama_h2o_cache_graph & graph,
-        const llama_h2o::layer & layer,
+        const llama_h2o_layer & layer,
         ggml_tensor * k,
         ggml_tensor * v,
         const expected_queries & queries) {
@@ -205,31 +204,32 @@ static ggml_tensor * build_expected(llama_h2o_cache_graph & graph,
 
     const int64_t n_embd  = k->ne[0];
     const int64_t n_cells = k->ne[1];
-    const int64_t n_group = layer.n_head / layer.n_head_kv;
+    const int64_t n_group = layer.shape.n_group();
     const bool spread     = !queries.covariance.empty();
 
-    ggml_tensor * mean = graph.add_input(queries.mean, n_embd, n_group, layer.n_head_kv);
+    ggml_tensor * mean = graph.add_input(queries.mean, n_embd, n_group, layer.shape.n_head_kv);
 
-    ggml_tensor * logits = ggml_scale(ctx, ggml_mul_mat(ctx, k, mean), layer.kq_scale); // [n_cells, n_group, n_head_kv]
+    ggml_tensor * logits =
+            ggml_scale(ctx, ggml_mul_mat(ctx, k, mean), layer.attention.kq_scale); // [n_cells, n_group, n_head_kv]
 
     if (spread) {
         ggml_tensor * rows = as_f32(ctx, k);
-        ggml_tensor * cov  = graph.add_input(queries.covariance, n_embd, n_embd * n_group, layer.n_head_kv);
+        ggml_tensor * cov  = graph.add_input(queries.covariance, n_embd, n_embd * n_group, layer.shape.n_head_kv);
 
         ggml_tensor * cur =
-                ggml_reshape_4d(ctx, ggml_mul_mat(ctx, cov, rows), n_embd, n_group, n_cells, layer.n_head_kv);
+                ggml_reshape_4d(ctx, ggml_mul_mat(ctx, cov, rows), n_embd, n_group, n_cells, layer.shape.n_head_kv);
 
-        rows = ggml_reshape_4d(ctx, rows, n_embd, 1, n_cells, layer.n_head_kv);
+        rows = ggml_reshape_4d(ctx, rows, n_embd, 1, n_cells, layer.shape.n_head_kv);
         cur  = ggml_sum_rows(ctx, ggml_mul(ctx, cur, rows));
-        cur  = ggml_reshape_3d(ctx, cur, n_group, n_cells, layer.n_head_kv);
+        cur  = ggml_reshape_3d(ctx, cur, n_group, n_cells, layer.shape.n_head_kv);
         cur  = ggml_cont(ctx, ggml_transpose(ctx, cur));
 
-        logits = ggml_add(ctx, logits, ggml_scale(ctx, cur, layer.kq_scale * layer.kq_scale / 2));
+        logits = ggml_add(ctx, logits, ggml_scale(ctx, cur, layer.attention.kq_scale * layer.attention.kq_scale / 2));
     }
 
     ggml_tensor * length = ggml_sqrt(ctx, ggml_sum_rows(ctx, ggml_sqr(ctx, as_f32(ctx, v))));
 
-    length = ggml_reshape_3d(ctx, length, n_cells, 1, layer.n_head_kv);
+    length = ggml_reshape_3d(ctx, length, n_cells, 1, layer.shape.n_head_kv);
 
     return ggml_concat(ctx, logits, length, 1);
 }
@@ -238,21 +238,23 @@ static ggml_tensor * build_expected(llama_h2o_cache_graph & graph,
 // one run
 //
 
-llama_h2o_cache_graph llama_h2o::build_probe(uint32_t s) const {
-    const auto & st    = streams[s];
-    const auto & cells = kv.v_cells[s];
+llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint32_t s) {
+    const llama_h2o_policy & policy = *parts.policy;
 
-    llama_h2o_cache_graph graph(layers.size());
-    if (policy->probe == llama_h2o_probe_type::none) {
+    const auto & cells   = parts.cells[s];
+    const auto & queries = parts.streams[s].queries.slots();
+
+    llama_h2o_cache_graph graph(parts.layers.size());
+    if (policy.probe == llama_h2o_probe_type::none) {
         return graph;
     }
 
     ggml_tensor * mask = nullptr;
     ggml_tensor * used = nullptr;
-    if (policy->probe == llama_h2o_probe_type::attention) {
-        mask = graph.add_input(make_mask(cells, st.queries), cells.size(), st.queries.size(), 1);
+    if (policy.probe == llama_h2o_probe_type::attention) {
+        mask = graph.add_input(make_mask(cells, queries), cells.size(), queries.size(), 1);
     }
-    if (policy->probe == llama_h2o_probe_type::keys) {
+    if (policy.probe == llama_h2o_probe_type::keys) {
         std::vector<float> flags;
         for (uint32_t i = 0; i < cells.size(); ++i) {
             flags.push_back(cells.is_empty(i) ? 0.0f : 1.0f);
@@ -260,20 +262,22 @@ llama_h2o_cache_graph llama_h2o::build_probe(uint32_t s) const {
         used = graph.add_input(flags, cells.size(), 1, 1);
     }
 
+    const llama_pos next = parts.streams[s].rows.rope_pos(parts.cells.newest(s) + 1);
+
     ggml_tensor * weights = nullptr;
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
+    for (const auto & layer : parts.layers) {
+        const uint32_t n_head_kv = layer.shape.n_head_kv;
 
-        ggml_tensor * k = view_k(graph.get_ctx(), layer, kv.layers[ikv].k, s);
-        ggml_tensor * v = view_v(graph.get_ctx(), layer, kv.layers[ikv].v, s);
+        ggml_tensor * k = view_k(graph.get_ctx(), layer, s);
+        ggml_tensor * v = view_v(graph.get_ctx(), layer, s);
 
-        switch (policy->probe) {
+        switch (policy.probe) {
             case llama_h2o_probe_type::none:
                 break;
             case llama_h2o_probe_type::attention: {
-                const int64_t n_probs = int64_t(st.queries.size()) * layer.n_head / layer.n_head_kv;
-                if (!weights || weights->ne[1] != n_probs || weights->ne[2] != layer.n_head_kv) {
-                    weights = graph.add_input(make_weights(layer, st.queries), 1, n_probs, layer.n_head_kv);
+                const int64_t n_probs = int64_t(queries.size()) * layer.shape.n_group();
+                if (!weights || weights->ne[1] != n_probs || weights->ne[2] != n_head_kv) {
+                    weights = graph.add_input(make_weights(layer, queries), 1, n_probs, n_head_kv);
                 }
                 graph.add_result(build_attention(graph, layer, k, mask, weights, s));
                 break;
@@ -282,8 +286,7 @@ llama_h2o_cache_graph llama_h2o::build_probe(uint32_t s) const {
                 graph.add_result(build_keys(graph, layer, k, used));
                 break;
             case llama_h2o_probe_type::expected:
-                graph.add_result(build_expected(
-                        graph, layer, k, v, expect_queries(layer, st.queries, *policy, newest(s) + 1 - st.shift, s)));
+                graph.add_result(build_expected(graph, layer, k, v, expect_queries(layer, queries, policy, next, s)));
                 break;
         }
     }

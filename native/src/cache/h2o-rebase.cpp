@@ -1,112 +1,136 @@
-// Re-bases: when the text outgrows the positions that the model was trained on, the kept rows go back to earlier ones.
-
-#include "cache/h2o-cache.h"
+#include "cache/h2o-rebase.h"
 
 #include "cache/h2o-device-rows.h"
 
 #include "llama-context.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <limits>
 
-bool llama_h2o::can_rebase() const {
+bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
+    const llama_hparams & hparams = parts.ctx.get_model().hparams;
+
     // learned position embeddings and temperatures by position are part of what the rows were computed from
-    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || kv.hparams.f_attn_temp_scale != 0.0f) {
+    if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE || hparams.f_attn_temp_scale != 0.0f) {
         return false;
     }
 
-    return std::all_of(layers.begin(), layers.end(), [](const layer & l) { return l.rope && l.rope->known; });
+    return std::all_of(parts.layers.begin(), parts.layers.end(),
+            [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
 }
 
-llama_pos llama_h2o::pos_limit() const {
-    return can_rebase() ? std::numeric_limits<llama_pos>::max() : llama_pos(params.n_pos);
+llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
+    return llama_h2o_can_rebase(parts) ? std::numeric_limits<llama_pos>::max() : llama_pos(parts.params.n_pos);
 }
 
-// New positions for the rows of a head, in place: `back` less, but never two at the same or below zero.
-//   order   cells in the order of the text
-static std::vector<llama_h2o_turn> turn_back(
-        const std::vector<uint32_t> & order, llama_pos back, llama_pos * rope_pos) {
-    std::vector<llama_h2o_turn> turns;
-    for (size_t i = 0; i < order.size(); ++i) {
-        const llama_pos old_pos = rope_pos[order[i]];
-        const llama_pos new_pos = std::max(llama_pos(i), old_pos - back);
-        if (new_pos != old_pos) {
-            turns.push_back({ order[i], new_pos - old_pos });
-            rope_pos[order[i]] = new_pos;
+// Turns the last queries of a layer back with its keys.
+static void turn_queries(const llama_h2o_layer & layer,
+        uint32_t s,
+        const std::vector<llama_h2o_turn> & turns,
+        llama_h2o_cache_graph & graph) {
+    ggml_tensor * ring = layer.tensors.queries;
+
+    // the ring of a head lies like the rows of a tensor with one head
+    const uint32_t n_embd = ring->ne[0];
+    const uint32_t n_ring = ring->ne[1];
+    const uint32_t n_head = layer.shape.n_head;
+    const size_t offset   = ring->nb[3] * s;
+
+    if (!layer.shape.on_host) {
+        const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring * n_head, false };
+
+        std::vector<llama_h2o_turn> all;
+        for (uint32_t head = 0; head < n_head; ++head) {
+            for (const auto & turn : turns) {
+                all.push_back({ head * n_ring + turn.cell, turn.by });
+            }
         }
+        llama_h2o_build_turns(graph, { ring, layout, offset }, *layer.rope, &all);
+        return;
     }
 
-    return turns;
+    const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring, false };
+
+    llama_h2o_rotation rotation(*layer.rope, layout);
+    for (uint32_t head = 0; head < n_head; ++head) {
+        rotation.apply(static_cast<uint8_t *>(ring->data) + offset + ring->nb[2] * head, 0, turns);
+    }
 }
 
-// Rotates all rows back, by as much as the token at p_next has to go back. Distances stay, but for rows
-// that would get a position below zero: those are packed at the start, in the order of the text. Each
-// row goes from the position it has to the new one in a single step.
-void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
-    ctx.synchronize();
+// Of one KV head after the other.
+static void turn_keys(const llama_h2o_layer & layer,
+        uint32_t s,
+        const std::vector<std::vector<llama_h2o_turn>> & turns,
+        llama_h2o_cache_graph & graph) {
+    ggml_tensor * k = layer.tensors.k;
+
+    if (!layer.shape.on_host) {
+        llama_h2o_build_turns(graph, { k, layer.shape.k, s * k->nb[2] }, *layer.rope, turns.data());
+        return;
+    }
+
+    llama_h2o_host_rows rows(k, s);
+    llama_h2o_rotation rotation(*layer.rope, layer.shape.k);
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        rotation.apply(rows.data(), head, turns[head]);
+    }
+}
+
+void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
+    parts.ctx.synchronize();
 
     const int64_t t_start_us = ggml_time_us();
 
-    auto & st = streams[s];
+    auto & st = parts.streams[s];
 
-    std::vector<uint32_t> order = used_cells(s);
+    std::vector<uint32_t> used = parts.cells.used(s);
 
-    list_rows(s, order);
+    st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
     // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare
-    const llama_pos n_rows = llama_pos(order.size());
-    const llama_pos next =
-            params.positions == LLAMA_H2O_POSITIONS_DENSE ? n_rows : std::max(n_rows, llama_pos(params.n_pos / 2));
-    const llama_pos back = p_next - st.shift - next;
+    const llama_pos n_rows = llama_pos(used.size());
+    const llama_pos next   = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
+                                     ? n_rows
+                                     : std::max(n_rows, llama_pos(parts.params.n_pos / 2));
+    const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
-    llama_h2o_cache_graph graph(layers.size());
+    std::vector<llama_h2o_turn> query_turns;
+    for (const uint32_t slot : st.queries.turn_back(back)) {
+        query_turns.push_back({ slot, -back });
+    }
 
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
+    llama_h2o_cache_graph graph(parts.layers.size());
 
-        ggml_tensor * k = kv.layers[ikv].k;
-
+    for (const auto & layer : parts.layers) {
         std::vector<std::vector<llama_h2o_turn>> turns;
-        for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-            const llama_pos * pos = st.pos[ikv].data() + size_t(head) * kv.get_size();
-            llama_pos * rope_pos  = st.rope_pos[ikv].data() + size_t(head) * kv.get_size();
-
-            std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return pos[a] < pos[b]; });
-
-            turns.push_back(turn_back(order, back, rope_pos));
+        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+            turns.push_back(st.rows.turn_back(layer.shape.first_head + head, used, back));
         }
-
-        if (layer.on_host) {
-            llama_h2o_host_rows rows(k, s);
-            llama_h2o_rotation rotation(*layer.rope, layer.k);
-            for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
-                rotation.apply(rows.data(), head, turns[head]);
-            }
-        } else {
-            llama_h2o_build_turns(graph, { k, layer.k, s * k->nb[2] }, *layer.rope, turns.data());
+        turn_keys(layer, s, turns, graph);
+    }
+    for (const auto & layer : parts.layers) {
+        if (!query_turns.empty() && !layer.rope->angles.empty()) {
+            turn_queries(layer, s, query_turns, graph);
         }
     }
 
-    turn_queries(s, back, graph);
+    parts.run_in_place(graph);
 
-    run_in_place(graph);
-
-    st.shift += back;
+    st.rows.shift_back(back);
 
     st.count.n_rebases    += 1;
     st.count.t_rebases_us += ggml_time_us() - t_start_us;
 }
 
-// As many turns on devices as a re-base can make.
-llama_h2o_cache_graph llama_h2o::build_most_turns() const {
-    llama_h2o_cache_graph graph(layers.size());
+llama_h2o_cache_graph llama_h2o_build_most_turns(const llama_h2o_parts & parts) {
+    llama_h2o_cache_graph graph(parts.layers.size());
 
-    for (size_t ikv = 0; ikv < layers.size() && can_rebase(); ++ikv) {
-        const auto & layer = layers[ikv];
-        if (!layer.on_host) {
-            const std::vector<std::vector<llama_h2o_turn>> turns(layer.n_head_kv);
-            llama_h2o_build_turns(graph, { kv.layers[ikv].k, layer.k, 0 }, *layer.rope, turns.data());
+    for (const auto & layer : parts.layers) {
+        if (llama_h2o_can_rebase(parts) && !layer.shape.on_host) {
+            const std::vector<std::vector<llama_h2o_turn>> turns(layer.shape.n_head_kv);
+            llama_h2o_build_turns(graph, { layer.tensors.k, layer.shape.k, 0 }, *layer.rope, turns.data());
         }
     }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cache/h2o-host-rows.h"
+#include "cache/h2o-row-positions.h"
 
 #include <cstdint>
 #include <vector>
@@ -28,12 +29,6 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
 // Turns each pair of a row by a factor of its own, as if the row were not mixed.
 //   factors  [n_dims/2][2] real and imaginary part
 void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row);
-
-// A row on its way to another position of its rotary embedding.
-struct llama_h2o_turn {
-    uint32_t cell;
-    int32_t by; // positions
-};
 
 // Rotates the rows of one KV head on. One rounding to the type of the cache for each row.
 class llama_h2o_rotation {

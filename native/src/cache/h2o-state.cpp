@@ -1,7 +1,4 @@
-// The state of a stream, as llama.cpp's state functions save and restore it: every row at its cell,
-// so that a text goes on from it bit for bit as it would have gone on.
-
-#include "cache/h2o-cache.h"
+#include "cache/h2o-state.h"
 
 #include "cache/h2o-state-io.h"
 #include "policies/h2o-selection.h"
@@ -51,6 +48,21 @@ struct state_shape {
     uint32_t n_policy; // bytes of its text, which follows
 };
 
+// The numbers of a stream, likewise.
+struct stream_head {
+    uint32_t n_used; // cells in use
+    uint32_t n_span; // cells up to the last one in use
+    uint32_t v_head; // where the search for free cells begins
+    uint32_t n_pinned;
+    uint32_t n_spans;
+    uint32_t n_starts;
+    uint32_t n_queries; // of the ring
+    llama_pos shift;
+    llama_pos pos_removable;
+    llama_pos pos_forgotten;
+    llama_h2o_counters count;
+};
+
 struct layer_shape {
     uint32_t il;
     uint32_t n_head_kv;
@@ -85,22 +97,23 @@ static void for_each_row_piece(
 
 // The same for all that a layer keeps of a stream, in the order of the state.
 template <typename F>
-static void for_each_tensor_piece(
-        const llama_h2o::layer & layer, ggml_tensor * k, ggml_tensor * v, uint32_t s, uint32_t n_span, F fn) {
-    layer.for_each_collected(s, n_span, fn);
+static void for_each_tensor_piece(const llama_h2o_layer & layer, uint32_t s, uint32_t n_span, F fn) {
+    const auto & tensors = layer.tensors;
 
-    for_each_row_piece(k, layer.k, s, n_span, fn);
-    for_each_row_piece(v, layer.v, s, n_span, fn);
+    tensors.for_each_collected(s, n_span, fn);
+    for_each_row_piece(tensors.k, layer.shape.k, s, n_span, fn);
+    for_each_row_piece(tensors.v, layer.shape.v, s, n_span, fn);
 }
 
-static state_shape get_shape(
-        const llama_h2o_params & params, const llama_kv_cache & kv, size_t n_layer, uint32_t n_heads, bool v_trans) {
+static state_shape get_shape(const llama_h2o_parts & parts) {
+    const auto & params = parts.params;
+
     return {
         STATE_MAGIC | LLAMA_H2O_STATE_VERSION,
-        kv.get_size(),
-        uint32_t(n_layer),
-        n_heads,
-        v_trans ? 1u : 0u,
+        parts.n_cells,
+        uint32_t(parts.layers.size()),
+        parts.n_heads(),
+        parts.layers.front().shape.v.transposed ? 1u : 0u,
         params.heavy,
         params.recent,
         params.pinned,
@@ -111,7 +124,7 @@ static state_shape get_shape(
     };
 }
 
-static layer_shape get_shape(const llama_h2o::layer & layer) {
+static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
     return {
         layer.il,
         layer.n_head_kv,
@@ -136,129 +149,100 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 // writing
 //
 
-void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
-    if (kv.has_cell_ext()) {
-        throw std::runtime_error("the cells of this model have extra data that cannot be saved with eviction");
-    }
+static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
+    const auto & st = parts.streams[s];
 
-    ctx.synchronize();
-
-    llama_h2o_state_writer out(io);
-
-    const state_shape shape = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
-    out.write(shape);
-    out.write(params.policy, shape.n_policy);
-
-    for (const auto & layer : layers) {
-        out.write(get_shape(layer));
-    }
-
-    const auto [s0, s1] = stream_range(seq_id);
-
-    for (uint32_t s = s0; s < s1; ++s) {
-        state_write_stream(out, s);
-    }
-
-    out.write_checksum();
-}
-
-void llama_h2o::state_write_stream(llama_h2o_state_writer & out, uint32_t s) const {
-    const auto & st    = streams[s];
-    const auto & cells = kv.v_cells[s];
-
-    const std::vector<uint32_t> used = used_cells(s);
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
     stream_head head   = {};
     head.n_used        = used.size();
-    head.n_span        = cells.used_max_p1();
-    head.v_head        = kv.v_heads[s];
-    head.n_pinned      = st.n_pinned;
-    head.n_spans       = st.spans.size();
-    head.n_starts      = st.starts.size();
+    head.n_span        = parts.cells[s].used_max_p1();
+    head.v_head        = parts.cells.head(s);
+    head.n_pinned      = st.claims.n_pinned;
+    head.n_spans       = st.claims.spans.size();
+    head.n_starts      = st.claims.starts.size();
     head.n_queries     = st.queries.size();
-    head.shift         = st.shift;
+    head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
     head.count         = st.count;
     out.write(head);
 
-    out.write(st.spans);
-    out.write(st.starts);
-    out.write(st.queries);
+    out.write(st.claims.spans);
+    out.write(st.claims.starts);
+    out.write(st.queries.slots());
 
-    std::vector<llama_pos> cell_pos;
     std::vector<uint8_t> listed;
     for (const uint32_t cell : used) {
-        cell_pos.push_back(cells.pos_get(cell));
-        listed.push_back(st.listed[cell]);
+        listed.push_back(st.rows.is_listed(cell));
     }
     out.write(used);
-    out.write(cell_pos);
+    out.write(parts.cells.positions(s, used));
     out.write(listed);
 
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
+    for (const auto & layer : parts.layers) {
+        const size_t n = size_t(layer.shape.n_head_kv) * parts.n_cells;
 
-        out.write(st.pos[ikv]);
-        out.write(st.rope_pos[ikv]);
+        out.write(st.rows.text_list(layer.shape.first_head), n * sizeof(llama_pos));
+        out.write(st.rows.rope_list(layer.shape.first_head), n * sizeof(llama_pos));
 
-        for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
+        for_each_tensor_piece(layer, s, head.n_span,
                 [&](ggml_tensor * tensor, size_t offset, size_t size) { out.write(tensor, offset, size); });
     }
+}
+
+void llama_h2o_write_state(llama_io_write_i & io, const llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {
+    parts.ctx.synchronize();
+
+    llama_h2o_state_writer out(io);
+
+    const state_shape shape = get_shape(parts);
+    out.write(shape);
+    out.write(parts.params.policy, shape.n_policy);
+
+    for (const auto & layer : parts.layers) {
+        out.write(get_shape(layer.shape));
+    }
+    for (uint32_t s = s0; s < s1; ++s) {
+        write_stream(out, parts, s);
+    }
+
+    out.write_checksum();
 }
 
 //
 // reading
 //
 
-void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
-    ctx.synchronize();
-
-    llama_h2o_state_reader in(io);
-
-    const state_shape mine = get_shape(params, kv, layers.size(), n_heads(), kv.v_trans);
+// The state must be of the same model and settings.
+static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & parts) {
+    const state_shape mine = get_shape(parts);
 
     state_shape shape;
     in.read(shape);
     expect(shape.magic == mine.magic, "the format of another version");
     expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
 
-    std::string policy_text(shape.n_policy, '\0');
-    in.read(policy_text.data(), policy_text.size());
-    expect(policy_text == params.policy, "another policy");
+    std::vector<char> policy(shape.n_policy);
+    in.read(policy);
+    expect(std::equal(policy.begin(), policy.end(), parts.params.policy), "another policy");
+
     expect(shape.n_cells == mine.n_cells, "another number of cells");
     expect(shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
     expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
-    for (const auto & layer : layers) {
+    for (const auto & layer : parts.layers) {
         layer_shape shape_l;
         in.read(shape_l);
-        expect(shape_l == get_shape(layer), "another shape or type of layer");
+        expect(shape_l == get_shape(layer.shape), "another shape or type of layer");
     }
-
-    const auto [s0, s1] = stream_range(seq_id);
-
-    try {
-        for (uint32_t s = s0; s < s1; ++s) {
-            state_read_stream(in, s);
-        }
-        expect(in.read_checksum(), "another checksum: it is damaged");
-    } catch (...) {
-        // what is there of it is of no use
-        for (uint32_t s = s0; s < s1; ++s) {
-            kv.v_cells[s].reset();
-            kv.v_heads[s] = 0;
-            reset_stream(s);
-        }
-        throw;
-    }
-
-    refused = false;
 }
 
 // A text may be written and set back, but these numbers go together in all that can be written.
-void llama_h2o::expect_head(
-        const stream_head & head, const std::vector<llama_h2o_query_slot> & queries, llama_pos newest) const {
+static void expect_head(const llama_h2o_parts & parts,
+        const stream_head & head,
+        const std::vector<llama_h2o_query_slot> & queries,
+        llama_pos newest) {
     const int64_t n_tokens  = int64_t(newest) + 1;
     const int64_t n_queries = queries.size();
 
@@ -266,13 +250,13 @@ void llama_h2o::expect_head(
 
     expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
                     head.pos_forgotten >= -1 &&
-                    (is_fresh || head.pos_forgotten <= newest + int64_t(llama_h2o_n_capacity(params))),
+                    (is_fresh || head.pos_forgotten <= newest + int64_t(parts.n_capacity())),
             "positions that are out of range");
 
-    const counters & count = head.count;
-    expect(count.n_rows_evicted == count.n_cells_freed * n_heads() && count.n_rows_moved <= count.n_rows_evicted &&
-                    count.n_compactions <= count.n_cells_freed && (is_fresh || count.n_compactions > 0) &&
-                    (head.shift == 0 || count.n_rebases > 0),
+    const llama_h2o_counters & count = head.count;
+    expect(count.n_rows_evicted == count.n_cells_freed * parts.n_heads() &&
+                    count.n_rows_moved <= count.n_rows_evicted && count.n_compactions <= count.n_cells_freed &&
+                    (is_fresh || count.n_compactions > 0) && (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
     for (int64_t i = 0; i < n_queries; ++i) {
@@ -285,71 +269,71 @@ void llama_h2o::expect_head(
 
 // A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
 // lying in cells of their own, and attention on rotations in the order of the text.
-void llama_h2o::expect_rows(uint32_t s, const stream_head & head, const std::vector<uint32_t> & used) const {
-    const auto & st    = streams[s];
-    const auto & cells = kv.v_cells[s];
+static void expect_rows(
+        const llama_h2o_parts & parts, uint32_t s, const stream_head & head, const std::vector<uint32_t> & used) {
+    const auto & st    = parts.streams[s];
+    const auto & cells = parts.cells[s];
 
     struct row {
         llama_pos pos;
         llama_pos rope_pos;
     };
 
-    const llama_pos next = newest(s) + 1;
+    const llama_pos next = parts.cells.newest(s) + 1;
 
     std::vector<row> rows;
 
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        for (uint32_t h = 0; h < layers[ikv].n_head_kv; ++h) {
-            rows.clear();
-            for (const uint32_t cell : used) {
-                const llama_pos own = cells.pos_get(cell);
-                const llama_pos pos = row_pos(st, cells, ikv, h, cell);
-                expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
-                        "rows in cells of others");
+    for (uint32_t h = 0; h < parts.n_heads(); ++h) {
+        rows.clear();
+        for (const uint32_t cell : used) {
+            const llama_pos own = cells.pos_get(cell);
+            const llama_pos pos = st.rows.pos(h, cell, own);
+            expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
+                    "rows in cells of others");
 
-                const llama_pos at =
-                        st.listed[cell] ? st.rope_pos[ikv][size_t(h) * kv.get_size() + cell] : pos - head.shift;
-                expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < params.n_pos,
-                        "rotary positions that are out of range");
+            const llama_pos at = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : pos - head.shift;
+            expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < parts.params.n_pos,
+                    "rotary positions that are out of range");
 
-                rows.push_back({ pos, at });
-            }
-            rows.push_back({ next, next - head.shift }); // the next token comes behind them
+            rows.push_back({ pos, at });
+        }
+        rows.push_back({ next, next - head.shift }); // the next token comes behind them
 
-            std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
-            for (size_t i = 1; i < rows.size(); ++i) {
-                expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
-                        "rows twice, or out of order");
-            }
+        std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
+        for (size_t i = 1; i < rows.size(); ++i) {
+            expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
+                    "rows twice, or out of order");
         }
     }
 }
 
 // Scores and squares are sums of probabilities, or what a policy made of such.
-static void expect_sums(const llama_h2o::layer & layer, const std::vector<uint8_t> & bytes) {
+static void expect_sums(const llama_h2o_layer_attention & attention, const std::vector<uint8_t> & bytes) {
     for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
         float x;
         std::memcpy(&x, bytes.data() + i, sizeof(x));
-        expect(std::isfinite(x) && (x >= 0.0f || !layer.collects), "scores that are no sums");
+        expect(std::isfinite(x) && (x >= 0.0f || !attention.collects), "scores that are no sums");
     }
 }
 
-void llama_h2o::state_read_stream(llama_h2o_state_reader & in, uint32_t s) {
-    auto & st    = streams[s];
-    auto & cells = kv.v_cells[s];
+static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
+    const auto & params = parts.params;
+    const auto & cells  = parts.cells[s];
+
+    auto & st = parts.streams[s];
 
     stream_head head;
     in.read(head);
-    expect(head.n_used <= llama_h2o_n_capacity(params) && head.n_used <= head.n_span && head.n_span <= cells.size() &&
+    expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                     head.v_head <= cells.size() && head.n_spans <= params.pinned + uint64_t(params.heavy) &&
                     head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
             "counts that are out of range");
 
-    std::vector<llama_h2o_span> spans(head.n_spans);
-    std::vector<llama_pos> starts(head.n_starts);
-    std::vector<llama_h2o_query_slot> queries(st.queries.size());
-    in.read(spans);
-    in.read(starts);
+    llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
+        std::vector<llama_pos>(head.n_starts) };
+    std::vector<llama_h2o_query_slot> queries(head.n_queries);
+    in.read(claims.spans);
+    in.read(claims.starts);
     in.read(queries);
 
     std::vector<uint32_t> used(head.n_used);
@@ -363,49 +347,68 @@ void llama_h2o::state_read_stream(llama_h2o_state_reader & in, uint32_t s) {
     std::sort(sorted.begin(), sorted.end());
     expect(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells of one position");
 
-    cells.reset();
-    reset_stream(s);
-    std::fill(st.listed.begin(), st.listed.end(), 0);
+    parts.cells.clear(s);
+    parts.reset_stream(s);
 
     for (size_t i = 0; i < used.size(); ++i) {
         expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS &&
                         listed[i] <= 1,
                 "a cell that is out of range");
 
-        cells.pos_set(used[i], cell_pos[i]);
-        cells.seq_add(used[i], llama_seq_id(s));
-        st.listed[used[i]] = listed[i];
+        parts.cells.put(s, used[i], cell_pos[i]);
+        st.rows.set_listed(used[i], listed[i]);
     }
     expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
-    expect_head(head, queries, newest(s));
-    expect(check_pins(head.n_pinned, spans) == LLAMA_H2O_OK && check_starts(starts) == LLAMA_H2O_OK,
-            "pins or segments that make no sense");
+    expect_head(parts, head, queries, parts.cells.newest(s));
+    expect(claims.check(uint64_t(params.pinned) + params.heavy) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
-    for (size_t ikv = 0; ikv < layers.size(); ++ikv) {
-        const auto & layer = layers[ikv];
+    for (const auto & layer : parts.layers) {
+        std::vector<llama_pos> text(size_t(layer.shape.n_head_kv) * parts.n_cells);
+        std::vector<llama_pos> rope(text.size());
+        in.read(text);
+        in.read(rope);
+        st.rows.set_lists(layer.shape.first_head, text, rope);
 
-        in.read(st.pos[ikv]);
-        in.read(st.rope_pos[ikv]);
-
-        for_each_tensor_piece(layer, kv.layers[ikv].k, kv.layers[ikv].v, s, head.n_span,
-                [&](ggml_tensor * tensor, size_t offset, size_t size) {
-                    const auto & bytes = in.read(tensor, offset, size);
-                    if (tensor == layer.scores || tensor == layer.squares) {
-                        expect_sums(layer, bytes);
-                    }
-                });
+        for_each_tensor_piece(layer, s, head.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
+            const auto & bytes = in.read(tensor, offset, size);
+            if (tensor == layer.tensors.scores || tensor == layer.tensors.squares) {
+                expect_sums(layer.attention, bytes);
+            }
+        });
     }
 
-    expect_rows(s, head, used);
+    expect_rows(parts, s, head, used);
 
-    kv.v_heads[s]    = head.v_head;
-    st.n_pinned      = head.n_pinned;
-    st.spans         = std::move(spans);
-    st.starts        = std::move(starts);
-    st.shift         = head.shift;
+    parts.cells.set_head(s, head.v_head);
+    st.rows.set_shift(head.shift);
+    st.queries.set_slots(queries);
+    st.claims        = std::move(claims);
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;
-    st.queries       = std::move(queries);
     st.count         = head.count;
+}
+
+void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {
+    parts.ctx.synchronize();
+
+    llama_h2o_state_reader in(io);
+
+    expect_shape(in, parts);
+
+    try {
+        for (uint32_t s = s0; s < s1; ++s) {
+            read_stream(in, parts, s);
+        }
+        expect(in.read_checksum(), "another checksum: it is damaged");
+    } catch (...) {
+        // what is there of it is of no use
+        for (uint32_t s = s0; s < s1; ++s) {
+            parts.cells.clear(s);
+            parts.reset_stream(s);
+        }
+        throw;
+    }
+
+    parts.refused = false;
 }

@@ -32,7 +32,7 @@ static ggml_tensor * view_heads(ggml_context * ctx, ggml_tensor * t, int64_t n_g
 //   probs   of the KV heads from `first` on
 //   credit  multiplied with the probabilities; or null
 static void build_sum(const llm_graph_context & graph,
-        const llama_h2o::layer & layer,
+        const llama_h2o_layer & layer,
         ggml_tensor * probs,
         ggml_tensor * credit,
         ggml_tensor * collected,
@@ -40,13 +40,13 @@ static void build_sum(const llm_graph_context & graph,
     ggml_context * ctx = graph.ctx0;
 
     const int64_t n_kv      = probs->ne[0];
-    const int64_t n_head_kv = probs->ne[2] * layer.n_head_kv / layer.n_head;
+    const int64_t n_head_kv = probs->ne[2] * layer.shape.n_head_kv / layer.shape.n_head;
     const int64_t n_stream  = probs->ne[3];
 
     ggml_tensor * sums = llama_h2o_view_collected(graph, collected, n_kv, n_stream);
     sums               = view_heads(ctx, sums, 1, first, n_head_kv);
 
-    if (layer.on_cuda) {
+    if (layer.attention.on_cuda) {
         llama_h2o_build_add(graph, sums, probs, credit);
         return;
     }
@@ -64,8 +64,8 @@ static void build_sum(const llm_graph_context & graph,
     if (n_probs > 1) {
         const size_t size = sizeof(float);
 
-        ggml_tensor * weights = ggml_view_4d(ctx, layer.weights, 1, n_probs, n_head_kv, n_stream, size, size * n_probs,
-                size * n_probs * n_head_kv, 0);
+        ggml_tensor * weights = ggml_view_4d(ctx, layer.tensors.weights, 1, n_probs, n_head_kv, n_stream, size,
+                size * n_probs, size * n_probs * n_head_kv, 0);
 
         cur = ggml_out_prod(ctx, cur, weights);
     }
@@ -75,17 +75,17 @@ static void build_sum(const llm_graph_context & graph,
 
 //   probs  of the KV heads from `first` on
 static void build_collected(
-        const llm_graph_context & graph, const llama_h2o::layer & layer, ggml_tensor * probs, int64_t first) {
-    if (layer.collects) {
-        build_sum(graph, layer, probs, layer.credit, layer.scores, first);
+        const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor * probs, int64_t first) {
+    if (layer.attention.collects) {
+        build_sum(graph, layer, probs, layer.attention.credit, layer.tensors.scores, first);
     }
-    if (layer.squares) {
-        build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), nullptr, layer.squares, first);
+    if (layer.tensors.squares) {
+        build_sum(graph, layer, ggml_sqr(graph.ctx0, probs), nullptr, layer.tensors.squares, first);
     }
 }
 
 // Notes how the layer attends, for those who do it once more, and gives it the inputs that the policy needs.
-static llama_h2o::layer & begin_layer(const llm_graph_context & graph,
+static llama_h2o_layer & begin_layer(const llm_graph_context & graph,
         llama_h2o & h2o,
         ggml_tensor * q,
         int64_t n_kv,
@@ -94,11 +94,11 @@ static llama_h2o::layer & begin_layer(const llm_graph_context & graph,
         int il) {
     auto & layer = *h2o.find_layer(il);
 
-    layer.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
+    layer.attention.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
 
-    layer.kq_scale = kq_scale;
-    layer.kq_cap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
-    layer.sinks    = sinks;
+    layer.attention.kq_scale = kq_scale;
+    layer.attention.kq_cap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
+    layer.attention.sinks    = sinks;
 
     return layer;
 }
@@ -121,38 +121,23 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
     llama_h2o_build_queries(graph, q, il);
 }
 
-ggml_tensor * llama_h2o::layer::build_probs(
-        ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const {
-    ggml_tensor * kq = ggml_mul_mat(ctx, k, q);
-    ggml_prec_set_acc(kq, GGML_PREC_F32);
-
-    if (kq_cap > 0.0f) {
-        kq = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, 1.0f / kq_cap)), kq_cap);
-    }
-
-    kq = ggml_soft_max_ext(ctx, kq, kq_mask, kq_scale, 0.0f);
-    ggml_soft_max_add_sinks(kq, sinks);
-
-    return kq;
-}
-
 // How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
 // saves. No ubatch takes more than the largest one, for which the memory is reserved.
 static int64_t heads_at_a_time(
-        const llm_graph_context & graph, const llama_h2o::layer & layer, int64_t n_kv, int64_t n_tokens) {
+        const llm_graph_context & graph, const llama_h2o_layer & layer, int64_t n_kv, int64_t n_tokens) {
     static constexpr int64_t SIZE     = 16 << 20; // bytes that are worth a part of their own
     static constexpr int64_t MAX_PART = 4;        // each part costs nodes, of which a graph has a limited number
 
-    const int64_t n_head_kv = layer.n_head_kv;
+    const int64_t n_head_kv = layer.shape.n_head_kv;
 
     // a layer's sinks are those of all its heads
-    if (layer.sinks) {
+    if (layer.attention.sinks) {
         return n_head_kv;
     }
 
-    const int64_t n_group  = layer.n_head / n_head_kv;
+    const int64_t n_group  = layer.shape.n_head / n_head_kv;
     const int64_t size     = sizeof(float) * n_group * n_kv * n_tokens;
-    const int64_t max_size = sizeof(float) * n_group * layer.scores->ne[0] * graph.cparams.n_ubatch;
+    const int64_t max_size = sizeof(float) * n_group * layer.tensors.scores->ne[0] * graph.cparams.n_ubatch;
 
     const int64_t n_part = std::clamp<int64_t>((max_size * n_head_kv + SIZE - 1) / SIZE, 1, MAX_PART);
     const int64_t n_head = (n_head_kv + n_part - 1) / n_part;
@@ -161,22 +146,22 @@ static int64_t heads_at_a_time(
 }
 
 static void build_collected_again(const llm_graph_context & graph,
-        const llama_h2o::layer & layer,
+        const llama_h2o_layer & layer,
         ggml_tensor * q,
         ggml_tensor * k,
         ggml_tensor * kq_mask) {
     ggml_context * ctx = graph.ctx0;
 
-    const int64_t n_group = layer.n_head / layer.n_head_kv;
+    const int64_t n_group = layer.shape.n_group();
     const int64_t n_max   = heads_at_a_time(graph, layer, k->ne[1], q->ne[1] * q->ne[3]);
 
-    for (int64_t first = 0; first < layer.n_head_kv; first += n_max) {
-        const int64_t n = std::min(n_max, layer.n_head_kv - first);
+    for (int64_t first = 0; first < layer.shape.n_head_kv; first += n_max) {
+        const int64_t n = std::min(n_max, layer.shape.n_head_kv - first);
 
         ggml_tensor * some_q = view_heads(ctx, q, n_group, first, n);
         ggml_tensor * some_k = view_heads(ctx, k, 1, first, n);
 
-        build_collected(graph, layer, layer.build_probs(ctx, some_q, some_k, kq_mask), first);
+        build_collected(graph, layer, layer.attention.build_probs(ctx, some_q, some_k, kq_mask), first);
     }
 }
 
@@ -203,13 +188,13 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     const bool plain = !sinks && !graph.hparams.attn_soft_cap && kq_mask->type == GGML_TYPE_F16;
 
-    layer.fused = plain && llama_h2o_can_fuse(layer, q, k, v);
-    if (layer.fused) {
+    layer.attention.fused = plain && llama_h2o_can_fuse(layer, q, k, v);
+    if (layer.attention.fused) {
         return llama_h2o_build_fused(graph, layer, q, k, v, kq_mask);
     }
 
     // flash attention keeps its probabilities to itself
-    if (layer.collects) {
+    if (layer.attention.collects) {
         build_collected_again(graph, layer, q, k, kq_mask);
     }
 

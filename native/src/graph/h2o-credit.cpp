@@ -6,9 +6,25 @@
 #include "llama-graph.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace {
+
+// What the attention that a query at p of a stream pays to each cell counts.
+void fill(const llama_h2o_parts & parts, uint32_t s, llama_pos p, float * data, size_t n_kv) {
+    const auto & policy = *parts.policy;
+    const auto & st     = parts.streams[s];
+    const auto & cells  = parts.cells[s];
+
+    std::fill_n(data, n_kv, float(1.0 / policy.remaining(int64_t(p) - st.pos_forgotten)));
+
+    // rows that were not recent any more at the last compaction may lie in any cell
+    const int64_t first = std::max<int64_t>(int64_t(p) - policy.n_near + 1, int64_t(st.pos_removable) - 1);
+    for (size_t i = 0; i < n_kv; ++i) {
+        if (!cells.is_empty(i) && cells.pos_get(i) >= first) {
+            data[i] = 0.0f;
+        }
+    }
+}
 
 class input_credit : public llm_graph_input_i {
 public:
@@ -20,7 +36,8 @@ public:
         // tokens of one sequence follow each other, as the streams do
         std::vector<float> data(n_kv * ubatch->n_tokens);
         for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
-            h2o->fill_credit(ubatch->seq_id[i][0], ubatch->pos[i], data.data() + n_kv * i, n_kv);
+            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
+            fill(h2o->parts, s, ubatch->pos[i], data.data() + n_kv * i, n_kv);
         }
 
         ggml_backend_tensor_set(credit, data.data(), 0, data.size() * sizeof(float));
@@ -43,7 +60,7 @@ private:
 ggml_tensor * llama_h2o_build_credit(
         const llm_graph_context & graph, int64_t n_kv, int64_t n_tokens, int64_t n_stream, int il) {
     llama_h2o * h2o = llama_h2o::of(graph.mctx);
-    if (!h2o->weighs_queries()) {
+    if (!h2o->parts.policy->weighs()) {
         return nullptr;
     }
 
@@ -59,40 +76,4 @@ ggml_tensor * llama_h2o_build_credit(
     }
 
     return h2o->credit;
-}
-
-void llama_h2o::fill_credit(llama_seq_id seq_id, llama_pos p, float * data, size_t n_kv) const {
-    const uint32_t s   = kv.seq_to_stream[seq_id];
-    const auto & st    = streams[s];
-    const auto & cells = kv.v_cells[s];
-
-    std::fill_n(data, n_kv, float(1.0 / policy->remaining(int64_t(p) - st.pos_forgotten)));
-
-    // rows that were not recent any more at the last compaction may lie in any cell
-    const int64_t first = std::max<int64_t>(int64_t(p) - policy->n_near + 1, int64_t(st.pos_removable) - 1);
-    for (size_t i = 0; i < n_kv; ++i) {
-        if (!cells.is_empty(i) && cells.pos_get(i) >= first) {
-            data[i] = 0.0f;
-        }
-    }
-}
-
-// The weights of queries grow from one compaction to the next. Long before they leave the range of a float, what was
-// collected is made smaller instead: as much as it will be behind these positions, however many they are, so that no
-// weight of theirs is above one.
-void llama_h2o::keep_credit_small(uint32_t s, llama_pos p_last) {
-    constexpr double MOST_HALF_LIVES = 40;
-
-    const int64_t n_tokens = int64_t(p_last) - streams[s].pos_forgotten;
-    if (!policy->weighs() || double(n_tokens) <= MOST_HALF_LIVES * policy->half_life) {
-        return;
-    }
-
-    ctx.synchronize();
-
-    collected rows = rows_of(s);
-    forget(s, rows, p_last);
-    for (auto & scores : rows.scores) {
-        scores.commit();
-    }
 }

@@ -58,28 +58,28 @@ static llama_h2o_attention read_attention(
 }
 
 static llama_h2o_attention read_attend(const ggml_tensor * op, const void * userdata) {
-    const auto * layer = static_cast<const llama_h2o::layer *>(userdata);
+    const auto * how = static_cast<const llama_h2o_layer_attention *>(userdata);
 
-    return read_attention(op->src, layer->kq_scale, op, op->ne[1]);
+    return read_attention(op->src, how->kq_scale, op, op->ne[1]);
 }
 
 // in place: the first source is the result of attend()
 static llama_h2o_attention read_combine(const ggml_tensor * op, const void * userdata) {
-    const auto * layer = static_cast<const llama_h2o::layer *>(userdata);
+    const auto * how = static_cast<const llama_h2o_layer_attention *>(userdata);
 
-    return read_attention(op->src + 1, layer->kq_scale, op, op->ne[1]);
+    return read_attention(op->src + 1, how->kq_scale, op, op->ne[1]);
 }
 
 static void attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o::layer *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
+    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
 }
 
 static void combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o::layer *>(userdata)->kernel->combine(read_combine(dst, userdata), ith, nth);
+    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->combine(read_combine(dst, userdata), ith, nth);
 }
 
 ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
-        llama_h2o::layer & layer,
+        llama_h2o_layer & layer,
         ggml_tensor * q,
         ggml_tensor * k,
         ggml_tensor * v,
@@ -87,25 +87,26 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     ggml_context * ctx = graph.ctx0;
 
     ggml_tensor * src[N_SRC] = { q, k, v, kq_mask };
-    if (layer.collects) {
-        src[SRC_SCORES] = llama_h2o_view_collected(graph, layer.scores, k->ne[1], k->ne[3]);
-        src[SRC_CREDIT] = layer.credit;
+    if (layer.attention.collects) {
+        src[SRC_SCORES] = llama_h2o_view_collected(graph, layer.tensors.scores, k->ne[1], k->ne[3]);
+        src[SRC_CREDIT] = layer.attention.credit;
     }
-    if (layer.squares) {
-        src[SRC_SQUARES] = llama_h2o_view_collected(graph, layer.squares, k->ne[1], k->ne[3]);
+    if (layer.tensors.squares) {
+        src[SRC_SQUARES] = llama_h2o_view_collected(graph, layer.tensors.squares, k->ne[1], k->ne[3]);
     }
 
     // one column per thread, so that the op knows for how many there is room
-    const uint32_t n_slots = layer.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
+    const uint32_t n_slots =
+            layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
-    const llama_h2o_attention attn = read_attention(src, layer.kq_scale, nullptr, n_slots);
-    const size_t size              = layer.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
-    const int64_t n_per_slot       = (attn.n_out() + size + n_slots - 1) / n_slots;
+    const llama_h2o_attention attn = read_attention(src, layer.attention.kq_scale, nullptr, n_slots);
+    const size_t size = layer.attention.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
+    const int64_t n_per_slot = (attn.n_out() + size + n_slots - 1) / n_slots;
 
-    ggml_tensor * cur =
-            ggml_custom_4d(ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer);
+    ggml_tensor * cur = ggml_custom_4d(
+            ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer.attention);
 
-    cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer);
+    cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer.attention);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
 
@@ -131,8 +132,8 @@ static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, cons
 }
 
 bool llama_h2o_can_fuse(
-        const llama_h2o::layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
-    const bool has_kernel = layer.kernel || (layer.on_cuda && has_rows_for_cuda(q, k, v));
+        const llama_h2o_layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
+    const bool has_kernel = layer.attention.kernel || (layer.attention.on_cuda && has_rows_for_cuda(q, k, v));
 
     return has_kernel && has_rows_for_kernel(k) && has_rows_for_kernel(v);
 }
@@ -187,7 +188,8 @@ void llama_h2o_build_add(
 // the CUDA backend
 //
 
-bool llama_h2o_use_cuda(ggml_backend_dev_t dev) {
+// Tells the backend of a device of our ops. Returns whether it has kernels for them.
+static bool use_cuda(ggml_backend_dev_t dev) {
     ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
     auto * set_ops         = reg ? reinterpret_cast<llama_h2o_cuda_set_ops_t>(
                                            ggml_backend_reg_get_proc_address(reg, LLAMA_H2O_CUDA_SET_OPS))
@@ -199,4 +201,67 @@ bool llama_h2o_use_cuda(ggml_backend_dev_t dev) {
     set_ops({ attend, combine, add, read_attend, read_combine, read_sum });
 
     return true;
+}
+
+//
+// what attends
+//
+
+static const char * kernel_name(llama_h2o_attention_type type) {
+    switch (type) {
+        case LLAMA_H2O_ATTENTION_PORTABLE:
+            return "portable";
+        case LLAMA_H2O_ATTENTION_NEON:
+            return "neon";
+        case LLAMA_H2O_ATTENTION_AVX2:
+            return "avx2";
+        case LLAMA_H2O_ATTENTION_AVX512:
+            return "avx512";
+        case LLAMA_H2O_ATTENTION_AUTO:
+        case LLAMA_H2O_ATTENTION_OPS:
+            break;
+    }
+
+    return nullptr;
+}
+
+// null for plain memory
+static ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+}
+
+// Whether the graph of a layer with this tensor runs on the CPU.
+static bool is_on_cpu(const ggml_tensor * tensor) {
+    ggml_backend_dev_t dev = device_of(tensor);
+
+    return ggml_backend_buffer_is_host(tensor->buffer) &&
+           (!dev || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type) {
+    if (type == LLAMA_H2O_ATTENTION_OPS) {
+        return;
+    }
+
+    const char * name = kernel_name(type);
+
+    for (auto & layer : layers) {
+        if (!is_on_cpu(layer.tensors.k)) {
+            layer.attention.on_cuda = !name && use_cuda(device_of(layer.tensors.k));
+            continue;
+        }
+
+        const uint32_t n_embd_k = layer.shape.k.n_embd_head;
+        const uint32_t n_embd_v = layer.shape.v.n_embd_head;
+
+        const auto * kernel = name ? llama_h2o_find_kernel(name) : llama_h2o_best_kernel(n_embd_k, n_embd_v);
+        if (kernel && n_embd_k % kernel->n_lanes == 0 && n_embd_v % kernel->n_lanes == 0) {
+            layer.attention.kernel = kernel;
+        }
+    }
+}
+
+bool llama_h2o_has_kernels(const std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type) {
+    return !kernel_name(type) ||
+           std::all_of(layers.begin(), layers.end(), [](const llama_h2o_layer & l) { return l.attention.fused; });
 }

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "cache/h2o-cache.h"
+#include "cache/h2o-layer.h"
 
 #include "ggml-backend.h"
 
@@ -11,10 +11,10 @@ struct llm_graph_context;
 
 // Whether a layer can attend so, see h2o-attention.h for the tensors.
 bool llama_h2o_can_fuse(
-        const llama_h2o::layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v);
+        const llama_h2o_layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v);
 
 ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
-        llama_h2o::layer & layer,
+        llama_h2o_layer & layer,
         ggml_tensor * q,
         ggml_tensor * k,
         ggml_tensor * v,
@@ -27,5 +27,8 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
 void llama_h2o_build_add(
         const llm_graph_context & graph, ggml_tensor * sums, ggml_tensor * probs, ggml_tensor * credit);
 
-// Tells the backend of a device of our ops. Returns whether it has kernels for them.
-bool llama_h2o_use_cuda(ggml_backend_dev_t dev);
+// Decides what attends in every layer.
+void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
+
+// Whether the last graph attends in the way asked for.
+bool llama_h2o_has_kernels(const std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);

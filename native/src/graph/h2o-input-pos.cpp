@@ -19,7 +19,8 @@ public:
 
         std::vector<llama_pos> data(ubatch->n_tokens);
         for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
-            data[i] = h2o->rope_pos(ubatch->seq_id[i][0], ubatch->pos[i]);
+            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
+            data[i]          = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
         }
 
         ggml_backend_tensor_set(pos, data.data(), 0, data.size() * sizeof(llama_pos));

@@ -1,15 +1,10 @@
 #include "graph/h2o-queries.h"
 
 #include "cache/h2o-cache.h"
-#include "cache/h2o-device-rows.h"
 
 #include "llama-graph.h"
 
 #include <algorithm>
-
-//
-// in the graph
-//
 
 namespace {
 
@@ -64,13 +59,13 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     llama_h2o * h2o = llama_h2o::of(graph.mctx);
 
     const auto & layer = *h2o->find_layer(il);
-    if (!layer.queries) {
+    if (!layer.tensors.queries) {
         return;
     }
 
     ggml_context * ctx = graph.ctx0;
 
-    ggml_tensor * ring = layer.queries;
+    ggml_tensor * ring = layer.tensors.queries;
 
     const int64_t n_queries = ring->ne[1];
     const int64_t n_tokens  = q->ne[1];
@@ -89,72 +84,4 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
             ring->nb[3] * llama_h2o::first_stream(graph.mctx));
 
     ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, ring, last, h2o->query_slots));
-}
-
-//
-// in the cache
-//
-
-void llama_h2o::note_queries(stream & st, llama_pos p_first, llama_pos p_last) {
-    const llama_pos n_slots = llama_pos(st.queries.size());
-
-    for (llama_pos p = std::max(p_first, p_last - n_slots + 1); n_slots > 0 && p <= p_last; ++p) {
-        st.queries[p % n_slots] = { p, p - st.shift };
-    }
-}
-
-void llama_h2o::forget_queries(stream & st, llama_pos p0) {
-    for (auto & slot : st.queries) {
-        if (slot.pos >= p0) {
-            slot.pos = -1;
-        }
-    }
-}
-
-// Turns the queries of a stream back with the keys, but packs none of them: a query has no place among the rows.
-void llama_h2o::turn_queries(uint32_t s, llama_pos back, llama_h2o_cache_graph & graph) {
-    auto & st = streams[s];
-
-    std::vector<llama_h2o_turn> turns;
-    for (uint32_t i = 0; i < st.queries.size(); ++i) {
-        if (st.queries[i].pos >= 0) {
-            st.queries[i].rope_pos -= back;
-            turns.push_back({ i, -back });
-        }
-    }
-    if (turns.empty()) {
-        return;
-    }
-
-    for (const auto & layer : layers) {
-        if (layer.rope->angles.empty()) {
-            continue;
-        }
-
-        // the ring of a head lies like the rows of a tensor with one head
-        const uint32_t n_embd = layer.queries->ne[0];
-        const uint32_t n_ring = st.queries.size();
-        const size_t size     = layer.queries->nb[2];
-        const size_t offset   = layer.queries->nb[3] * s;
-
-        if (!layer.on_host) {
-            const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring * layer.n_head, false };
-
-            std::vector<llama_h2o_turn> all;
-            for (uint32_t head = 0; head < layer.n_head; ++head) {
-                for (const auto & turn : turns) {
-                    all.push_back({ head * n_ring + turn.cell, turn.by });
-                }
-            }
-            llama_h2o_build_turns(graph, { layer.queries, layout, offset }, *layer.rope, &all);
-            continue;
-        }
-
-        const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring, false };
-
-        llama_h2o_rotation rotation(*layer.rope, layout);
-        for (uint32_t head = 0; head < layer.n_head; ++head) {
-            rotation.apply(static_cast<uint8_t *>(layer.queries->data) + offset + size * head, 0, turns);
-        }
-    }
 }

@@ -12,6 +12,47 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params) {
 }
 
 //
+// what a text asks for
+//
+
+static bool are_apart(const std::vector<llama_h2o_span> & spans) {
+    int32_t end = 0;
+    for (const auto & span : spans) {
+        if (span.p0 < end || span.p1 <= span.p0) {
+            return false;
+        }
+        end = span.p1;
+    }
+
+    return true;
+}
+
+static bool are_starts(const std::vector<int32_t> & starts) {
+    int32_t last = 0;
+    for (const int32_t start : starts) {
+        if (start <= last) {
+            return false;
+        }
+        last = start;
+    }
+
+    return starts.size() <= LLAMA_H2O_MAX_STARTS;
+}
+
+int32_t llama_h2o_claims::check(uint64_t n_most) const {
+    if (!are_apart(spans) || !are_starts(starts)) {
+        return LLAMA_H2O_ERR_SPANS;
+    }
+
+    uint64_t n = n_pinned;
+    for (const auto & span : spans) {
+        n += std::max<int64_t>(0, int64_t(span.p1) - std::max<int64_t>(span.p0, n_pinned));
+    }
+
+    return n <= n_most ? LLAMA_H2O_OK : LLAMA_H2O_ERR_PIN;
+}
+
+//
 // the rule
 //
 

@@ -17,14 +17,21 @@ constexpr uint32_t LLAMA_H2O_MAX_STARTS = 1 << 20;
 // What a row has to stay by.
 enum class llama_h2o_standing : uint8_t { pinned, recent, competing };
 
-// The rule of a compaction, the same for all heads.
-struct llama_h2o_rule {
-    uint32_t n_budget = 0;
-    uint32_t n_recent = 0;
+// What a text asks for, by position.
+struct llama_h2o_claims {
     uint32_t n_pinned = 0;             // first positions
     std::vector<llama_h2o_span> spans; // pinned as well; ascending and apart
     std::vector<int32_t> starts;       // the text is cut here into segments with fair shares; ascending
-    int64_t newest = -1;               // position
+
+    // LLAMA_H2O_OK, or why they cannot be met: no more than n_most positions may be pinned.
+    int32_t check(uint64_t n_most) const;
+};
+
+// The rule of a compaction, the same for all heads.
+struct llama_h2o_rule : llama_h2o_claims {
+    uint32_t n_budget = 0;
+    uint32_t n_recent = 0;
+    int64_t newest    = -1; // position
 
     llama_h2o_standing standing(int32_t pos) const;
 

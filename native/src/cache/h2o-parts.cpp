@@ -1,0 +1,40 @@
+#include "cache/h2o-parts.h"
+
+#include <exception>
+#include <utility>
+
+static llama_h2o_params with_text_of(llama_h2o_params params, const llama_h2o_policy & policy) {
+    params.policy = policy.text.c_str();
+
+    return params;
+}
+
+llama_h2o_parts::llama_h2o_parts(llama_context & ctx,
+        const llama_h2o_params & params,
+        std::vector<llama_h2o_layer> layers,
+        llama_h2o_cells cells,
+        llama_h2o_graph_runner graphs) :
+    ctx(ctx), policy(llama_h2o_new_policy(params.policy, params.recent)), params(with_text_of(params, *policy)),
+    layers(std::move(layers)), cells(std::move(cells)), graphs(std::move(graphs)), n_cells(this->cells[0].size()) {
+    for (auto & layer : this->layers) {
+        layer.attention.collects = policy->attention;
+    }
+    for (size_t s = 0; s < this->cells.n_stream(); ++s) {
+        streams.emplace_back(n_heads(), n_cells, policy->n_queries, params.pinned);
+    }
+}
+
+uint32_t llama_h2o_parts::n_heads() const {
+    const auto & last = layers.back().shape;
+
+    return last.first_head + last.n_head_kv;
+}
+
+void llama_h2o_parts::run_in_place(const llama_h2o_cache_graph & graph) {
+    try {
+        graphs.run(graph);
+    } catch (const std::exception &) {
+        refused = true;
+        throw;
+    }
+}

@@ -1,0 +1,51 @@
+// What an eviction consists of, for those who compact, rotate, save and restore rows.
+
+#pragma once
+
+#include "llama-h2o.h"
+
+#include "cache/h2o-cache-graph.h"
+#include "cache/h2o-cells.h"
+#include "cache/h2o-layer.h"
+#include "cache/h2o-stream.h"
+#include "policies/h2o-policy.h"
+
+#include <memory>
+#include <vector>
+
+struct llama_context;
+
+struct llama_h2o_parts {
+    // Throws llama_h2o_policy_error if the params name no policy.
+    llama_h2o_parts(llama_context & ctx,
+            const llama_h2o_params & params,
+            std::vector<llama_h2o_layer> layers,
+            llama_h2o_cells cells,
+            llama_h2o_graph_runner graphs);
+
+    llama_context & ctx;
+
+    const std::unique_ptr<const llama_h2o_policy> policy;
+    const llama_h2o_params params; // with the text of the policy above
+
+    std::vector<llama_h2o_layer> layers;
+    std::vector<llama_h2o_stream> streams;
+
+    llama_h2o_cells cells;
+    llama_h2o_graph_runner graphs;
+
+    const uint32_t n_cells; // of a stream
+
+    bool refused = false; // something that cannot be undone: decode nothing until the cache is cleared
+
+    // KV heads of all layers
+    uint32_t n_heads() const;
+
+    uint64_t n_budget() const { return llama_h2o_n_budget(params); }
+    uint64_t n_capacity() const { return llama_h2o_n_capacity(params); }
+
+    void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
+
+    // Runs a graph that changes rows. If it fails, nobody knows which.
+    void run_in_place(const llama_h2o_cache_graph & graph);
+};

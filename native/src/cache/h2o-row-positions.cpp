@@ -1,0 +1,73 @@
+#include "cache/h2o-row-positions.h"
+
+#include <algorithm>
+
+llama_h2o_row_positions::llama_h2o_row_positions(uint32_t n_heads, uint32_t n_cells) :
+    n_cells(n_cells), n_heads(n_heads), text(this->n_heads * n_cells, -1), rope(this->n_heads * n_cells, -1),
+    listed(n_cells, 0) {}
+
+void llama_h2o_row_positions::reset() {
+    std::fill(listed.begin(), listed.end(), 0);
+    text_shift = 0;
+}
+
+void llama_h2o_row_positions::list(const std::vector<uint32_t> & cells, const std::vector<int32_t> & cell_pos) {
+    for (size_t i = 0; i < cells.size(); ++i) {
+        const uint32_t cell = cells[i];
+        if (listed[cell]) {
+            continue;
+        }
+        for (size_t head = 0; head < n_heads; ++head) {
+            text[head * n_cells + cell] = cell_pos[i];
+            rope[head * n_cells + cell] = rope_pos(cell_pos[i]);
+        }
+        listed[cell] = 1;
+    }
+}
+
+void llama_h2o_row_positions::move(uint32_t head, const std::vector<llama_h2o_move> & moves) {
+    int32_t * text_of = text.data() + head * n_cells;
+    int32_t * rope_of = rope.data() + head * n_cells;
+    for (const auto & move : moves) {
+        text_of[move.dst] = text_of[move.src];
+        rope_of[move.dst] = rope_of[move.src];
+    }
+}
+
+void llama_h2o_row_positions::take(const llama_h2o_row_positions & from, const std::vector<uint32_t> & cells) {
+    std::fill(listed.begin(), listed.end(), 0);
+    std::fill_n(listed.begin(), cells.size(), 1);
+    for (size_t head = 0; head < n_heads; ++head) {
+        for (size_t i = 0; i < cells.size(); ++i) {
+            text[head * n_cells + i] = from.text[head * from.n_cells + cells[i]];
+            rope[head * n_cells + i] = from.rope[head * from.n_cells + cells[i]];
+        }
+    }
+    text_shift = from.text_shift;
+}
+
+std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
+        uint32_t head, std::vector<uint32_t> & cells, int32_t back) {
+    const int32_t * text_of = text.data() + head * n_cells;
+    int32_t * rope_of       = rope.data() + head * n_cells;
+
+    std::sort(cells.begin(), cells.end(), [&](uint32_t a, uint32_t b) { return text_of[a] < text_of[b]; });
+
+    std::vector<llama_h2o_turn> turns;
+    for (size_t i = 0; i < cells.size(); ++i) {
+        const int32_t old_pos = rope_of[cells[i]];
+        const int32_t new_pos = std::max(int32_t(i), old_pos - back);
+        if (new_pos != old_pos) {
+            turns.push_back({ cells[i], new_pos - old_pos });
+            rope_of[cells[i]] = new_pos;
+        }
+    }
+
+    return turns;
+}
+
+void llama_h2o_row_positions::set_lists(
+        uint32_t head, const std::vector<int32_t> & text_list, const std::vector<int32_t> & rope_list) {
+    std::copy(text_list.begin(), text_list.end(), text.begin() + head * n_cells);
+    std::copy(rope_list.begin(), rope_list.end(), rope.begin() + head * n_cells);
+}

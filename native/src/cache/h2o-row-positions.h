@@ -1,0 +1,89 @@
+// Whose row lies where in one stream of the cache. Knows nothing of tensors.
+
+#pragma once
+
+#include "cache/h2o-plan.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// A row on its way to another position of its rotary embedding.
+struct llama_h2o_turn {
+    uint32_t cell;
+    int32_t by; // positions
+};
+
+// Every row has a position of the text and the one that it is rotated to. All rows of a cell belong to the cell's own
+// position, until a compaction or a re-base has seen it: from then on the cell is listed, row by row. Heads are the KV
+// heads of all layers.
+class llama_h2o_row_positions {
+public:
+    llama_h2o_row_positions(uint32_t n_heads, uint32_t n_cells);
+
+    // a stream without rows, at the start of a text
+    void reset();
+
+    //
+    // positions of the text
+    //
+
+    bool is_listed(uint32_t cell) const { return listed[cell]; }
+
+    // whose row a head has in a cell that has this position
+    int32_t pos(uint32_t head, uint32_t cell, int32_t cell_pos) const {
+        return listed[cell] ? text[head * n_cells + cell] : cell_pos;
+    }
+
+    // those cells of the list that are not listed yet
+    //   cell_pos   [cells.size()]
+    void list(const std::vector<uint32_t> & cells, const std::vector<int32_t> & cell_pos);
+
+    void unlist(uint32_t cell) { listed[cell] = 0; }
+
+    // Copies, in order, rows of a head from cell to cell. All of these are listed.
+    void move(uint32_t head, const std::vector<llama_h2o_move> & moves);
+
+    // Takes the rows of listed cells to the first cells here; no other cell is listed then.
+    void take(const llama_h2o_row_positions & from, const std::vector<uint32_t> & cells);
+
+    //
+    // positions of rotary embeddings
+    //
+
+    // those of new tokens are smaller than the text's by this; it grows with every re-base
+    int32_t shift() const { return text_shift; }
+
+    int32_t rope_pos(int32_t pos) const { return pos - text_shift; }
+
+    // New ones for the rows of a head in listed cells: `back` less, but never two at the same or below zero.
+    //   cells   put in the order of the text
+    std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back);
+
+    // new tokens follow, after all heads
+    void shift_back(int32_t back) { text_shift += back; }
+
+    //
+    // the lists as they are, for heads from this one on: [n_heads][n_cells]; only listed cells count
+    //
+
+    const int32_t * text_list(uint32_t head) const { return text.data() + head * n_cells; }
+    const int32_t * rope_list(uint32_t head) const { return rope.data() + head * n_cells; }
+
+    // what text_list() and rope_list() of a saved stream gave, or the like
+    void set_lists(uint32_t head, const std::vector<int32_t> & text_list, const std::vector<int32_t> & rope_list);
+
+    // of the saved stream, too
+    void set_listed(uint32_t cell, bool is_listed) { listed[cell] = is_listed; }
+    void set_shift(int32_t shift) { text_shift = shift; }
+
+private:
+    const size_t n_cells;
+    const size_t n_heads;
+
+    std::vector<int32_t> text;   // [n_heads][n_cells]
+    std::vector<int32_t> rope;   // [n_heads][n_cells]
+    std::vector<uint8_t> listed; // [n_cells]
+
+    int32_t text_shift = 0;
+};

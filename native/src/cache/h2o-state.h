@@ -1,0 +1,13 @@
+// The state of a stream, as llama.cpp's state functions save and restore it: every row at its cell,
+// so that a text goes on from it bit for bit as it would have gone on.
+
+#pragma once
+
+#include "cache/h2o-parts.h"
+
+class llama_io_read_i;
+class llama_io_write_i;
+
+// Streams s0 <= s < s1. Both throw std::exception; after a failed read these streams are empty.
+void llama_h2o_write_state(llama_io_write_i & io, const llama_h2o_parts & parts, uint32_t s0, uint32_t s1);
+void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1);

@@ -1,0 +1,58 @@
+// A stream of the cache: one text, and what is known of its rows apart from the tensors.
+
+#pragma once
+
+#include "cache/h2o-marks.h"
+#include "cache/h2o-query-ring.h"
+#include "cache/h2o-row-positions.h"
+#include "policies/h2o-selection.h"
+
+#include <cstdint>
+#include <vector>
+
+// See llama_h2o_stats. They go on when the text is cleared.
+struct llama_h2o_counters {
+    uint64_t n_compactions    = 0;
+    uint64_t n_cells_freed    = 0;
+    uint64_t n_rows_evicted   = 0;
+    uint64_t n_rows_moved     = 0;
+    uint64_t n_rebases        = 0;
+    uint64_t t_compactions_us = 0;
+    uint64_t t_rebases_us     = 0;
+};
+
+struct llama_h2o_stream {
+    llama_h2o_row_positions rows;
+    llama_h2o_query_ring queries;
+    llama_h2o_claims claims;
+
+    std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
+
+    // cells were freed since their scores were last zeroed
+    bool stale = false;
+
+    // from here on every head has all its rows, each in its own cell
+    int32_t pos_removable = 0;
+
+    // the newest position when the policy last took away from what was collected, or -1
+    int32_t pos_forgotten = -1;
+
+    llama_h2o_counters count;
+
+    llama_h2o_stream(uint32_t n_heads, uint32_t n_cells, uint32_t n_queries, uint32_t n_pinned) :
+        rows(n_heads, n_cells), queries(n_queries) {
+        claims.n_pinned = n_pinned;
+    }
+
+    // What holds for a stream without rows.
+    void reset(uint32_t n_pinned) {
+        rows.reset();
+        queries.forget(0);
+        claims = { n_pinned, {}, {} };
+        marks.clear();
+
+        stale         = true;
+        pos_removable = 0;
+        pos_forgotten = -1;
+    }
+};
