@@ -9,12 +9,11 @@ The text is random tokens: how long a choice takes depends on the number of rows
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from common import median_and_range
 
 from pyh2o import Llama
 
@@ -31,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     threads = [int(n) for n in arguments.threads.split(",")]
-    print("| policy | threads | rows | tokens between two | ms (range) |")
+    print("| policy | threads | rows | tokens between two | median (range) |")
     print("|---|---:|---:|---:|---:|")
     for policy in arguments.policy.split(","):
         llm = Llama(
@@ -47,7 +46,7 @@ def main() -> None:
         times: dict[int, list[float]] = {n: [] for n in threads}
         for _ in range(arguments.rounds):
             for n in threads:
-                llama_cpp.llama_set_n_threads(llm.ctx, n, n)
+                llm._ctx.set_n_threads(n, n)
                 before = llm.kv
                 read(llm, rng, before.slack)
                 count = llm.kv.compactions - before.compactions
@@ -55,12 +54,8 @@ def main() -> None:
                 times[n].append(1000 * seconds / count)
         rows = llm.kv.capacity * sum(len(llm.kv_rows(layer)[0]) for layer in range(n_layers(llm)))
         for n, of_threads in times.items():
-            print(
-                f"| {policy} | {n} | {rows:,} | {llm.kv.slack} | "
-                f"{statistics.median(of_threads):.1f} "
-                f"({min(of_threads):.1f}-{max(of_threads):.1f}) |",
-                flush=True,
-            )
+            took = median_and_range(of_threads, ".1f", "ms")
+            print(f"| {policy} | {n} | {rows:,} | {llm.kv.slack} | {took} |", flush=True)
         llm.close()
 
 
@@ -70,8 +65,7 @@ def read(llm: Llama, rng: np.random.Generator, n: int) -> None:
 
 
 def n_layers(llm: Llama) -> int:
-    n: int = llama_cpp.llama_model_n_layer(llm.model)
-    return n
+    return int(llm.metadata["llama.block_count"])
 
 
 if __name__ == "__main__":

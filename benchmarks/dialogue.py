@@ -9,16 +9,13 @@ against those that were new.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
 
-from pyh2o import Conversation, Llama
+from common import median_and_range, open_model, parser_of
+
+from pyh2o import Conversation
 from pyh2o.generation.sampling import Sampling
-from pyh2o.models import demo_model_path
-from pyh2o.system.threads import physical_cores
 
 QUESTION = (
     "This is question {:03d}: what would you like to tell me about the sea, the town and you?"
@@ -26,23 +23,17 @@ QUESTION = (
 AROUND = 5
 
 
+def milliseconds(waits: list[float]) -> str:
+    return median_and_range([1e3 * wait for wait in waits], ".1f", "ms")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
+    parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=100, help="of an answer")
-    parser.add_argument("--rows", type=int, default=1024, help="half heavy, half recent")
-    parser.add_argument("--threads", type=int, default=physical_cores())
     arguments = parser.parse_args()
 
-    llm = Llama(
-        str(arguments.model or demo_model_path()),
-        hh=arguments.rows // 2,
-        recent=arguments.rows - arguments.rows // 2,
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        verbose=False,
-    )
+    llm = open_model(arguments)
     conversation = Conversation(llm, system="You are a friendly sailor.", sampling=Sampling(seed=7))
     waits: list[float] = []
     for turn in range(1, arguments.turns + 1):
@@ -61,13 +52,11 @@ def main() -> None:
     late = waits[-2 * AROUND - 1 :]
     ratio = statistics.median(late) / statistics.median(early)
     print(
-        f"first token around turn 20: {statistics.median(early) * 1e3:.1f} ms "
-        f"({min(early) * 1e3:.1f} to {max(early) * 1e3:.1f})\n"
-        f"first token in the last {len(late)} turns: {statistics.median(late) * 1e3:.1f} ms "
-        f"({min(late) * 1e3:.1f} to {max(late) * 1e3:.1f}), ratio {ratio:.3f}\n"
+        f"first token around turn 20: {milliseconds(early)}\n"
+        f"first token in the last {len(late)} turns: {milliseconds(late)}, ratio {ratio:.3f}\n"
         f"tokens in the text: {llm.n_tokens}, evaluated: {conversation.tokens_evaluated}"
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

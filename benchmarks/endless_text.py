@@ -13,9 +13,7 @@ another 1,000 tokens by turns with a new text that goes from 2,000 to 3,000.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,14 +21,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from common import open_model, parser_of
 
 from pyh2o.generation.repetition import RepetitionGuard
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
-from pyh2o.llama import Llama, llama_cpp
-from pyh2o.models import demo_model_path
+from pyh2o.llama import Llama
+from pyh2o.measuring.quality.metrics import log_softmax, surprises
 from pyh2o.system.memory import resident_bytes
-from pyh2o.system.threads import physical_cores
+from pyh2o.text.vocabulary import is_end_token
 
 STRETCH = 1000
 BLOCK = 50
@@ -66,7 +65,7 @@ def drawn_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
     writer = Writer(llm, sampling, logits_processor=break_loops)
     while True:
         for token in writer.write(prompt):
-            if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token):
+            if is_end_token(llm, token):
                 break
             guard.add(token)
             yield token
@@ -75,10 +74,8 @@ def drawn_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
 
 def surprise(llm: Llama, token: int) -> float:
     """Negative log-likelihood of a token, in nats."""
-    pointer = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
-    logits = np.ctypeslib.as_array(pointer, (llm.n_vocab(),))
-    top = logits.max()
-    return float(np.log(np.exp(logits - top).sum()) + top - logits[token])
+    logits = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (1, llm.n_vocab()))
+    return float(surprises(log_softmax(logits), [token])[0])
 
 
 def stretches(llm: Llama, sampling: Sampling, n_tokens: int) -> Iterator[Stretch]:
@@ -138,29 +135,15 @@ def compare_by_turns(old: Llama, young: Llama, tokens: list[int]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=100_000)
-    parser.add_argument("--rows", type=int, default=1024, help="half heavy, half recent")
     parser.add_argument("--positions", choices=["original", "dense"], default="original")
     parser.add_argument("--temp", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--json", type=Path, default=None, help="append a line for each stretch")
     arguments = parser.parse_args()
 
-    def new_llama() -> Llama:
-        return Llama(
-            str(arguments.model or demo_model_path()),
-            hh=arguments.rows // 2,
-            recent=arguments.rows - arguments.rows // 2,
-            positions=arguments.positions,
-            n_threads=arguments.threads,
-            n_threads_batch=arguments.threads,
-            verbose=False,
-        )
-
-    llm = new_llama()
+    llm = open_model(arguments, positions=arguments.positions)
     found: list[Stretch] = []
     print("tokens, tokens/s, resident MiB, NLL, distinct, cells, compactions, re-bases")
     for each in stretches(
@@ -178,9 +161,9 @@ def main() -> None:
     print(llm.kv.details())
     report(found)
     tokens = llm.input_ids[: 3 * STRETCH].tolist()
-    ratio = compare_by_turns(llm, new_llama(), tokens)
+    ratio = compare_by_turns(llm, open_model(arguments, positions=arguments.positions), tokens)
     print(f"by turns: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,39 +7,30 @@ Both are done in turns, on the same model; reported are medians and ranges.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-from pydoc_data.topics import topics
 
-from pyh2o import Conversation, Llama
-from pyh2o.models import demo_model_path
-from pyh2o.system.threads import physical_cores
+from common import median_and_range, open_model, parser_of
+
+from pyh2o import Conversation
+from pyh2o.measuring.model import english_text, plain_tokens
 
 
 def seconds(times: list[float]) -> str:
-    return f"{statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f})"
+    return median_and_range(times, ".3f", "s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.set_defaults(rows=1638)  # a fifth of the demo model's context
     arguments = parser.parse_args()
 
-    llm = Llama(
-        str(arguments.model or demo_model_path()),
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        verbose=False,
-    )
-    # A long text that every Python has: its own documentation.
-    words = llm.tokenize("\n\n".join(topics.values()).encode(), add_bos=False)
+    llm = open_model(arguments)
+    words = plain_tokens(llm, english_text())
     message = llm.detokenize(words[: arguments.tokens]).decode(errors="ignore")
     conversation = Conversation(llm)
     for _ in conversation.say(message, max_tokens=8):
@@ -71,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -186,7 +186,7 @@ def check_text(python: Path, model: Path | None) -> Iterator[Check]:
     if model is None:
         yield Check(name, "left out: no --model", "equal, or a near tie", True)
         return
-    done = run(python, ROOT / "benchmarks" / "greedy_text.py", model)
+    done = run(python, ROOT / "benchmarks" / "gpu_logits.py", model)
     yield Check(name, done.last_line, "equal, or a near tie", done.ok)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from llama_cpp.llama_cpp import llama_vocab_is_eog
-
 from ...generation.writer import Writer
 from ...llama import Llama
 from ...text.chat_template import ChatTemplate
 from ...text.detokenizer import detokenize, detokenizer
+from ...text.vocabulary import is_end_token
 from ..model import bos_tokens, plain_tokens
 from .reading import GREEDY
 from .samples import Sample
@@ -81,7 +80,7 @@ def greedy_answer(llm: Llama, last: int, max_tokens: int) -> str:
     tokens: list[int] = []
     with closing(Writer(llm, GREEDY).write([last])) as drawn:
         for token in drawn:
-            if llama_vocab_is_eog(llm._model.vocab, token):
+            if is_end_token(llm, token):
                 break
             tokens.append(token)
             if len(tokens) == max_tokens:

@@ -1,6 +1,6 @@
 """Perplexity of a text under each policy, in the NumPy reference: what per-head eviction is worth.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/eviction_granularity.py --text book.txt
+    OPENBLAS_NUM_THREADS=1 python benchmarks/reference_perplexity.py --text book.txt
 
 Every token of a stretch of the text is predicted from what the cache holds at that moment, with a
 compaction every 32 tokens, half of the rows heavy and half recent. Reported is the perplexity from
@@ -17,16 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from pyh2o.llama import Llama
-from pyh2o.models import demo_model_path
+from pyh2o.measuring.model import normalised, open_for_tokens, plain_tokens
+from pyh2o.measuring.quality.metrics import FloatArray, log_softmax, perplexity, surprises
+from pyh2o.models import find_model
 from pyh2o.reference import EvictionParameters, LlamaWeights, ReferenceLlama, read_gguf
 
 SLACK = 32
@@ -49,22 +47,7 @@ SIMULATED: dict[str, dict[int, float]] = {
 }
 
 
-def unwrapped(path: Path) -> str:
-    """The text with one line for each paragraph."""
-    paragraphs = re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig"))
-    joined = (" ".join(paragraph.split()) for paragraph in paragraphs)
-    return "\n\n".join(paragraph for paragraph in joined if paragraph)
-
-
-def tokens_of(model: Path, text: str) -> list[int]:
-    with Llama(str(model), evict=False, n_ctx=256, verbose=False) as llm:
-        tokens: list[int] = llm.tokenize(text.encode(), add_bos=False)
-    return tokens
-
-
-def surprises(
-    weights: LlamaWeights, tokens: list[int], policy: str, rows: int
-) -> npt.NDArray[np.float64]:
+def losses(weights: LlamaWeights, tokens: list[int], policy: str, rows: int) -> FloatArray:
     """Negative log-likelihood of each token but the first, in nats. [n_tokens - 1]"""
     eviction = EvictionParameters(heavy=rows // 2, recent=rows - rows // 2, slack=SLACK)
     if policy == FULL:
@@ -74,10 +57,8 @@ def surprises(
     parts = []
     for start in range(0, len(tokens) - 1, SLACK):
         expected = tokens[start + 1 : start + 1 + SLACK]
-        logits = model.eval(tokens[start : start + len(expected)]).astype(np.float64)
-        top = logits.max(axis=1)
-        log_sum = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
-        parts.append(log_sum - logits[np.arange(len(expected)), expected])
+        logits = model.eval(tokens[start : start + len(expected)])
+        parts.append(surprises(log_softmax(logits.astype(np.float32)), expected))
     return np.concatenate(parts)
 
 
@@ -95,32 +76,31 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="append results to this file")
     arguments = parser.parse_args()
 
-    model = arguments.model or demo_model_path()
-    tokens = tokens_of(model, unwrapped(arguments.text))
+    model = find_model(arguments.model)
+    with open_for_tokens(model) as llm:
+        tokens = plain_tokens(llm, normalised(arguments.text.read_text(encoding="utf-8-sig")))
     tokens = tokens[arguments.start : arguments.start + arguments.tokens]
     weights = read_gguf(model)
     print(f"{len(tokens)} tokens, {arguments.rows} rows, slack {SLACK}")
     print(f"{'policy':32} {'perplexity':>10} {'simulated':>10} {'difference':>10} {'seconds':>8}")
     for policy in arguments.policy:
         began = time.perf_counter()
-        nll = surprises(weights, tokens, policy, arguments.rows)
+        nll = losses(weights, tokens, policy, arguments.rows)
         seconds = time.perf_counter() - began
-        perplexity = math.exp(nll[arguments.skip - 1 :].mean())
+        found = perplexity(nll[arguments.skip - 1 :])
         simulated = SIMULATED.get(policy, {}).get(arguments.rows)
-        beside = (
-            f"{simulated:10.2f} {100 * (perplexity / simulated - 1):9.2f}%" if simulated else ""
-        )
-        print(f"{policy:32} {perplexity:10.3f} {beside:21} {seconds:8.0f}", flush=True)
+        beside = f"{simulated:10.2f} {100 * (found / simulated - 1):9.2f}%" if simulated else ""
+        print(f"{policy:32} {found:10.3f} {beside:21} {seconds:8.0f}", flush=True)
         if arguments.json:
             with arguments.json.open("a", encoding="utf-8") as file:
                 result = {
                     "policy": policy,
                     "rows": arguments.rows,
-                    "perplexity": perplexity,
+                    "perplexity": found,
                     "seconds": seconds,
                 }
                 file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
