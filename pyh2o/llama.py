@@ -38,7 +38,7 @@ from .errors import (
     StateError,
 )
 from .generation.drafts import FittingDrafts
-from .generation.grammar import check_grammar
+from .generation.grammar import GrammarGuard, GuardedSampler
 from .openai import completion
 from .openai.chat import OpenAIChat, as_json_object
 from .policies import Policy, parse_policy
@@ -681,11 +681,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         if removable > 0 and min(n_common, len(tokens) - 1) < n_seen:
             self.reset()
 
-    def _init_sampler(self, *args: Any, grammar: Any = None, **kwargs: Any) -> Any:
-        """The parent's; a grammar it cannot read is refused, with `GrammarError`."""
-        if grammar is not None:
-            check_grammar(self, grammar)
-        return super()._init_sampler(*args, grammar=grammar, **kwargs)
+    def _init_sampler(
+        self, *args: Any, grammar: Any = None, logits_processor: Any = None, **kwargs: Any
+    ) -> Any:
+        """The parent's; a grammar that cannot be read or followed is refused (`GrammarError`)."""
+        if grammar is None:
+            return super()._init_sampler(*args, logits_processor=logits_processor, **kwargs)
+        guard = GrammarGuard(self, grammar)
+        processors = [*(logits_processor or []), guard.mask]
+        sampler = super()._init_sampler(*args, logits_processor=processors, **kwargs)
+        return GuardedSampler(sampler, guard)
 
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""

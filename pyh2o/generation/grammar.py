@@ -1,40 +1,145 @@
-"""Grammars are tried before they are used: llama.cpp takes one that it cannot read for no sampler.
+"""Grammars that cannot end the program: tried before they are used, and watched while they are.
 
-It then crashes with the first token, and so it does while it reads brackets within brackets, or
-rules that lead to each other, beyond what its stack holds.
+llama.cpp takes a grammar that it cannot read for no sampler, and crashes with the first token. It
+crashes, too, while it reads brackets within brackets, or rules that lead to each other, beyond what
+its stack holds. Where a grammar allows no token at all, it throws an error that nothing can catch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import re
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 from llama_cpp import Llama, LlamaGrammar
 
 from ..errors import GrammarError
 
-# Chains of rules and brackets of a multiple of this fit a stack of 8 MiB.
+# Chains of rules, and brackets within brackets, of a multiple of this fit a stack of 8 MiB.
 MOST_BYTES = 2**18
 MOST_BRACKETS = 2000
 
+_LITERALS = re.compile(rb'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
 
-def check_grammar(llama: Llama, grammar: LlamaGrammar) -> None:
-    """Refuse a grammar that llama.cpp cannot read.
 
-    Raises:
-        GrammarError: it is wrong, or too large.
-    """
+class GrammarGuard:
+    """A grammar that masks logits, and takes the tokens that are drawn from the rest."""
+
+    def __init__(self, llama: Llama, grammar: LlamaGrammar) -> None:
+        """Read a grammar; no text has been generated yet.
+
+        Raises:
+            GrammarError: it is wrong, or too large.
+        """
+        self._llama = llama
+        self._sampler = _read(llama, grammar)
+        weakref.finalize(self, llama_cpp.llama_sampler_free, self._sampler)
+        self._allowed = np.zeros(0, dtype=np.bool_)
+
+    def mask(
+        self, _tokens: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        """A logits processor: minus infinity for what may not come next; [n_vocab]."""
+        candidates = np.zeros(len(logits), dtype=_CANDIDATE)
+        candidates["id"] = np.arange(len(logits))
+        candidates["logit"] = logits
+        array = llama_cpp.llama_token_data_array(
+            data=candidates.ctypes.data_as(llama_cpp.llama_token_data_p),
+            size=len(logits),
+            selected=-1,
+            sorted=False,
+        )
+        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(array))
+        self._allowed = np.isfinite(candidates["logit"])
+        # Without a single token to draw, llama.cpp's samplers fail before `take` is asked.
+        return candidates["logit"] if self._allowed.any() else logits
+
+    def take(self, token: int) -> None:
+        """Go on after this token, which was drawn.
+
+        Raises:
+            GrammarError: the grammar does not allow it: no token was left to draw.
+        """
+        if not self._allowed[token]:
+            raise GrammarError(
+                "the grammar allows no token here that the model has and that may be drawn: give "
+                "it another way to go on, or an end"
+            )
+        llama_cpp.llama_sampler_accept(self._sampler, token)
+
+
+class GuardedSampler:
+    """llama_cpp's sampler of tokens, whose grammar takes every one that is drawn."""
+
+    def __init__(self, sampler: Any, guard: GrammarGuard) -> None:
+        self._sampler = sampler
+        self._guard = guard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """Draw a token.
+
+        Raises:
+            GrammarError: there is none that the grammar allows.
+        """
+        token = int(self._sampler.sample(*args, **kwargs))
+        self._guard.take(token)
+        return token
+
+
+def _read(llama: Llama, grammar: LlamaGrammar) -> Any:
+    """llama.cpp's sampler for a grammar."""
     try:
         text, root = grammar._grammar.encode(), grammar._root.encode()
     except UnicodeEncodeError:
         raise GrammarError("the grammar is not Unicode text: write it in UTF-8") from None
-    if len(text) > MOST_BYTES or text.count(b"(") > MOST_BRACKETS:
+    if len(text) > MOST_BYTES or _deepest_bracket(text) > MOST_BRACKETS:
         raise GrammarError(
             f"the grammar is too large: give one of at most {MOST_BYTES:,} bytes and "
-            f"{MOST_BRACKETS:,} brackets"
+            f"{MOST_BRACKETS:,} brackets within brackets"
         )
-    sampler = llama_cpp.llama_sampler_init_grammar(llama._model.vocab, text, root)
+    if b"\0" in text:
+        raise GrammarError("the grammar has a zero byte, where it would end: write it as \\x00")
+    with contextlib.nullcontext() if llama.verbose else _quiet():
+        sampler = llama_cpp.llama_sampler_init_grammar(llama._model.vocab, text, root)
     if not sampler:
         raise GrammarError(
             f"the grammar cannot be read: each rule has the form 'name ::= ...', every bracket is "
             f"closed, no rule begins with itself, and {grammar._root!r} is one of them"
         )
-    llama_cpp.llama_sampler_free(sampler)
+    return sampler
+
+
+def _deepest_bracket(grammar: bytes) -> int:
+    level = deepest = 0
+    for sign in _LITERALS.sub(b" ", grammar):
+        if sign == ord("("):
+            level += 1
+            deepest = max(deepest, level)
+        elif sign == ord(")"):
+            level -= 1
+    return deepest
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """llama.cpp's parser writes the whole grammar to stderr, whatever its log is told."""
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)

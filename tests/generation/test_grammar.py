@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
-from llama_cpp import LlamaGrammar
+from llama_cpp import LlamaGrammar, LogitsProcessorList, MinTokensLogitsProcessor
 
 from pyh2o import Llama
 from pyh2o.errors import GrammarError, PyH2OError
 from pyh2o.generation.grammar import MOST_BRACKETS, MOST_BYTES
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import tiny_llama, tiny_parent
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,7 @@ WRONG = [
     "root ::= root",
     'other ::= "a"',
     "root ::= missing",
+    'root ::= "a"\0(',
     'root ::= "a"{100000}',
     'root ::= "\ud800"',
     "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
@@ -59,3 +63,45 @@ def test_grammars_as_large_as_they_may_be_are_read(llm: Llama) -> None:
     for text in (brackets, rules + f'r{n} ::= "ab"'):
         result = llm.create_completion("a", max_tokens=9, grammar=grammar(text))
         assert result["choices"][0]["text"] == "ab"
+
+
+DEAD_ENDS = [
+    "root ::= <[999999]>",
+    'root ::= "\\UFFFFFFFF"',
+    'root ::= "ab" <[999999]>',
+]
+
+
+@pytest.mark.parametrize("text", DEAD_ENDS, ids=range(len(DEAD_ENDS)))
+def test_a_grammar_that_allows_no_token_is_an_error(llm: Llama, text: str) -> None:
+    """llama.cpp throws where nothing can catch it: the process ends."""
+    for options in ({}, {"temperature": 0.0}, {"mirostat_mode": 2}):
+        with pytest.raises(GrammarError, match="allows no token here"):
+            llm.create_completion("a", max_tokens=9, grammar=grammar(text), **options)
+    assert llm.create_completion("a", max_tokens=3)["choices"]
+
+
+def test_a_processor_that_forbids_what_the_grammar_allows(llm: Llama) -> None:
+    forbid_end = LogitsProcessorList([MinTokensLogitsProcessor(10, llm.token_eos())])
+    with pytest.raises(GrammarError, match="allows no token here"):
+        llm.create_completion("a", grammar=grammar('root ::= "ab"'), logits_processor=forbid_end)
+
+
+def test_texts_with_a_grammar_equal_llama_cpp_s(llm: Llama, rng: np.random.Generator) -> None:
+    text = 'root ::= ("yes" | "no" | "é" [a-z]+ " ")+'
+    stock = tiny_parent(Path(llm.model_path), n_ctx=512)
+    for seed in rng.integers(2**31, size=5).tolist():
+        given = {"seed": seed, "max_tokens": 40, "repeat_penalty": 1.1, "logit_bias": {"100": 2.0}}
+        results = []
+        for model in (stock, llm):
+            model.reset()
+            results.append(model.create_completion("once", grammar=grammar(text), **given))
+        assert results[0]["choices"][0]["text"] == results[1]["choices"][0]["text"]
+
+
+def test_a_grammar_that_cannot_be_read_is_not_printed(
+    llm: Llama, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(GrammarError):
+        llm.create_completion("a", grammar=grammar("root ::= (\x1b[31m"))
+    assert capfd.readouterr() == ("", "")

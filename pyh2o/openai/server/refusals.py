@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...errors import ContextLimitError
+from ...errors import ContextLimitError, GrammarError
 
 INTERNAL = 500
 
@@ -64,6 +64,8 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, ShutdownError):
         return RefusedError(503, str(error))
     message = without_folders(str(error) or type(error).__name__)
+    if isinstance(error, GrammarError):
+        return RefusedError(400, f"grammar: {message}", param="grammar")
     if isinstance(error, ContextLimitError):
         return RefusedError(400, message, code="context_length_exceeded")
     # What the model refuses; clients do not try again what is their own error.

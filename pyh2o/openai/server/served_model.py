@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import llama_cpp
+from llama_cpp import LlamaGrammar
 
 from ...llama import Llama
 from ..chat import in_openai_words
 from ..limits import Limits
 from .bodies import Body, ChatBody, CompletionBody
-from .grammars import GrammarProcessor, schema_grammar
 from .refusals import RefusedError, ShutdownError, one_line, without_folders
+from .schemas import schema_grammar
 
 
 class ServedModel:
@@ -81,7 +82,7 @@ class ServedModel:
             RefusedError: the prompt or the constraints do not suit the model.
             ValueError: nor does anything else of it.
         """
-        asked = _AskedModel(self, self._llama, body, body.grammar, "grammar")
+        asked = _AskedModel(self, self._llama, body, body.grammar)
         return asked.create_completion(
             prompt=body.prompt,
             suffix=body.suffix,
@@ -98,12 +99,12 @@ class ServedModel:
             RefusedError: the messages or the constraints do not suit the model.
             ValueError: nor does anything else of it.
         """
-        grammar, param = body.grammar, "grammar"
+        grammar = body.grammar
         wanted, tool = body.response_format.wanted, body.forced_tool()
         if wanted is not None:
-            grammar, param = schema_grammar(wanted, "response_format"), "response_format"
+            grammar = schema_grammar(wanted, "response_format")
         if tool is not None:
-            grammar, param = schema_grammar(tool.parameters, "tools"), "tools"
+            grammar = schema_grammar(tool.parameters, "tools")
         tools = [
             {
                 "type": "function",
@@ -111,7 +112,7 @@ class ServedModel:
             }
             for each in body.all_tools()
         ]
-        asked = _AskedModel(self, self._llama, body, grammar, param)
+        asked = _AskedModel(self, self._llama, body, grammar)
         try:
             return Llama.create_chat_completion(
                 cast(Any, asked),
@@ -223,15 +224,11 @@ class _AskedModel:
         has_prompt: whether it was called.
     """
 
-    def __init__(
-        self, served: ServedModel, llama: Llama, body: Body, grammar: str | None, param: str
-    ) -> None:
+    def __init__(self, served: ServedModel, llama: Llama, body: Body, grammar: str | None) -> None:
         self._served = served
         self._llama = llama
         self._body = body
-        self._grammar = grammar
-        self._param = param
-        self._processor: GrammarProcessor | None = None
+        self._grammar = grammar or None
         self.has_prompt = False
 
     def __getattr__(self, name: str) -> Any:
@@ -248,28 +245,22 @@ class _AskedModel:
             max_tokens=arguments["max_tokens"] or llama.n_ctx(),
             logit_bias=served.biases(body),
             logits_processor=self._processors(),
-            # Chat handlers make a grammar of a forced tool themselves; it is the same.
-            grammar=None,
+            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
+            grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
             stopping_criteria=llama_cpp.StoppingCriteriaList([*criteria, self._check_token]),
         )
         return in_openai_words(llama.create_completion(prompt=prompt, **arguments))
 
     def _processors(self) -> Any:
-        processors: list[Any] = []
-        if self._body.min_tokens > 0:
-            processors.append(
-                llama_cpp.MinTokensLogitsProcessor(self._body.min_tokens, self._llama.token_eos())
-            )
-        if self._grammar:
-            self._processor = GrammarProcessor(self._llama, self._grammar, self._param)
-            processors.append(self._processor)
-        return llama_cpp.LogitsProcessorList(processors) if processors else None
+        least = self._body.min_tokens
+        if least == 0:
+            return None
+        processor = llama_cpp.MinTokensLogitsProcessor(least, self._llama.token_eos())
+        return llama_cpp.LogitsProcessorList([processor])
 
     def _check_token(self, _ids: Any, _logits: Any) -> bool:
         """A criterion that stops no text of a server that goes on."""
         self._served.check()
-        if self._processor is not None and self._processor.refusal is not None:
-            raise self._processor.refusal
         return False
 
 
