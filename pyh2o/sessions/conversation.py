@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError, StateError
+from ..errors import PyH2OError, SessionError, SettingsError
 from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
 from ..generation.generation import Generation
 from ..generation.sampling import Sampling
@@ -24,12 +24,14 @@ from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import detokenizer
 from ..text.pieces import TextPieces
+from ..text.prompt import check_message
 from ..text.vocabulary import is_end_token
 from .places import Places
 from .saved_conversation import SavedConversation
 from .session_file import (
     Session,
     check_same,
+    damage_found,
     model_identity,
     read_session,
     settings_identity,
@@ -118,6 +120,11 @@ class Conversation:
     def turns(self) -> tuple[Turn, ...]:
         """All messages that have an answer."""
         return self._turns
+
+    @property
+    def n_again(self) -> int:
+        """How many tokens the next message will have evaluated again."""
+        return self._text.n_again
 
     @property
     def unread(self) -> list[int]:
@@ -220,7 +227,9 @@ class Conversation:
             turns: those that stay.
             max_tokens: most tokens of the answer.
         """
-        self._check_room(start, tokens, max_tokens)
+        if max_tokens is not None and max_tokens < 1:
+            raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
+        check_message(self.llm, tokens, start)
         text = self._text
         before = self._turns, text.tokens[start:], text.n_known
         answer = Answer(turn, self._generation(tokens, max_tokens))
@@ -379,6 +388,9 @@ class Conversation:
     ) -> Conversation:
         """Go on with a conversation that was saved.
 
+        A state of the cache that does not fit is left: the text is read again with the next
+        message, and `on_recompute` is told so before. Other rows may be kept of it than were.
+
         Args:
             path: the file.
             llm: the model, loaded with the settings it had then. What is in its cache is dropped,
@@ -391,27 +403,22 @@ class Conversation:
         """
         session = read_session(path, KIND)
         check_same(session, llm)
-        try:
-            saved = SavedConversation.of(session)
-        except (TypeError, ValueError, KeyError) as error:
-            raise SessionError(
-                f"the session file {path} is damaged ({error}): use another copy of it"
-            ) from error
+        with damage_found(path):
+            saved = SavedConversation.of(session.header)
         template = ChatTemplate(llm, saved.system)
-        if template.fingerprint != session.header.get("template"):
+        if template.fingerprint != saved.template:
             raise SessionError(
                 f"the session {path} was made with another chat template: load the model with the "
                 "same chat_format, or start a new session"
             )
+        with damage_found(path):
+            saved.check_text(session.tokens, template.opening)
         conversation = cls.__new__(cls)
         conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
-        n_known = saved.n_cached + saved.n_known
-        try:
-            conversation._text.load(session.tokens, saved.n_cached, n_known, session.kv)
-        except StateError as error:
-            raise SessionError(f"cannot go on with the session {path}: {error}") from error
+        n_known = saved.cached + saved.known
+        conversation._text.load(session.tokens, saved.cached, n_known, session.kv)
         conversation._turns = saved.turns
-        conversation._n_empty = saved.n_empty
+        conversation._n_empty = saved.empty
         return conversation
 
     # ---------------------------------------------------------------------------------------------
@@ -423,23 +430,6 @@ class Conversation:
         if not self._text.is_as_left():
             raise _other_text()
         self._text.drop_surplus()
-
-    def _check_room(self, start: int, tokens: list[int], max_tokens: int | None) -> None:
-        if max_tokens is not None and max_tokens < 1:
-            raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
-        if not tokens:
-            raise PyH2OError("the message is empty: say something")
-        limit = self.llm.position_limit
-        if start + len(tokens) >= limit:
-            cure = (
-                "begin a new conversation, or use a model with a longer context"
-                if self.llm.evicting
-                else "raise n_ctx (--ctx), or turn eviction on"
-            )
-            raise ContextLimitError(
-                f"the conversation has {start} tokens and the message {len(tokens)}, which leaves "
-                f"no room for an answer in {limit}: {cure}"
-            )
 
     def _last_turn(self) -> Turn:
         if not self._turns:

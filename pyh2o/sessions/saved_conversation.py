@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..generation.finish import (
@@ -13,7 +14,8 @@ from ..generation.finish import (
 )
 from ..generation.sampling import Sampling
 from .places import Places
-from .session_file import Session
+from .records import Count, in_one_line, record_of
+from .session_file import ModelIdentity, Settings
 from .turns import Turn
 
 FINISHES = (FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPTED, FINISH_TRAINED_CONTEXT)
@@ -21,66 +23,66 @@ FINISHES = (FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPTED, FINISH_TRAINED_CONTE
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """What the header of a conversation's file says.
+    """The header.
 
     Attributes:
+        model, settings: what the state of the cache depends on.
+        template: fingerprint of the chat template.
         system, sampling, places, turns: as in the conversation.
-        n_cached: tokens that the state of the cache covers.
-        n_known: tokens behind them that had been evaluated before.
-        n_empty: answers in a row that had no text.
+        cached: tokens that the state of the cache covers.
+        known: tokens behind them that had been evaluated before.
+        empty: answers in a row that had no text.
     """
 
+    model: ModelIdentity
+    settings: Settings
+    template: str
     system: str | None
     sampling: Sampling
     places: Places
     turns: tuple[Turn, ...]
-    n_cached: int
-    n_known: int
-    n_empty: int
+    cached: Count
+    known: Count
+    empty: Count
+
+    def __post_init__(self) -> None:
+        """Refuse turns that make no sense.
+
+        Raises:
+            ValueError: one has no message or no answer, or they are not one behind the other.
+        """
+        for turn in self.turns:
+            if not 0 <= turn.start < turn.answer_start < turn.end:
+                raise ValueError("a turn has no message or no answer")
+            if turn.finish not in FINISHES or not 0 <= turn.attempt <= 2**31:
+                raise ValueError(f"the answer of a turn ended by {in_one_line(ascii(turn.finish))}")
+        if any(after.start != turn.end for turn, after in pairwise(self.turns)):
+            raise ValueError("its turns are not one behind the other")
 
     @classmethod
-    def of(cls, session: Session) -> SavedConversation:
+    def of(cls, header: dict[str, Any]) -> SavedConversation:
         """Read a header, which somebody may have edited.
 
         Raises:
-            TypeError, ValueError, KeyError: it makes no sense.
+            ValueError: it makes no sense.
         """
-        header = session.header
-        for name in ("system", "sampling", "places", "turns", "cached", "known", "empty"):
-            _expect(name in header, f"it has no {name}")
-        system = header["system"]
-        _expect(system is None or isinstance(system, str), "its system prompt is no text")
-        n_text = len(session.tokens)
-        n_cached = _count(header, "cached", n_text)
-        n_known = _count(header, "known", n_text - n_cached)
-        n_empty = _count(header, "empty", 2**31)
-        turns = tuple(_turn(turn) for turn in header["turns"])
-        places = [place for turn in turns for place in (turn.start, turn.answer_start, turn.end)]
-        _expect(places == sorted(places), "its turns overlap")
-        _expect(not turns or turns[-1].end == n_text, "its turns are not its text")
-        sampling, shares = Sampling(**header["sampling"]), Places(**header["places"])
-        _expect(all(type(share) is bool for share in asdict(shares).values()), "its places are odd")
-        return cls(system, sampling, shares, turns, n_cached, n_known, n_empty)
+        return record_of(cls, header)
 
+    def check_text(self, tokens: list[int], opening: list[int]) -> None:
+        """Compare the header with the tokens of the text.
 
-def _turn(data: dict[str, Any]) -> Turn:
-    turn = Turn(**data)
-    for name in ("user", "answer", "finish"):
-        _expect(isinstance(data[name], str), f"{name} of a turn is no text")
-    for name in ("start", "answer_start", "end", "attempt"):
-        _count(data, name, 2**31)
-    _expect(turn.finish in FINISHES, f"the answer of a turn ended by {turn.finish!r}")
-    _expect(turn.start < turn.answer_start < turn.end, "a turn has no message or no answer")
-    return turn
+        Args:
+            tokens: of the text.
+            opening: that a conversation of this template begins with.
 
-
-def _count(data: dict[str, Any], name: str, most: int) -> int:
-    value = data[name]
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    _expect(is_count and 0 <= value <= most, f"{name} is {value!r}")
-    return int(value)
-
-
-def _expect(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(otherwise)
+        Raises:
+            ValueError: they do not belong together.
+        """
+        n_text = len(tokens)
+        if self.turns and self.turns[-1].end != n_text:
+            raise ValueError("its turns are not its text")
+        if self.cached + self.known > n_text:
+            raise ValueError(f"it has {n_text} tokens, of which {self.cached} are cached")
+        n_opening = self.turns[0].start if self.turns else n_text
+        if n_opening > len(opening) or tokens[:n_opening] != opening[:n_opening]:
+            raise ValueError("its text does not begin with the system prompt")

@@ -2,34 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from ..generation.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_STOP,
+    FINISH_TRAINED_CONTEXT,
+    FINISH_UNTIL,
+)
+from ..generation.sampling import Sampling
+from .records import Count, Seconds, in_one_line, record_of
+from .session_file import ModelIdentity, Settings
+
+FINISHES = (
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_UNTIL,
+    FINISH_REPETITION,
+    FINISH_TRAINED_CONTEXT,
+    FINISH_INTERRUPTED,
+    None,
+)
 
 
 @dataclass(frozen=True)
 class SavedStory:
-    """A story's own part of the header of its session file.
+    """A story's own part.
 
-    `held` is what TextPieces holds back, in hexadecimal digits; `ended` is whether the model ended
-    its text after the last token.
+    Attributes:
+        prompt_tokens: how many of the tokens are the prompt's.
+        evaluated: how many the state of the cache covers.
+        opening: text that comes before that of the story's tokens.
+        text_bytes: given out so far.
+        held: what TextPieces holds back, in hexadecimal digits.
+        unsearched: see TextPieces.
+        finish, sampling, until, seconds: as in the story.
+        ended: whether the model ended its text after the last token.
+        loop_guard, ignore_eos: as the story was begun.
     """
 
-    prompt_tokens: int
-    evaluated: int
+    prompt_tokens: Count
+    evaluated: Count
     opening: str
-    text_bytes: int
+    text_bytes: Count
     held: str
-    unsearched: int
+    unsearched: Count
     finish: str | None
     ended: bool
-    sampling: dict[str, Any]
+    sampling: Sampling
     until: list[str]
     loop_guard: bool
     ignore_eos: bool
-    seconds: float
+    seconds: Seconds
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "evaluated", "text_bytes", "unsearched"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"its {name} is {value!r}")
+        """Refuse what no story has.
+
+        Raises:
+            ValueError: an unknown finish, or text held back that is none.
+        """
+        if self.finish not in FINISHES:
+            raise ValueError(f"its finish is {in_one_line(ascii(self.finish))}")
+        held = bytes.fromhex(self.held)
+        if self.unsearched > len(held):
+            raise ValueError(f"its unsearched is {self.unsearched}")
+        held[: self.unsearched].decode()
+        for text in (self.opening, *self.until):
+            text.encode()
+
+    def check_text(self, tokens: list[int], written: bytes) -> None:
+        """Compare the header with the text.
+
+        Args:
+            tokens: of the prompt and of the story.
+            written: the bytes of the story's tokens.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        if not 0 < self.prompt_tokens <= len(tokens):
+            raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+        if self.evaluated > len(tokens):
+            raise ValueError(f"it has {len(tokens)} tokens, of which {self.evaluated} are cached")
+        whole, held = self.opening.encode() + written, bytes.fromhex(self.held)
+        given = whole[: len(whole) - len(held)].decode(errors="ignore")
+        if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
+            raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
+
+
+@dataclass(frozen=True)
+class StoryHeader:
+    """The whole header.
+
+    Attributes:
+        model, settings: what the state of the cache depends on.
+        story: the story's own part.
+        notes: of whoever wrote the story.
+    """
+
+    model: ModelIdentity
+    settings: Settings
+    story: SavedStory
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, header: dict[str, Any]) -> StoryHeader:
+        """Read a header, which somebody may have edited.
+
+        Raises:
+            ValueError: it makes no sense.
+        """
+        return record_of(cls, header)

@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import struct
 import weakref
@@ -27,7 +28,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from ..cache.settings import saved_names
 from ..errors import SessionError
 from ..llama import KV_TYPES, Llama
 from ..system.files import replacement
+from .records import Range, Scalar, in_one_line, record_of, value_of
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
@@ -45,6 +47,12 @@ MODEL_HEADER_BYTES = 16 * 2**20
 
 _HEADER, _TOKENS, _KV = "header.json", "tokens.npy", "kv.bin"
 _TEMPORARY = ".pyh2o-session-"
+# What np.save writes before the numbers: version 1.0, the length of the text, and the text.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(..)"
+    rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \((\d{1,10}),\), \} *\n",
+    re.DOTALL,
+)
 
 # All that a damaged or foreign archive makes zipfile, json and numpy raise.
 _DAMAGE = (
@@ -131,7 +139,7 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
         "header": session.header,
     }
     tokens = io.BytesIO()
-    np.save(tokens, np.asarray(session.tokens, dtype=np.int32), allow_pickle=False)
+    np.save(tokens, np.asarray(session.tokens, dtype="<i4"), allow_pickle=False)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         # A ZipInfo of its own has no date: equal sessions are equal files.
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(about, allow_nan=False))
@@ -168,7 +176,7 @@ def read_header(path: str | Path, kind: str) -> dict[str, Any]:
     """
     path = Path(path)
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
-        return _read_header(path, json.loads(_member(archive, _HEADER)), kind)
+        return _read_header(path, _json(_member(archive, _HEADER)), kind)
 
 
 @contextlib.contextmanager
@@ -194,12 +202,30 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _read_archive(path: Path, file: IO[bytes], kind: str) -> Session:
     with zipfile.ZipFile(file) as archive:
-        header = _read_header(path, json.loads(_member(archive, _HEADER)), kind)
-        tokens = np.load(io.BytesIO(_member(archive, _TOKENS)), allow_pickle=False)
-        if tokens.dtype != np.int32 or tokens.ndim != 1:
-            raise ValueError(f"its tokens are {tokens.dtype} {list(tokens.shape)}")
+        header = _read_header(path, _json(_member(archive, _HEADER)), kind)
+        tokens = _read_tokens(_member(archive, _TOKENS))
         kv = _member(archive, _KV)
-    return Session(kind=kind, header=header, tokens=tokens.tolist(), kv=kv)
+    return Session(kind=kind, header=header, tokens=tokens, kv=kv)
+
+
+def _read_tokens(data: bytes) -> list[int]:
+    """The tokens in a .npy file; NumPy would evaluate the text of its header as Python."""
+    found = _NPY.match(data)
+    if found is None:
+        raise ValueError("its tokens are no array of int32")
+    tokens: list[int] = np.frombuffer(data, dtype="<i4", offset=found.end()).tolist()
+    if len(found[0]) != 10 + int.from_bytes(found[1], "little") or len(tokens) != int(found[2]):
+        raise ValueError(f"it has {len(tokens)} tokens where it should have {int(found[2])}")
+    return tokens
+
+
+def _json(data: bytes) -> Any:
+    """JSON without NaN and infinities, which Python would take for numbers."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    return json.loads(data, parse_constant=refuse)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -225,8 +251,8 @@ def _read_header(path: Path, about: Any, kind: str) -> dict[str, Any]:
         )
     if about.get("kind") != kind:
         raise SessionError(
-            f"{path} holds a {about.get('kind')}, not a {kind}: open it with the command that made "
-            "it"
+            f"{path} holds a {in_one_line(str(about.get('kind')))}, not a {kind}: open it with the "
+            "command that made it"
         )
     header = about.get("header")
     if not isinstance(header, dict):
@@ -241,6 +267,27 @@ def _one_line(error: BaseException) -> str:
 # -------------------------------------------------------------------------------------------------
 # The model and the settings
 # -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells a model from others.
+
+    Attributes:
+        file: name of the file.
+        bytes: its size.
+        sha256: hash of its header, in hexadecimal digits.
+        path: where to look for it first; the same model elsewhere is as good.
+    """
+
+    file: str
+    bytes: Annotated[int, Range(0, 2**63 - 1)]
+    sha256: str
+    path: str = ""
+
+
+# The settings of a cache by their names, which differ between versions (see `settings_identity`).
+Settings = dict[str, Scalar | dict[str, Scalar]]
 
 
 def model_identity(llm: Llama) -> dict[str, Any]:
@@ -299,22 +346,33 @@ _ROPE = (
 )
 
 
+@contextlib.contextmanager
+def damage_found(what: str | Path = "the file") -> Iterator[None]:
+    """Whatever makes no sense in a session becomes a SessionError."""
+    try:
+        yield
+    except SessionError:
+        raise
+    except _DAMAGE as error:
+        raise SessionError(
+            f"the session file is damaged ({_one_line(error)}): use another copy of {what}"
+        ) from error
+
+
 def check_same(session: Session, llm: Llama) -> None:
     """Refuse a session that was made with another model or other settings.
 
     Raises:
         SessionError: naming the first thing that differs.
     """
-    model, settings = session.header.get("model"), session.header.get("settings")
-    if not isinstance(model, dict) or not isinstance(settings, dict):
-        raise SessionError(
-            "the session file is damaged (it names no model or no settings): use another copy of it"
-        )
+    with damage_found():
+        model = record_of(ModelIdentity, session.header.get("model"), "model")
+        settings = value_of(Settings, session.header.get("settings"), "settings")
     mine = model_identity(llm)
-    if any(model.get(name) != mine[name] for name in ("sha256", "bytes")):
+    if (model.sha256, model.bytes) != (mine["sha256"], mine["bytes"]):
         raise SessionError(
-            f"this session was made with the model {model.get('file')}, which is another than "
-            f"{mine['file']}: give that one (--model), or start a new session"
+            f"this session was made with the model {in_one_line(model.file)}, which is another "
+            f"than {mine['file']}: give that one (--model), or start a new session"
         )
     _check_same_settings(settings, settings_identity(llm))
     if any(not 0 <= token < llm.n_vocab() for token in session.tokens):
@@ -338,7 +396,8 @@ def _shown(name: str, settings: Mapping[str, Any]) -> str:
     if name == "evict":
         return "eviction" if settings.get(name) else "--no-evict"
     value = settings.get(name, "unknown")
-    return f"{_OPTIONS.get(name, name)} {value if isinstance(value, str) else json.dumps(value)}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
 
 
 def file_identity(path: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
+from ..errors import ContextLimitError, PyH2OError, SettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -38,22 +37,22 @@ from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
-from ..system.memory import resident_bytes
 from ..text.cached_text import CachedText
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
 from ..text.vocabulary import end_tokens, is_end_token
 from .edited_story import EditedStory, parts_after
-from .saved_story import SavedStory
+from .saved_story import SavedStory, StoryHeader
 from .session_file import (
     Session,
     check_same,
+    damage_found,
     model_identity,
     read_session,
     settings_identity,
     write_session,
 )
-from .story_record import StoryRecord, speed
+from .story_record import StoryRecord
 
 KIND = "story"
 
@@ -89,6 +88,7 @@ class Story:
         loop_guard: bool = True,
         ignore_eos: bool = False,
         on_loop: Callable[[Loop], None] | None = None,
+        on_recompute: Callable[[int], None] | None = None,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
 
@@ -101,6 +101,7 @@ class Story:
             loop_guard: whether loops are broken (see repetition.py).
             ignore_eos: whether the model may not end its text.
             on_loop: called with each loop that is noticed.
+            on_recompute: called with the number of tokens that are about to be evaluated again.
 
         Raises:
             ValueError: the prompt has no token.
@@ -128,6 +129,7 @@ class Story:
         self._guard = RepetitionGuard(tokens) if loop_guard else None
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
+        self._on_recompute = on_recompute
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
@@ -218,6 +220,8 @@ class Story:
     def _write(self, max_tokens: int | None) -> Generator[str, None, None]:
         llm, text = self.llm, self._text
         self._prepare_cache()
+        if text.n_again > 1 and self._on_recompute is not None:
+            self._on_recompute(text.n_again)
         # The token written last is always unread; to read more, or the prompt, is no writing.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
@@ -313,27 +317,9 @@ class Story:
 
     def record(self) -> StoryRecord:
         """The story at this moment; speeds are since the last record."""
-        tokens, seconds = self._recorded
+        record = StoryRecord.of(self, self._pieces.size, since=self._recorded)
         self._recorded = (self.written, self.seconds)
-        kv = self.llm.kv
-        return StoryRecord(
-            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            finish=self.finish,
-            tokens=self.written,
-            text_bytes=self._pieces.size,
-            seconds=round(self.seconds, 3),
-            tokens_per_second=speed(self.written - tokens, self.seconds - seconds),
-            tokens_per_second_overall=speed(self.written, self.seconds),
-            loops=self.loops,
-            position=kv.position,
-            cells_used=kv.used,
-            capacity=kv.capacity,
-            tokens_evicted=kv.tokens_evicted,
-            compactions=kv.compactions,
-            rebases=kv.rebases,
-            kv_bytes=kv.bytes_total,
-            resident_bytes=resident_bytes(),
-        )
+        return record
 
     def save(self, path: str | Path) -> None:
         """Write a session file that `load` goes on from; an old one stays whole until it is there.
@@ -352,7 +338,7 @@ class Story:
             unsearched=self._pieces.unsearched,
             finish=self.finish,
             ended=self._ended,
-            sampling=asdict(self.sampling),
+            sampling=self.sampling,
             until=self._until,
             loop_guard=self._guard is not None,
             ignore_eos=self._ignore_eos,
@@ -370,6 +356,9 @@ class Story:
     def load(cls, path: str | Path, llm: Llama, **changes: Any) -> Story:
         """Go on with a story that was saved, in the same model with the same settings.
 
+        A state of the cache that does not fit is left: the text is read again then, and the tokens
+        that follow may be others than without the break, because other rows are kept.
+
         Args:
             path: of the session file.
             llm: the model; its cache is replaced.
@@ -377,7 +366,6 @@ class Story:
 
         Raises:
             SessionError: no such file, a damaged one, or of another model or other settings.
-            StateError: the state of the cache does not fit the model.
         """
         return cls.resume(read_session(path, KIND), llm, **changes)
 
@@ -391,6 +379,7 @@ class Story:
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
         on_loop: Callable[[Loop], None] | None = None,
+        on_recompute: Callable[[int], None] | None = None,
     ) -> Story:
         """Like `load`, from a session file that was read already.
 
@@ -401,37 +390,38 @@ class Story:
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
             on_loop: called with each loop that is noticed.
+            on_recompute: called with the number of tokens that are about to be evaluated again.
 
         Raises:
-            SessionError, StateError: see `load`.
+            SessionError: see `load`.
         """
         check_same(session, llm)
-        try:
-            saved = SavedStory(**session.header[KIND])
-            story = cls(
-                llm,
-                session.tokens[: saved.prompt_tokens],
-                sampling=Sampling(**saved.sampling),
-                until=saved.until if until is None else until,
-                loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
-                ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
-                on_loop=on_loop,
-            )
-            story.notes = dict(session.header.get("notes", {}))
-            story._go_on_from(session, saved)
-        except PyH2OError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise SessionError(
-                f"the session file is damaged ({error}): use another copy of it"
-            ) from error
+        with damage_found():
+            header = StoryHeader.of(session.header)
+            saved, tokens = header.story, session.tokens
+            parts = parts_after(llm, tokens[: saved.prompt_tokens])
+            written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
+            saved.check_text(tokens, written)
+        story = cls(
+            llm,
+            tokens[: saved.prompt_tokens],
+            sampling=saved.sampling,
+            until=saved.until if until is None else until,
+            loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
+            ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
+            on_loop=on_loop,
+            on_recompute=on_recompute,
+        )
+        story._go_on_from(session, header)
         return story
 
-    def _go_on_from(self, session: Session, saved: SavedStory) -> None:
+    def _go_on_from(self, session: Session, header: StoryHeader) -> None:
+        saved = header.story
         self._text.load(session.tokens, saved.evaluated, saved.evaluated, session.kv)
         self.finish = saved.finish
         self._ended = saved.ended
         self.seconds = saved.seconds
+        self.notes = header.notes
         self._opening = saved.opening
         self._pieces = self._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from ..system.memory import resident_bytes
+
+if TYPE_CHECKING:
+    from .story import Story
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,31 @@ class StoryRecord:
     kv_bytes: int
     resident_bytes: int
 
+    @classmethod
+    def of(cls, story: Story, text_bytes: int, *, since: tuple[int, float]) -> StoryRecord:
+        """A story as it is now; `since` are tokens and seconds of the record before."""
+        tokens, seconds = since
+        kv = story.llm.kv
+        return cls(
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            finish=story.finish,
+            tokens=story.written,
+            text_bytes=text_bytes,
+            seconds=round(story.seconds, 3),
+            tokens_per_second=_speed(story.written - tokens, story.seconds - seconds),
+            tokens_per_second_overall=_speed(story.written, story.seconds),
+            loops=story.loops,
+            position=kv.position,
+            cells_used=kv.used,
+            capacity=kv.capacity,
+            tokens_evicted=kv.tokens_evicted,
+            compactions=kv.compactions,
+            rebases=kv.rebases,
+            kv_bytes=kv.bytes_total,
+            resident_bytes=resident_bytes(),
+        )
 
-def speed(tokens: int, seconds: float) -> float:
+
+def _speed(tokens: int, seconds: float) -> float:
     """Tokens a second, as a record shows it."""
     return round(tokens / seconds, 2) if seconds > 0 else 0.0

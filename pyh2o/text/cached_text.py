@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import StateError
+
 if TYPE_CHECKING:
     from ..generation.writer import Writer
     from ..llama import Llama
@@ -123,11 +125,13 @@ class CachedText:
     def load(self, tokens: Sequence[int], n_cached: int, n_known: int, kv_state: bytes) -> None:
         """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
 
-        Raises:
-            StateError: the state does not fit. The text is empty then, and so is the cache.
+        If the state does not fit, all of the text is to be evaluated again.
         """
-        self.tokens, self.n_known = [], 0
-        self.llm.load_kv_state(kv_state, tokens[:n_cached])
+        try:
+            self.llm.load_kv_state(kv_state, tokens[:n_cached])
+        except StateError:
+            self.begin(tokens, n_known=n_known)
+            return
         self.tokens, self.n_known = list(tokens), n_known
         self.look()
 

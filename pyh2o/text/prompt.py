@@ -1,4 +1,4 @@
-"""The tokens of a completion's prompt: BOS and EOS where they belong, a gap to fill, its limits."""
+"""The tokens of a prompt: BOS and EOS where they belong, a gap to fill, its limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llama_cpp import Llama
 
-from ..errors import ContextLimitError
+from ..errors import ContextLimitError, PyH2OError
 from .detokenizer import detokenize, detokenizer
 
 
@@ -87,6 +87,32 @@ def check_prompt(llama: Llama, tokens: Sequence[int], position_limit: int, evict
             "makes answers worse: the model adds one itself, so leave yours out",
             RuntimeWarning,
             stacklevel=2,
+        )
+
+
+def check_message(llama: Llama, tokens: Sequence[int], n_before: int) -> None:
+    """Refuse a message that is empty or leaves no position for an answer.
+
+    Args:
+        llama: the model.
+        tokens: of the message and what is around it.
+        n_before: tokens of the conversation before it.
+
+    Raises:
+        PyH2OError: no tokens.
+        ContextLimitError: there are no positions for them and an answer.
+    """
+    if not tokens:
+        raise PyH2OError("the message is empty: say something")
+    if n_before + len(tokens) >= llama.position_limit:
+        cure = (
+            "begin a new conversation, or use a model with a longer context"
+            if llama.evicting
+            else "raise n_ctx (--ctx), or turn eviction on"
+        )
+        raise ContextLimitError(
+            f"the conversation has {n_before} tokens and the message {len(tokens)}, which leaves "
+            f"no room for an answer in {llama.position_limit}: {cure}"
         )
 
 
