@@ -37,16 +37,14 @@ def list_command() -> None:
 def _summary(chat: SavedChat) -> str:
     """How long a conversation is, and how it begins."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.session_file import read_header
+    from pyh2o.sessions.saved_conversation import read_saved_conversation
 
     try:
-        turns = read_header(chat.path, "conversation")["turns"]
-        first = f"  {shortened(turns[0]['user'])}" if turns else ""
-        return f"{count(len(turns), 'turn'):>9}{first}"
+        turns = read_saved_conversation(chat.path).turns
     except SessionError as error:
         return one_line(error)
-    except (KeyError, TypeError):
-        return "damaged"
+    first = f"  {shortened(turns[0].user)}" if turns else ""
+    return f"{count(len(turns), 'turn'):>9}{first}"
 
 
 @app.command("rm")

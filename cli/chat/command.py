@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,9 +138,9 @@ def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool
 
 def _header(saved: Path) -> dict[str, Any]:
     # Imported here, like the conversation, because it loads llama.cpp: `--help` must not wait.
-    from pyh2o.sessions.session_file import read_header
+    from pyh2o.sessions.saved_conversation import read_saved_conversation
 
-    return read_header(saved, "conversation")
+    return asdict(read_saved_conversation(saved))
 
 
 def _load(llm: Llama, saved: Path) -> Conversation:

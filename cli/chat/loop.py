@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
@@ -184,15 +183,8 @@ class Chat:
             SessionError: there is no such file, or it does not fit; nothing is changed then.
         """
         now = self.conversation
-        with TemporaryDirectory() as folder, self._answers.undisturbed():
-            # A file whose fault is found late has emptied the cache by then.
-            way_back = Path(folder) / "now"
-            now.save(way_back)
-            try:
-                loaded = now.load(path, now.llm, on_recompute=say_recompute)
-            except PyH2OError:
-                self.conversation = now.load(way_back, now.llm, on_recompute=say_recompute)
-                raise
+        with self._answers.undisturbed():
+            loaded = now.load(path, now.llm, on_recompute=say_recompute)
         if self.conversation.turns:
             self.autosave.move()
         self.conversation = loaded

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -238,11 +238,12 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
+    from pyh2o.sessions.saved_story import StoryHeader
     from pyh2o.sessions.session_file import read_session
     from pyh2o.sessions.story import KIND, Story
 
     session = read_session(file.checkpoint, KIND)
-    options = options_of_header(options, given, session.header)
+    options = options_of_header(options, given, asdict(StoryHeader.of(session)))
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
         story = Story.resume(
@@ -252,6 +253,7 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
             loop_guard=task.loop_guard,
             ignore_eos=task.ignore_eos,
             on_loop=run.on_loop,
+            on_recompute=say_recompute,
         )
         if task.prompt is not None and not story.begins_with(task.prompt):
             raise InputError(
@@ -262,6 +264,14 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
         _say_own_sampling(story, sampling_given(options, given))
         _read_edited(story, file)
         run.write(story, file, plan)
+
+
+def say_recompute(tokens: int) -> None:
+    """Say that text is read once more, and what that may change."""
+    terminal.say(
+        f"reading {count(tokens, 'token')} again: the saved cache does not fit, and from here the "
+        "story may go on otherwise than it would have"
+    )
 
 
 def how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:

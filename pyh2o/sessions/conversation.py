@@ -27,7 +27,7 @@ from ..text.pieces import TextPieces
 from ..text.prompt import check_message
 from ..text.vocabulary import is_end_token
 from .places import Places
-from .saved_conversation import SavedConversation
+from .saved_conversation import KIND, SavedConversation
 from .session_file import (
     Session,
     check_same,
@@ -38,8 +38,6 @@ from .session_file import (
     write_session,
 )
 from .turns import Answer, Turn, answer_seed, n_equal, rewritten
-
-KIND = "conversation"
 
 _DEFAULT_SAMPLING = Sampling()
 
@@ -120,11 +118,6 @@ class Conversation:
     def turns(self) -> tuple[Turn, ...]:
         """All messages that have an answer."""
         return self._turns
-
-    @property
-    def n_again(self) -> int:
-        """How many tokens the next message will have evaluated again."""
-        return self._text.n_again
 
     @property
     def unread(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ..generation.finish import (
@@ -15,9 +16,10 @@ from ..generation.finish import (
 from ..generation.sampling import Sampling
 from .places import Places
 from .records import Count, in_one_line, record_of
-from .session_file import ModelIdentity, Settings
+from .session_file import ModelIdentity, Settings, check_settings, damage_found, read_header
 from .turns import Turn
 
+KIND = "conversation"
 FINISHES = (FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPTED, FINISH_TRAINED_CONTEXT)
 
 
@@ -46,11 +48,12 @@ class SavedConversation:
     empty: Count
 
     def __post_init__(self) -> None:
-        """Refuse turns that make no sense.
+        """Refuse settings and turns that make no sense.
 
         Raises:
-            ValueError: one has no message or no answer, or they are not one behind the other.
+            ValueError: a turn has no message or no answer, or they are not one behind the other.
         """
+        check_settings(self.settings)
         for turn in self.turns:
             if not 0 <= turn.start < turn.answer_start < turn.end:
                 raise ValueError("a turn has no message or no answer")
@@ -86,3 +89,14 @@ class SavedConversation:
         n_opening = self.turns[0].start if self.turns else n_text
         if n_opening > len(opening) or tokens[:n_opening] != opening[:n_opening]:
             raise ValueError("its text does not begin with the system prompt")
+
+
+def read_saved_conversation(path: str | Path) -> SavedConversation:
+    """Read the header of a conversation's session file, which is quick.
+
+    Raises:
+        SessionError: there is no such file, it is damaged, or of another kind.
+    """
+    header = read_header(path, KIND)
+    with damage_found(path):
+        return SavedConversation.of(header)

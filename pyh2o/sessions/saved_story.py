@@ -15,7 +15,7 @@ from ..generation.finish import (
 )
 from ..generation.sampling import Sampling
 from .records import Count, Seconds, in_one_line, record_of
-from .session_file import ModelIdentity, Settings
+from .session_file import ModelIdentity, Session, Settings, check_settings, damage_found
 
 FINISHES = (
     FINISH_STOP,
@@ -108,11 +108,20 @@ class StoryHeader:
     story: SavedStory
     notes: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, header: dict[str, Any]) -> StoryHeader:
-        """Read a header, which somebody may have edited.
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense.
 
         Raises:
-            ValueError: it makes no sense.
+            ValueError: they make none.
         """
-        return record_of(cls, header)
+        check_settings(self.settings)
+
+    @classmethod
+    def of(cls, session: Session) -> StoryHeader:
+        """Read the header of a file, which somebody may have edited.
+
+        Raises:
+            SessionError: it makes no sense.
+        """
+        with damage_found():
+            return record_of(cls, session.header)

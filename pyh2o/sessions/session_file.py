@@ -36,7 +36,7 @@ from ..cache.settings import saved_names
 from ..errors import SessionError
 from ..llama import KV_TYPES, Llama
 from ..system.files import replacement
-from .records import Range, Scalar, in_one_line, record_of, value_of
+from .records import Count, Range, Scalar, in_one_line, record_of, value_of
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
@@ -288,6 +288,22 @@ class ModelIdentity:
 
 # The settings of a cache by their names, which differ between versions (see `settings_identity`).
 Settings = dict[str, Scalar | dict[str, Scalar]]
+_SETTING_TYPES: dict[str, Any] = {
+    "evict": bool,
+    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos"), Count),
+    **dict.fromkeys(("policy", "positions", "type_k", "type_v"), str),
+}
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that the command line could not read.
+
+    Raises:
+        ValueError: one is something else than it should be.
+    """
+    for name, kind in _SETTING_TYPES.items():
+        if name in settings:
+            value_of(kind, settings[name], name)
 
 
 def model_identity(llm: Llama) -> dict[str, Any]:
@@ -368,6 +384,7 @@ def check_same(session: Session, llm: Llama) -> None:
     with damage_found():
         model = record_of(ModelIdentity, session.header.get("model"), "model")
         settings = value_of(Settings, session.header.get("settings"), "settings")
+        check_settings(settings)
     mine = model_identity(llm)
     if (model.sha256, model.bytes) != (mine["sha256"], mine["bytes"]):
         raise SessionError(

@@ -396,9 +396,9 @@ class Story:
             SessionError: see `load`.
         """
         check_same(session, llm)
+        header = StoryHeader.of(session)
+        saved, tokens = header.story, session.tokens
         with damage_found():
-            header = StoryHeader.of(session.header)
-            saved, tokens = header.story, session.tokens
             parts = parts_after(llm, tokens[: saved.prompt_tokens])
             written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
             saved.check_text(tokens, written)

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -737,20 +738,58 @@ def test_loading_into_an_empty_session(model: ScriptedModel, tmp_path: Path) -> 
 
 
 def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path) -> None:
-    """Also where the file turns out not to fit after the cache was emptied for it."""
     model.say(*["a"] * 3)
     run("chat", stdin="zero\n/save copy.h2o\n")
     whole = read_session("copy.h2o", "conversation")
-    write_session("damaged.h2o", replace(whole, kv=b"damaged"))
+    write_session("damaged.h2o", replace(whole, tokens=whole.tokens[1:]))
     output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
     assert output == Output(
         1,
         "a\na\n",
         model.footer(("one", "a"))
-        + "error: cannot go on with the session damaged.h2o: the state does not fit: it is "
-        "damaged, or of another model or other settings\n"
+        + "error: the session file is damaged (its turns are not its text): use another copy of "
+        "damaged.h2o\n" + model.footer(("one", "a"), ("two", "a")),
+    )
+
+
+def test_session_whose_state_does_not_fit_is_read_again(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
+    model.say(*["a"] * 3)
+    run("chat", stdin="one\n/save copy.h2o\n")
+    whole = read_session("copy.h2o", "conversation")
+    write_session("odd.h2o", replace(whole, kv=b"of another version"))
+    n_text = model.n_text(("one", "a"))
+    output = run("chat", stdin="zero\n/load odd.h2o\ntwo\n")
+    assert output == Output(
+        0,
+        "a\na\n",
+        model.footer(("zero", "a"))
+        + f"continuing a conversation of 1 turn, {n_text} tokens\n"
+        + f"reading {n_text} tokens again\n"
         + model.footer(("one", "a"), ("two", "a")),
     )
+
+
+@pytest.mark.parametrize(
+    "edit", [{"turns": "abc"}, {"turns": [{"user": 5}]}, {"settings": {"ctx": "x"}}, {"turns": 5}]
+)
+def test_edited_session_is_refused_before_a_model_is_loaded(
+    model: ScriptedModel, tmp_path: Path, edit: dict[str, Any]
+) -> None:
+    model.say("a")
+    run("chat", "--session", "work", stdin="one\n")
+    work = tmp_path / "chats" / "work.h2o"
+    whole = read_session(work, "conversation")
+    write_session(work, replace(whole, header=whole.header | edit))
+    model.options = None
+    output = run("chat", "--session", "work", stdin="two\n")
+    assert (output.code, output.text, model.options) == (1, "", None)
+    assert output.notes.startswith("error: the session file is damaged (its ")
+    listed = run("sessions", "list")
+    assert listed.code == 0
+    assert "work" in listed.text
+    assert "damaged" in listed.text
 
 
 def test_session_brings_its_settings_along(
