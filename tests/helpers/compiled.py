@@ -46,7 +46,8 @@ def compile_library(
 
 
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
+    # which keeps the array alive
+    return ctypes.c_void_p() if array is None else array.ctypes.data_as(ctypes.c_void_p)
 
 
 def sizes_of(*sizes: int) -> ctypes.Array[ctypes.c_uint32]:
