@@ -24,6 +24,7 @@ from gguf import GGUFWriter
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from needed import needed
 from pyh2o import Llama
 from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -246,7 +247,7 @@ def call_the_model(llm: llama_cpp.Llama, text: str) -> Any:
 
 
 def chat_in_openai_s_classes(llm: llama_cpp.Llama, text: str) -> Any:
-    pytest.importorskip("openai", reason="OpenAI's package is not installed")
+    needed("openai")
     arguments = {"max_tokens": 10, "seed": 1, "logit_bias": ONLY_ASCII}
     messages = [{"role": "user", "content": text}]
     plain = llm.create_chat_completion_openai_v1(messages, **arguments)
@@ -390,7 +391,7 @@ def test_a_schema_that_is_not_there(small: Llama) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_an_ending_openai_s_classes_do_not_know(tmp_path: Path, stream: bool) -> None:
-    pytest.importorskip("openai", reason="OpenAI's package is not installed")
+    needed("openai")
     path = write_tiny_gguf(
         tmp_path / "ending.gguf",
         seed=1,
@@ -595,7 +596,7 @@ def test_a_model_is_closed_after_with(path: Path) -> None:
 
 
 def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub", reason="Hugging Face's package is not installed")
+    hub = needed("huggingface_hub")
     asked: list[str] = []
 
     class FakeFiles:

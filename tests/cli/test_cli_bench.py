@@ -22,6 +22,7 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
+from needed import needed
 from pyh2o.cli.measure.output import MeasuringBars
 from pyh2o.measuring import pictures
 from pyh2o.measuring.speed import bandwidth, comparison, process, transformers_worker
@@ -165,7 +166,7 @@ def check_figures(
 
 
 def test_picture_and_text_of_ones_own(model: str, quick: None) -> None:
-    pytest.importorskip("matplotlib")
+    needed("matplotlib")
     Path("my.txt").write_text("A short text of my own.")
     arguments = ["--history", "20", *SMALL, "--text", "my.txt", "--plot", "b.svg"]
     assert run("bench", "-m", model, *arguments).code == 0

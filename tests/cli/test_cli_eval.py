@@ -20,6 +20,7 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
+from needed import needed
 from pyh2o import Llama, llama
 from pyh2o.cache.settings import DEFAULT_POLICY
 from pyh2o.cli.errors import InputError
@@ -150,7 +151,7 @@ def test_whole_run_and_the_same_again(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_pictures(model: str, chat_model: str, command: str) -> None:
-    pytest.importorskip("matplotlib")
+    needed("matplotlib")
     given = arguments(command, model, chat_model)
     assert run(*given, "--plot", "b.svg").code == 0
     picture = Path("b.svg").read_text()
@@ -324,7 +325,7 @@ def test_refusals(model: str, chat_model: str, command: str, more: list[str], me
     for name in ("mine.json", "mine.svg"):
         Path(name).write_text("mine")
     if "--plot" in more:
-        pytest.importorskip("matplotlib")
+        needed("matplotlib")
     output = run(*arguments(command, model, chat_model), *more)
     assert output.code == 1
     assert output.notes.startswith("error: ")

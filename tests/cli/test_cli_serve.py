@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from needed import needed
 from pyh2o.cli.app import app
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
-openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-loopback = pytest.importorskip(
-    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
-)
+openai = needed("openai")
+loopback = needed("loopback", name="the server's packages")
 PATIENCE, post = loopback.PATIENCE, loopback.post
 
 WINDOW = 256

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needed import needed
 from pyh2o.errors import MissingPackageError, ModelError, SettingsError
 from pyh2o.measuring.caches import FULL_CACHE, Compute, MeasuredCache
 from pyh2o.measuring.model import english_text, read_model, repeated_tokens
@@ -501,7 +502,7 @@ def test_title_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_picture(kind: str, start: bytes) -> None:
-    pytest.importorskip("matplotlib")
+    needed("matplotlib")
     from pyh2o.measuring.speed.plot import picture
 
     data = picture(report(), kind)
@@ -660,7 +661,7 @@ def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def tiny_transformer() -> Any:
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers", install="'.[compare]'")
     config = transformers.LlamaConfig(
         vocab_size=300,
         hidden_size=64,
@@ -685,7 +686,7 @@ def test_transformers_cache_holds_the_whole_text() -> None:
 
 
 def test_kvpress_drops_rows_when_the_prompt_is_read() -> None:
-    pytest.importorskip("kvpress")
+    needed("kvpress", install="kvpress")
     model = transformers_worker.KVPressModel(tiny_transformer(), rows=25)
     model.read(range(30), last=False)
     assert (model.position, model.use().used) == (30, 0)

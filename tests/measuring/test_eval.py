@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from needed import needed
 from oracle import chose_clearly
 from pyh2o import Sampling
 from pyh2o.errors import ContextLimitError, SettingsError
@@ -854,7 +855,7 @@ def test_fidelity_tables() -> None:
 
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_fidelity_picture(kind: str, start: bytes) -> None:
-    pytest.importorskip("matplotlib")
+    needed("matplotlib")
     other = replace(SUMMARY, cache="h2o, 10 %", rows=409)
     data = fidelity_picture([SUMMARY, other], 2048, kind)
     assert data.startswith(start)

@@ -23,7 +23,7 @@ from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.skipif(
     not gpu_names() and "rpc" not in str(build_info()["backends"]),
-    reason="no GPU, and built without GGML_RPC",
+    reason="needs a GPU, or a build with GGML_RPC as make test makes it",
 )
 
 # Tokens at once; a single one takes another way through the kernels of a GPU.
@@ -116,7 +116,7 @@ def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device:
     run_client(device, path, "split")
 
 
-@pytest.mark.skipif(gpu_names() != [], reason="for two devices that are servers")
+@pytest.mark.skipif(gpu_names() != [], reason="needs two devices, which only servers are here")
 def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
     with server() as other:

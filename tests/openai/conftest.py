@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from needed import needed
 from pyh2o import Llama
 from pyh2o.openai.limits import Limits
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -31,9 +32,7 @@ def served_llm(folder: Path) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def server(served_llm: Llama) -> Iterator[Any]:
-    loopback = pytest.importorskip(
-        "loopback", exc_type=ImportError, reason="the server's packages are not installed"
-    )
+    loopback = needed("loopback", name="the server's packages")
     running = loopback.LoopbackServer(served_llm, limits=Limits(body_mib=1))
     yield running
     running.close()

@@ -26,6 +26,7 @@ import llama_cpp
 import pytest
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from needed import needed
 from pyh2o import Llama
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD, tiny_llama
@@ -64,7 +65,7 @@ def library(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     """A module that was not imported before, or skip the test."""
     for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
         monkeypatch.delitem(sys.modules, loaded)
-    pytest.importorskip(name.partition(".")[0], reason=f"{name} is not installed")
+    needed(name.partition(".")[0], install="'.[integrations]'")
     return importlib.import_module(name)
 
 
@@ -194,7 +195,7 @@ def drafting(path: Path) -> Iterator[Llama]:
 
 def test_instructor(drafting: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     instructor = library(monkeypatch, "instructor")
-    pydantic = pytest.importorskip("pydantic")
+    pydantic = needed("pydantic")
 
     class Flag(pydantic.BaseModel):  # type: ignore[misc,name-defined]
         name: str = pydantic.Field(max_length=4)

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needed import needed
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
-openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-loopback = pytest.importorskip(
-    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
-)
+openai = needed("openai")
+loopback = needed("loopback", name="the server's packages")
 LoopbackServer, PATIENCE = loopback.LoopbackServer, loopback.PATIENCE
 
 WINDOW = 256

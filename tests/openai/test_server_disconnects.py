@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needed import needed
 from pyh2o import Llama
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
-loopback = pytest.importorskip(
-    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
-)
-limits = pytest.importorskip("pyh2o.openai.limits")
+loopback = needed("loopback", name="the server's packages")
+limits = needed("pyh2o.openai.limits", name="the server's packages")
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
+from needed import needed
 from pyh2o import Llama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
-loopback = pytest.importorskip(
-    "loopback", exc_type=ImportError, reason="the server's packages are not installed"
-)
+loopback = needed("loopback", name="the server's packages")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 from llama_pin import BuildError, Pin, cached_sdist, read_pin, sha256_of
 from move_pin import describe, describe_failure
+from needed import needed
 from patching import PatchSyntaxError, apply_patch, parse_patch, read_patches
 from prepare_llama_cpp import (
     BUILD_INFO,
@@ -352,9 +353,9 @@ def test_no_llama_cpp_source_is_tracked() -> None:
 
 
 def test_the_generated_extension_code_is_current() -> None:
-    generate_ffi = pytest.importorskip("generate_ffi", reason="needs cffi")
+    generate_ffi = needed("generate_ffi", name="cffi", install="'.[dev]'")
     pinned = generate_ffi.pinned_cffi((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     if generate_ffi.cffi.__version__ != pinned:
-        pytest.skip(f"needs cffi {pinned}")
+        pytest.skip(f"needs cffi {pinned}: pip install '.[dev]'")
     command = [sys.executable, ROOT / "scripts" / "generate_ffi.py", "--check"]
     assert subprocess.run(command, check=False).returncode == 0
