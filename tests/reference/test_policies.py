@@ -1,8 +1,8 @@
-"""Policies: their names and parameters, and their scores, computed by hand or a second time."""
+"""Policies: their scores, computed by hand or a second time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,6 @@ from pyh2o.errors import SettingsError
 from pyh2o.policies import (
     H2O,
     NACL,
-    POLICIES,
     TOVA,
     Expected,
     H2OCells,
@@ -31,19 +30,9 @@ from pyh2o.policies import (
     uniform_numbers,
 )
 from pyh2o.policies.base import SAFE_SCORE
+from some_policies import ALL_KINDS
 
 FloatArray = npt.NDArray[np.floating[Any]]
-
-# Some of each policy, with all parameters changed where there are any.
-CHANGED = [
-    H2ODecay(half_life=210.5),
-    RoCo(guard=0.1),
-    Snap(queries=7, pool=3),
-    NACL(queries=5, random=0.25, seed=3),
-    Expected(queries=9, horizon=64, epsilon=1e-05, covariance=True),
-    Streaming(sinks=0),
-    RandomRows(seed=2**64 - 1),
-]
 
 
 def head_rows(positions: list[int], **changes: Any) -> HeadRows:
@@ -100,99 +89,6 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
         head=1,
     )
     return replace(rows, **changes)
-
-
-# ---- names and parameters ----
-
-
-def test_names() -> None:
-    assert list(POLICIES) == [
-        *("h2o", "h2o-mean", "h2o-decay", "h2o-far", "h2o-layer", "h2o-cells", "roco", "tova"),
-        *("snap", "nacl", "keydiff", "expected", "streaming", "random"),
-    ]
-
-
-@pytest.mark.parametrize("policy", [*(cls() for cls in POLICIES.values()), *CHANGED], ids=str)
-def test_text_says_all_and_is_read_back(policy: Policy) -> None:
-    assert parse_policy(str(policy)) == policy
-    assert (":" in str(policy)) == (policy in CHANGED)
-    assert parse_policy(policy.full_text) == policy
-    assert policy.full_text.count("=") == len(fields(policy))
-
-
-def test_text_names_only_what_is_not_the_default() -> None:
-    assert str(H2O()) == "h2o"
-    assert str(Snap()) == str(Snap(queries=32, pool=5)) == "snap"
-    assert str(Snap(pool=7)) == "snap:pool=7"
-    assert str(H2ODecay(half_life=128)) == "h2o-decay:half_life=128"
-    assert str(H2ODecay(half_life=210.5)) == "h2o-decay:half_life=210.5"
-    assert str(Expected(covariance=True, epsilon=0)) == "expected:epsilon=0,covariance=true"
-
-
-def test_text_may_have_spaces_and_name_defaults() -> None:
-    assert parse_policy(" snap : pool = 5 , queries = 64 ") == Snap(queries=64)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"no policy '': give one of h2o, h2o-mean, .*, random$"),
-        ("H2O", "no policy 'H2O'"),
-        ("snap:", "snap: '' does not say"),
-        ("snap:pool", "'pool' does not say which parameter is what: write it as snap:PARAMETER"),
-        ("snap:pool=5,", "snap: '' does not say"),
-        ("snap:size=5", "snap has no parameter 'size': its parameters are queries, pool$"),
-        ("tova:queries=2", "tova has no parameter 'queries': it has none"),
-        ("snap:pool=3,pool=3", "snap: pool is given twice"),
-        ("snap:pool=4", "snap: pool is 4: give an odd number from 1"),
-        ("snap:pool=-1", "snap: pool is -1"),
-        ("snap:pool=5.0", "snap: pool is '5.0': give a whole number"),
-        ("snap:queries=0", "snap: queries is 0: give a number from 1"),
-        ("snap:queries=many", "queries is 'many': give a whole number"),
-        ("nacl:random=1.1", "nacl: random is 1.1: give a number from 0 to 1"),
-        ("nacl:random=half", "nacl: random is 'half': give a number$"),
-        ("nacl:seed=-1", "nacl: seed is -1"),
-        (f"random:seed={2**64}", "random: seed is 18446744073709551616"),
-        ("roco:guard=nan", "roco: guard is nan"),
-        ("h2o-decay:half_life=0", "half_life is 0.0: give a number above 0"),
-        ("h2o-decay:half_life=inf", "half_life is inf: give a number above 0"),
-        ("expected:covariance=yes", "covariance is 'yes': give true or false"),
-        ("expected:horizon=0", "horizon is 0"),
-        ("expected:epsilon=-1", "epsilon is -1.0: give a number from 0 to 1"),
-        ("expected:epsilon=1.5", "epsilon is 1.5: give a number from 0 to 1"),
-        ("streaming:sinks=-1", "sinks is -1"),
-        (3, "policy is 3: give a text"),
-    ],
-)
-def test_nonsense_is_refused_in_one_line(text: Any, message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as error:
-        parse_policy(text)
-    assert "\n" not in str(error.value)
-
-
-def test_values_of_other_types_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"snap: pool is 5\.0: give a whole number"):
-        Snap(pool=5.0)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="snap: pool is True: give a whole number"):
-        Snap(pool=True)
-    with pytest.raises(SettingsError, match="expected: covariance is 1: give true or false"):
-        Expected(covariance=1)  # type: ignore[arg-type]
-
-
-def test_what_each_policy_needs() -> None:
-    """The native code decides by the same table what it collects."""
-    sums = {name for name, cls in POLICIES.items() if cls.needs_attention}
-    assert sums == {"h2o", "h2o-mean", "h2o-decay", "h2o-far", "h2o-layer", "h2o-cells", "roco"}
-    assert [name for name, cls in POLICIES.items() if cls.needs_squares] == ["roco"]
-    queries = {name: cls().n_queries for name, cls in POLICIES.items() if cls().n_queries}
-    assert queries == {"tova": 1, "snap": 32, "nacl": 32, "expected": 128}
-    assert {name: cls.scope for name, cls in POLICIES.items() if cls.scope != "head"} == {
-        "h2o-layer": "layer",
-        "h2o-cells": "cache",
-    }
-    half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
-    assert half_lives == {"h2o-decay": 256.0}
-    assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
 
 
 def test_a_larger_budget_remembers_for_longer() -> None:
@@ -509,7 +405,7 @@ def test_random_rows_differ_between_heads_and_last(rng: np.random.Generator) -> 
         assert not np.isin(other, scores).any()
 
 
-@pytest.mark.parametrize("policy", [*(cls() for cls in POLICIES.values()), *CHANGED], ids=str)
+@pytest.mark.parametrize("policy", ALL_KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scores_are_numbers_and_nothing_is_changed(
     rng: np.random.Generator, policy: Policy, dtype: npt.DTypeLike

@@ -1,0 +1,299 @@
+"""The cache of one layer, on random queries, keys and values."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o.policies import H2O
+from pyh2o.reference import (
+    EvictionParameters,
+    LayerCache,
+    RotaryPlace,
+    attend,
+    collected_attention,
+    collected_squares,
+    compact,
+)
+from pyh2o.reference.layers import rotate as rotate_pairs
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+N_HEAD_KV, HEAD_SIZE = 2, 8
+
+
+class NaiveHead:
+    """One KV head, written a second time: keeps every row, row by row, and masks with -inf."""
+
+    def __init__(self, parameters: EvictionParameters) -> None:
+        self.parameters = parameters
+        self.keys: list[FloatArray] = []
+        self.values: list[FloatArray] = []
+        self.scores: list[float] = []
+        self.kept: list[int] = []
+
+    def step(self, queries: FloatArray, keys: FloatArray, values: FloatArray) -> FloatArray:
+        """Evaluate a chunk: queries [group, n, d], keys and values [n, d] to [group, n, d]."""
+        n_tokens = len(keys)
+        if len(self.kept) + n_tokens > self.parameters.capacity:
+            self.compact()
+        first = len(self.keys)
+        self.kept += range(first, first + n_tokens)
+        self.keys += list(keys)
+        self.values += list(values)
+        self.scores += [0.0] * n_tokens
+
+        outputs = np.empty_like(queries)
+        for i in range(n_tokens):
+            for member, query in enumerate(queries[:, i]):
+                logits = np.full(len(self.keys), -np.inf)
+                for j in self.kept:
+                    if j <= first + i:
+                        logits[j] = query @ self.keys[j] / np.sqrt(query.size)
+                weights = np.exp(logits - logits.max())
+                weights /= weights.sum()
+                outputs[member, i] = weights @ np.array(self.values)
+                for j in self.kept:
+                    self.scores[j] += weights[j] / len(queries)
+        return outputs
+
+    def compact(self) -> None:
+        """Evict the worst row, again and again, until the budget is met."""
+        newest = len(self.keys) - 1
+        while len(self.kept) > self.parameters.budget:
+            loser = min(
+                (
+                    j
+                    for j in self.kept
+                    if self.parameters.pinned <= j <= newest - self.parameters.recent
+                ),
+                key=lambda j: (self.scores[j], j),
+            )
+            self.kept.remove(loser)
+
+
+def compact_layer(cache: LayerCache, parameters: EvictionParameters) -> None:
+    """A compaction of one layer; H2O does not look at rotary embeddings."""
+    compact([cache], parameters, H2O(), RotaryPlace(0, np.empty(0)))
+
+
+def evaluate(
+    cache: LayerCache,
+    parameters: EvictionParameters,
+    queries: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    position: int,
+) -> FloatArray:
+    """Do with one layer what the model does: compact if need be, append, attend, add the scores.
+
+    queries [n_head, n, d], keys and values [n_head_kv, n, d] to outputs [n_head, n, d].
+    """
+    n_head_kv, n_tokens, _ = keys.shape
+    if cache.n_rows + n_tokens > parameters.capacity:
+        compact_layer(cache, parameters)
+        assert cache.n_rows == parameters.budget
+    positions = np.arange(position, position + n_tokens)
+    cache.append(keys, values, positions)
+    outputs, probabilities = attend(queries, cache.keys, cache.values, cache.visible(positions))
+    cache.add_scores(collected_attention(probabilities, n_head_kv))
+    return outputs
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        EvictionParameters(heavy=8, recent=8, slack=1),
+        EvictionParameters(heavy=8, recent=8, pinned=3, slack=7),
+        EvictionParameters(heavy=0, recent=5, slack=3),
+        EvictionParameters(heavy=20, recent=1, pinned=1, slack=64),
+    ],
+)
+def test_dropping_equals_masking(
+    rng: np.random.Generator, parameters: EvictionParameters, keep_all: bool
+) -> None:
+    """64 tokens in full chunks, 200 in any, against all keys with -inf masks."""
+    n_head_kv, group, size = 2, 3, 8
+    cache = LayerCache(
+        n_head_kv, size, cache_dtype=np.float64, score_dtype=np.float64, keep_all=keep_all
+    )
+    naive = [NaiveHead(parameters) for _ in range(n_head_kv)]
+    position = 0
+    while position < 264:
+        n_tokens = (
+            int(rng.integers(1, parameters.slack + 1)) if position >= 64 else parameters.slack
+        )
+        queries = 3 * rng.standard_normal((n_head_kv * group, n_tokens, size))
+        keys, values = rng.standard_normal((2, n_head_kv, n_tokens, size))
+        expected = [
+            head.step(queries[h * group : (h + 1) * group], keys[h], values[h])
+            for h, head in enumerate(naive)
+        ]
+
+        outputs = evaluate(cache, parameters, queries, keys, values, position)
+        position += n_tokens
+
+        np.testing.assert_allclose(outputs, np.concatenate(expected), atol=1e-10)
+        for h, head in enumerate(naive):
+            assert cache.positions(h).tolist() == head.kept
+            scores = [head.scores[j] for j in head.kept]
+            np.testing.assert_allclose(cache.scores(h), scores, atol=1e-10)
+    assert cache.keys.shape[1] == (position if keep_all else cache.n_rows)
+
+
+def test_slack_1_is_the_algorithm_of_the_paper(rng: np.random.Generator) -> None:
+    """Attend budget + 1 rows, then evict one per head, as the authors' real dropping cache does."""
+    n_head, size, heavy, recent = 3, 8, 8, 8
+    cache = LayerCache(n_head, size, cache_dtype=np.float64, score_dtype=np.float64)
+    keys, values = np.empty((2, n_head, 0, size))
+    positions = np.empty((n_head, 0), dtype=np.int64)
+    sums = np.empty((n_head, 0))
+    for position in range(200):
+        query, key, value = 3 * rng.standard_normal((3, n_head, 1, size))
+        keys = np.concatenate([keys, key], axis=1)
+        values = np.concatenate([values, value], axis=1)
+        positions = np.pad(positions, ((0, 0), (0, 1)), constant_values=position)
+        attention = np.exp(np.einsum("hqd,hkd->hk", query, keys) / np.sqrt(size))
+        attention /= attention.sum(axis=1, keepdims=True)
+        sums = np.pad(sums, ((0, 0), (0, 1))) + attention
+
+        parameters = EvictionParameters(heavy=heavy, recent=recent)
+        output = evaluate(cache, parameters, query, key, value, position)
+
+        np.testing.assert_allclose(output[:, 0], np.einsum("hk,hkd->hd", attention, values))
+        assert [cache.positions(h).tolist() for h in range(n_head)] == positions.tolist()
+        n_rows = keys.shape[1]
+        if n_rows > heavy + recent:
+            best = np.argsort(sums[:, : n_rows - recent], axis=1)[:, -heavy:]
+            last = np.tile(np.arange(n_rows - recent, n_rows), (n_head, 1))
+            keep = np.concatenate([np.sort(best, axis=1), last], axis=1)
+            keys, values = (np.take_along_axis(x, keep[..., None], axis=1) for x in (keys, values))
+            positions, sums = (np.take_along_axis(x, keep, axis=1) for x in (positions, sums))
+
+
+def test_uniform_attention_favours_old_tokens() -> None:
+    """Equal keys: row j collects sum(1 / (i + 1)) over the queries i >= j, so the oldest win."""
+    parameters = EvictionParameters(heavy=4, recent=3)
+    cache = LayerCache(1, 2)
+    zeros, ones = np.zeros((1, 1, 2)), np.ones((1, 1, 2))
+    for position in range(12):
+        positions = np.array([position])
+        cache.append(zeros, ones, positions)
+        _, probabilities = attend(ones, cache.keys, cache.values, cache.visible(positions))
+        cache.add_scores(collected_attention(probabilities, 1))
+
+    shares = 1 / np.arange(1, 13)
+    np.testing.assert_allclose(cache.scores(0), np.cumsum(shares[::-1])[::-1], rtol=1e-6)
+    compact_layer(cache, parameters)
+    assert cache.positions(0).tolist() == [0, 1, 2, 3, 9, 10, 11]
+
+
+def test_small_attention_counts_beside_a_large_score() -> None:
+    """A float16 sum loses 0.3 beside 4096; scores are float32 even where rows are float16."""
+    cache = LayerCache(1, 2, cache_dtype=np.float16)
+    cache.append(np.zeros((1, 1, 2)), np.zeros((1, 1, 2)), np.array([0]))
+    cache.add_scores(np.array([[4096]], dtype=np.float32))
+    cache.add_scores(np.array([[0.3]], dtype=np.float32))
+
+    assert np.float16(4096) + np.float16(0.3) == 4096
+    assert cache.scores(0).dtype == np.float32
+    assert cache.scores(0)[0] == pytest.approx(4096.3, abs=1e-3)
+
+
+def test_the_score_is_the_mean_over_the_query_heads_of_a_group() -> None:
+    """Four query heads on two KV heads, two queries, three rows; worked out by hand."""
+    probabilities = np.array(
+        [
+            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]],
+            [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]],
+            [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
+            [[0.2, 0.2, 0.6], [1.0, 0.0, 0.0]],
+        ]
+    )
+
+    collected = collected_attention(probabilities, 2)
+
+    np.testing.assert_allclose(collected, [[1.0, 0.75, 0.25], [0.6, 0.1, 1.3]])
+
+
+def test_squares_by_hand() -> None:
+    """Two query heads of one KV head: (.25 + .01) / 2 + .81 / 2 and (.25 + .81) / 2 + .01 / 2."""
+    probabilities = np.array([[[0.5, 0.5], [0.0, 0.0]], [[0.1, 0.9], [0.9, 0.1]]])
+    np.testing.assert_allclose(collected_squares(probabilities, 1), [[0.535, 0.535]])
+    np.testing.assert_allclose(collected_attention(probabilities, 1), [[0.75, 0.75]])
+
+
+# ---- queries ----
+
+
+def cache_of(rng: np.random.Generator, n_rows: int, *, first: int = 0) -> LayerCache:
+    cache = LayerCache(N_HEAD_KV, HEAD_SIZE, cache_dtype=np.float64, score_dtype=np.float64)
+    keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
+    cache.append(keys, values, first + np.arange(n_rows))
+    return cache
+
+
+def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
+    """In chunks of any size; those of a text that is taken back go with it."""
+    cache = cache_of(rng, 30)
+    queries = rng.standard_normal((4, 30, HEAD_SIZE))
+    for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
+        positions = np.arange(start, end)
+        cache.remember_queries(queries[:, start:end], positions, positions - 3, n_most=5)
+        expected = np.arange(max(0, end - 5), end)
+        assert cache.query_positions.tolist() == expected.tolist()
+        assert cache.query_rotary_positions.tolist() == (expected - 3).tolist()
+        np.testing.assert_array_equal(cache.queries, queries[:, expected])
+    np.testing.assert_array_equal(cache.queries_of(1), queries[2:, 25:30].swapaxes(0, 1))
+
+    cache.remove(27)
+    assert cache.query_positions.tolist() == [25, 26]
+    np.testing.assert_array_equal(cache.queries, queries[:, 25:27])
+    cache.remove(20)
+    assert cache.query_positions.size == 0
+    assert cache.query_attention().shape == (2, 0, 20)
+    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]), n_most=5)
+    assert cache.query_positions.tolist() == [20, 21]
+
+
+def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
+    """Row by row: softmax over the rows in use up to the query's own, mean over the group."""
+    cache = cache_of(rng, 12)
+    queries = rng.standard_normal((4, 3, HEAD_SIZE))
+    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]), n_most=3)
+    cache.keep_all = True
+    cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
+    attention = cache.query_attention()
+    for head, query in itertools.product(range(2), range(3)):
+        expected = np.zeros(12)
+        rows = [j for j in cache.positions(head) if j <= 9 + query]
+        for member in range(2):
+            logits = cache.keys[head, rows] @ queries[2 * head + member, query] / np.sqrt(HEAD_SIZE)
+            expected[rows] += np.exp(logits) / np.exp(logits).sum() / 2
+        np.testing.assert_allclose(attention[head, query], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("back", [5, 12, 60])
+def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None:
+    """While no key is packed all distances stay, and so does the attention."""
+    cache = cache_of(rng, 20, first=60)
+    queries = rng.standard_normal((4, 6, HEAD_SIZE))
+    positions = np.arange(74, 80)
+    cache.remember_queries(queries, positions, positions, n_most=6)
+    before = cache.query_attention()
+
+    def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
+        return rotate_pairs(x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2))
+
+    cache.rebase(back, rotate)
+    assert cache.query_rotary_positions.tolist() == (positions - back).tolist()
+    np.testing.assert_allclose(cache.query_attention(), before, atol=1e-12)
+    cache.rebase(100, rotate)
+    assert cache.query_rotary_positions.max() < 0
+    assert cache.rotary_positions.min() == 0
