@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import inspect
 import random
@@ -20,15 +19,9 @@ from pyh2o.errors import ContextLimitError
 from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
 from pyh2o.openai.completion import CompletionRequest
 from pyh2o.text import detokenizer as detokenizer_module
-from pyh2o.text.detokenizer import (
-    CONTEXT_TOKENS,
-    ContextDetokenizer,
-    PieceDetokenizer,
-    detokenize,
-)
-from pyh2o.text.pieces import Piece, StopFinder, TextPieces
 from pyh2o.text.prompt import InfillTokens
 from same_results import assert_equal
+from spacing_tokenizer import SpacingTokenizer
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 TRAINED_CONTEXT = 512
@@ -151,166 +144,6 @@ def streamed(model: llama_cpp.Llama, given: str | Sequence[int], /, **arguments:
 
 def joined(chunks: list[Any]) -> str:
     return "".join(text_of(chunk) for chunk in chunks)
-
-
-# ---------------------------------------------------------------------------------------------
-# Stop strings, characters and pieces, without a model
-# ---------------------------------------------------------------------------------------------
-
-# Parts of characters, whole ones, an invalid byte, and letters that stop strings are made of.
-PARTS = [b"a", b"b", b"ab", b"", b"\xc3", b"\xa9", b"\xe2\x98", b"\xba", b"\xf0\x9f", b"\x98\x80"]
-PARTS += ["é".encode(), "b☺a".encode(), b"\xff"]
-
-
-def random_stops(dice: random.Random) -> list[bytes]:
-    letters = [b"a", b"b", "é".encode(), "☺".encode()]
-    return [
-        b"".join(dice.choices(letters, k=dice.randint(1, 5))) for _ in range(dice.randint(0, 3))
-    ]
-
-
-def first_stop(text: bytes, stops: Sequence[bytes]) -> int | None:
-    return min((text.index(stop) for stop in stops if stop in text), default=None)
-
-
-def safe_length(text: bytes, stops: Sequence[bytes]) -> int:
-    """Bytes before the first place where a stop string may have begun."""
-    starts = range(len(text))
-    may_stop = (start for start in starts if any(s.startswith(text[start:]) for s in stops))
-    return next(may_stop, len(text))
-
-
-def ends_whole(data: bytes) -> bool:
-    """Whether no character is incomplete at the end."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-    decoder.decode(data)
-    return not decoder.getstate()[0]
-
-
-def test_stop_finder_equals_a_search_in_the_whole_text(dice: random.Random) -> None:
-    for _ in range(200):
-        stops = random_stops(dice)
-        finder, text = StopFinder(stops), b""
-        for part in dice.choices(PARTS, k=40):
-            finder.feed(part)
-            text += part
-            assert finder.found == first_stop(text, stops)
-            if finder.found is not None:
-                break
-            assert finder.size == len(text)
-            assert finder.safe == safe_length(text, stops)
-
-
-def test_text_in_pieces_equals_decoding_the_whole_text(dice: random.Random) -> None:
-    for _ in range(200):
-        check_text_in_pieces(random_stops(dice), dice.choices(PARTS, k=40))
-
-
-def check_text_in_pieces(stops: list[bytes], parts: list[bytes]) -> None:
-    """After each token, all text is out that surely belongs to the result, in whole tokens."""
-    text_pieces, text, ends = TextPieces(stops), b"", [0]
-    shown, tokens = "", 0
-    for part in parts:
-        pieces = text_pieces.feed(part)
-        text += part
-        ends.append(len(text))
-        shown += "".join(piece.text for piece in pieces)
-        tokens += sum(piece.tokens for piece in pieces)
-        if text_pieces.stopped:
-            break
-        safe = safe_length(text, stops)
-        ready = max(n for n, end in enumerate(ends) if end <= safe and ends_whole(text[:end]))
-        assert tokens == ready
-        assert shown == text[: ends[ready]].decode(errors="ignore")
-    assert text_pieces.stopped == (first_stop(text, stops) is not None)
-    shown += "".join(piece.text for piece in text_pieces.finish())
-    assert shown == text[: first_stop(text, stops)].decode(errors="ignore")
-
-
-def test_a_piece_is_a_token_or_a_whole_character() -> None:
-    text_pieces = TextPieces([b"stop"])
-    assert text_pieces.feed(b"x") == [Piece("x", 1)]
-    assert text_pieces.feed(b"y\xe2") == []
-    assert text_pieces.feed(b"\x98") == []
-    assert text_pieces.feed(b"\xbaz") == [Piece("y☺z", 3)]
-    assert text_pieces.feed(b"no s") == []
-    assert text_pieces.feed(b"t") == []
-    assert text_pieces.feed(b"art") == [Piece(text, 1) for text in ("no s", "t", "art")]
-    assert text_pieces.feed(b"end: st") == []
-    assert text_pieces.feed(b"op it") == []
-    assert text_pieces.stopped
-    assert text_pieces.finish() == [Piece("end: ", 1)]
-
-
-@pytest.mark.parametrize("stops", [[], [b"\n\nUser:", b"</s>"]])
-def test_a_text_in_pieces_keeps_no_text_it_has_shown(stops: list[bytes]) -> None:
-    text_pieces = TextPieces(stops)
-    for _ in range(10_000):
-        text_pieces.feed(b"\n\nUser")
-        text_pieces.feed(b" says ")
-    assert not text_pieces._held
-    assert len(text_pieces._finder._tail) < 10
-
-
-# ---------------------------------------------------------------------------------------------
-# Tokens to bytes
-# ---------------------------------------------------------------------------------------------
-
-
-def test_bytes_of_tokens_one_by_one_are_those_of_all(
-    stock: llama_cpp.Llama, dice: random.Random
-) -> None:
-    for first in (llama_cpp.Llama.token_bos(stock), dice.randrange(3, stock.n_vocab())):
-        tokens = [first, *(dice.randrange(stock.n_vocab()) for _ in range(200))]
-        tokens[1] = stock.tokenize(b" ", add_bos=False)[0]  # the space BOS takes away
-        parts = PieceDetokenizer(stock._model.vocab, stock.token_bos(), starts_text=False)
-        assert detokenize(parts, tokens) == stock.detokenize(tokens)
-
-
-def test_a_token_may_have_more_bytes_than_the_buffer(
-    stock: llama_cpp.Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """llama.cpp answers with the negative size then; the tiny models have no such token."""
-    long_piece = b" " * (detokenizer_module.PIECE_BYTES + 1)
-
-    def fake(vocab: Any, token: int, buffer: Any, size: int, lstrip: int, special: bool) -> int:
-        if size < len(long_piece):
-            return -len(long_piece)
-        buffer[: len(long_piece)] = long_piece
-        return len(long_piece)
-
-    monkeypatch.setattr(detokenizer_module, "llama_token_to_piece", fake)
-    assert PieceDetokenizer(stock._model.vocab, 1, starts_text=False).piece(7) == long_piece
-
-
-class SpacingTokenizer:
-    """Decodes as Hugging Face's Llama tokenizers do: no space before the first word of a text."""
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self.pieces = pieces
-        self.most_tokens = 0
-
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-        self.most_tokens = max(self.most_tokens, len(tokens))
-        data = b"".join(self.pieces[token] for token in tokens)
-        return data.decode(errors="replace").removeprefix(" ")
-
-
-def test_other_tokenizers_see_a_few_tokens_of_context(dice: random.Random) -> None:
-    """And their characters come whole, however many tokens they take."""
-    words = [" one", " two", ",", "é", "☺", "\N{GRINNING FACE}", " \N{GRINNING FACE}"]
-    pieces = [word.encode() for word in words] + [bytes([byte]) for byte in range(256)]
-    tokens: list[int] = []
-    for word in dice.choices(range(len(words)), k=300):
-        as_bytes = [len(words) + byte for byte in pieces[word]]
-        tokens += dice.choice([[word], as_bytes])
-    hugging_face = SpacingTokenizer(pieces)
-    tokenizer = LlamaHFTokenizer(hugging_face)
-    before = [0, 1, 0]
-    expected = tokenizer.detokenize(tokens, prev_tokens=before)
-    hugging_face.most_tokens = 0
-    assert detokenize(ContextDetokenizer(tokenizer, before), tokens) == expected
-    assert hugging_face.most_tokens <= CONTEXT_TOKENS + detokenizer_module.CHARACTER_TOKENS
 
 
 def test_another_tokenizer_completes_as_llama_cpp_does(model_path: str) -> None:
@@ -515,8 +348,8 @@ def naive_completion(
             return model.detokenize(tokens).decode(errors="ignore"), len(tokens), "stop"
         tokens.append(token)
         data = model.detokenize(tokens)
-        found = first_stop(data, [stop.encode() for stop in stops])
-        if found is not None:
+        found = min((at for stop in stops if (at := data.find(stop.encode())) >= 0), default=-1)
+        if found >= 0:
             return data[:found].decode(errors="ignore"), len(tokens), "stop"
         if len(tokens) == max_tokens:
             return data.decode(errors="ignore"), len(tokens), "length"

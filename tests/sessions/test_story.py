@@ -19,7 +19,6 @@ from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import story
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.sessions.story import Story
-from pyh2o.text.pieces import TextPieces
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -306,33 +305,6 @@ def test_a_character_is_found_across_a_cut(
     assert (text, tale.held_back) == ("a", "")
     tale.save(tmp_path / "s.h2o")
     assert "".join(Story.load(tmp_path / "s.h2o", llm).write(3)) == "\N{PARTY POPPER}b"
-
-
-def test_text_beyond_stop_texts_by_definition(rng: np.random.Generator) -> None:
-    """In random cuts, gone on with after every stop text: all bytes, in order, once."""
-    stops = ["ab", "bca", "c", "é"]
-    encoded = [stop.encode() for stop in stops]
-    for _ in range(200):
-        letters = rng.choice(["a", "b", "c", "é", "d"], 30).tolist()
-        data = "".join(letters).encode()
-        text, given, at = TextPieces(encoded), "", 0
-        while at < len(data):
-            size = int(rng.integers(1, 4))
-            pieces = text.feed(data[at : at + size])
-            if text.stopped:
-                pieces += text.finish()
-            given += "".join(piece.text for piece in pieces)
-            at += size
-            if text.stopped:
-                stop = text.held[: text.unsearched].decode()
-                assert stop in stops
-                rest = (given + text.held.decode(errors="ignore"))[len(given) :]
-                assert rest.startswith(stop)
-            assert given.encode() + text.held == data[:at]
-            if rng.random() < 0.5:
-                state = {"held": text.held, "unsearched": text.unsearched, "size": text.size}
-                text = TextPieces(encoded, **state)
-        assert text.size == len(given.encode())
 
 
 def test_a_model_that_ends_its_text_may_not_do_so_again_at_once(llm: Llama, tmp_path: Path) -> None:
