@@ -1,0 +1,71 @@
+"""Tables, pictures and gaps of fidelity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from needed import needed
+from pyh2o.measuring.quality.fidelity_figures import (
+    FidelitySummary,
+    fidelity_picture,
+    fidelity_tables,
+)
+
+SUMMARY = FidelitySummary(
+    text="a.txt",
+    tokens=4096,
+    cache="h2o, 20 %",
+    policy="h2o",
+    budget="20 %",
+    positions="original",
+    rows=819,
+    capacity=1024,
+    first=1024,
+    perplexity=22.345,
+    nll=3.1067,
+    nll_to_full=0.0123,
+    nll_to_full_error=0.0045,
+    nll_to_streaming=-0.02,
+    nll_to_streaming_error=None,
+    gap_closed=0.615,
+    kl_mean=0.0321,
+    kl_median=0.0123,
+    kl_90=0.1,
+    kl_99=0.5,
+    same_top=0.9123,
+    stretches=(None, 21.5),
+)
+
+
+def test_fidelity_tables() -> None:
+    full = replace(
+        SUMMARY,
+        cache="full",
+        rows=0,
+        capacity=0,
+        nll_to_full=None,
+        nll_to_full_error=None,
+        gap_closed=None,
+    )
+    first, second = fidelity_tables([full, SUMMARY], 2048)
+    assert first.title == "a.txt, 4,096 tokens, over those from 1,024 on"
+    assert first.rows[0][:4] == ("full", "", "22.34", "")
+    assert first.rows[1] == (
+        *("h2o, 20 %", "819 (1024)", "22.34", "+0.0123 ± 0.0045", "-0.0200", "62%"),
+        *("0.0321", "0.0123", "0.1000", "0.5000", "91.2%"),
+    )
+    assert len(first.headings) == len(first.rows[1])
+    assert second.headings == ("cache", "2,048", "4,096")
+    assert second.rows[1] == ("h2o, 20 %", "", "21.50")
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_fidelity_picture(kind: str, start: bytes) -> None:
+    needed("matplotlib")
+    other = replace(SUMMARY, cache="h2o, 10 %", rows=409)
+    data = fidelity_picture([SUMMARY, other], 2048, kind)
+    assert data.startswith(start)
+    if kind == "svg":
+        assert all(f"<!-- {name} -->".encode() in data for name in ("h2o", "h2o, 10 %"))

@@ -1,0 +1,123 @@
+"""Caches in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from measured import TRAINED, Quiet
+from pyh2o.errors import SettingsError
+from pyh2o.measuring.caches import FULL_CACHE, Compute, MeasuredCache
+from pyh2o.measuring.model import read_model, repeated_tokens
+from pyh2o.measuring.speed import bandwidth, comparison
+from pyh2o.measuring.speed.caches import BenchSettings, caches_to_compare
+from pyh2o.measuring.speed.messages import Generate, GoBack, Read, Start
+from pyh2o.measuring.speed.process import CacheFailedError, WorkerProcess
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+SETTINGS = BenchSettings(
+    model=Path("tiny.gguf"),
+    window=TRAINED,
+    compute=Compute(threads=1),
+    histories=(0, 300),
+    budgets=(0.2, 64),
+    kv_types=("f16", "q8_0"),
+    rounds=3,
+    n=4,
+)
+
+
+def started(path: Path, cache: MeasuredCache, n_tokens: int = 320) -> Start:
+    tokens = repeated_tokens(path, "Once upon a time there was a clockmaker. ", n_tokens)
+    return Start(cache, path, TRAINED, Compute(threads=1), tokens)
+
+
+def test_worker_evicts_as_the_library_does(path: Path) -> None:
+    cache = MeasuredCache("12 %", policy="h2o-far", cells=256, heavy=32, recent=32, rows=64)
+    start = started(path, cache)
+    with closing(WorkerProcess(start)) as worker:
+        assert worker.ready.use.used == 0  # the warm-up is forgotten
+        read = worker.ask(Read(300, last=True))
+        generated = worker.ask(Generate(4))
+        back = worker.ask(GoBack(10))
+    with tiny_llama(path, n_ctx=TRAINED, hh=32, recent=32) as llm:
+        llm.eval(start.tokens[:300])
+        kv = llm.kv
+    assert (read.position, generated.position, back.position) == (300, 304, 304)
+    assert (read.after.cells, read.after.used) == (kv.cells, kv.used)
+    assert read.after.compactions == kv.compactions > 0
+    assert read.after.bytes_total == kv.bytes_total
+    assert read.seconds > 0
+    assert generated.before == read.after
+    assert generated.peak_bytes > read.after.bytes_total
+    assert worker.ready.own_bytes > 0 or not Path("/proc").exists()
+
+
+def test_full_worker_goes_back(path: Path) -> None:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
+        worker.ask(Read(300, last=True))
+        assert worker.ask(GoBack(10)).position == 10
+        assert worker.ask(Generate(2)).after.used == 12
+        assert worker.ask(GoBack(0)).after.used == 0
+
+
+def test_refused_cache_gives_the_reason(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "a.gguf", seed=1, arch_variant="alibi")
+    cache = MeasuredCache("20 %", policy="h2o-far", cells=256, heavy=32, recent=32, rows=64)
+    with pytest.raises(CacheFailedError, match=r"^20 %: eviction cannot be used .*ALiBi"):
+        WorkerProcess(Start(cache, path, 512, Compute(threads=1), (1, 5, 6)))
+
+
+def test_worker_that_is_killed_gives_a_reason(path: Path) -> None:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(CacheFailedError, match="full: its process was ended by signal 9"):
+            worker.ask(Generate(1))
+
+
+def test_worker_ends_with_its_context(path: Path) -> None:
+    with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
+        pid = worker.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_memory_that_is_not_there_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "bytes_per_second", lambda threads: 1e9)
+    monkeypatch.setattr(comparison, "available_bytes", lambda: 2**20)
+    settings = replace(SETTINGS, model=path)
+    facts = read_model(path)
+    caches = caches_to_compare(settings, TRAINED)
+    tokens = repeated_tokens(path, "a text ", settings.text_tokens)
+    progress = Quiet()
+    with closing(comparison.Comparison(settings, facts, caches, tokens, progress)) as compared:
+        with pytest.raises(SettingsError, match=r"GiB more and 0\.0 GiB are available: lower"):
+            compared.start()
+        # The announcement is what the caches would really have taken.
+        rows_of_cell, scores_of_cell = 3 * 2 * 2 * 32 * 2, 3 * 2 * 4
+        expected = sum(
+            cache.cells * rows_of_cell * (34 / 64 if cache.kv_type == "q8_0" else 1)
+            + cache.cells * scores_of_cell * (cache.kind == "evicting")
+            for cache in caches
+        )
+        [note] = progress.notes
+        said = re.match(r"the caches take ([\d.]+) MiB, and .*; 0\.00 GiB are available$", note)
+        assert said is not None
+        assert float(said[1]) == pytest.approx(expected / 2**20, abs=0.06)
+
+
+@pytest.mark.parametrize("longest", [TRAINED, TRAINED + 1])
+def test_histories_beyond_the_trained_context_are_noted(path: Path, longest: int) -> None:
+    settings = replace(SETTINGS, model=path, histories=(0, longest))
+    report = comparison.Comparison(settings, read_model(path), [], (), Quiet()).report
+    assert len(report.notes) == (longest > TRAINED)
+    assert all(
+        f"more than {TRAINED} tokens are beyond what the model was" in note for note in report.notes
+    )
