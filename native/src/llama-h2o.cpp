@@ -23,7 +23,7 @@ const char * llama_h2o_strerror(int32_t status) {
         case LLAMA_H2O_ERR_ARGUMENT:
             return "a null pointer, or a sequence, layer or size that is out of range";
         case LLAMA_H2O_ERR_PARAMS:
-            return "recent and slack must be at least 1, and the capacity must fit 31 bits";
+            return "recent and slack must be at least 1, and the capacity and the positions must fit 31 bits";
         case LLAMA_H2O_ERR_CELLS:
             return "the context has fewer cells than the capacity: raise n_ctx or lower the budget";
         case LLAMA_H2O_ERR_NOT_EMPTY:
@@ -154,6 +154,9 @@ static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache
     return true;
 }
 
+// llama.cpp counts positions in 32 bits
+static constexpr uint32_t MAX_POSITIONS = std::numeric_limits<int32_t>::max();
+
 // Whether eviction can be attached to this context, which belongs to a supported model.
 static int32_t check_context(const llama_context & ctx, const llama_h2o_params & params) {
     const llama_kv_cache * kv = llama_h2o::plain_cache(&ctx);
@@ -165,8 +168,8 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     }
     if (params.recent < 1 || params.slack < 1 || params.positions < LLAMA_H2O_POSITIONS_ORIGINAL ||
             params.positions > LLAMA_H2O_POSITIONS_DENSE || params.attention < LLAMA_H2O_ATTENTION_AUTO ||
-            params.attention > LLAMA_H2O_ATTENTION_AVX512 ||
-            llama_h2o_n_capacity(params) > std::numeric_limits<int32_t>::max()) {
+            params.attention > LLAMA_H2O_ATTENTION_AVX512 || params.n_pos > MAX_POSITIONS ||
+            llama_h2o_n_capacity(params) > MAX_POSITIONS) {
         return LLAMA_H2O_ERR_PARAMS;
     }
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
@@ -269,6 +272,9 @@ int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o
     if (n_spans > 0 && !spans) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
+    if (n_spans > LLAMA_H2O_MAX_STARTS) {
+        return LLAMA_H2O_ERR_SPANS;
+    }
 
     return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { claims.spans.assign(spans, spans + n_spans); });
 }
@@ -276,6 +282,9 @@ int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o
 int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
     if (n_starts > 0 && !starts) {
         return LLAMA_H2O_ERR_ARGUMENT;
+    }
+    if (n_starts > LLAMA_H2O_MAX_STARTS) {
+        return LLAMA_H2O_ERR_SPANS;
     }
 
     return change_claims(
@@ -360,7 +369,7 @@ int32_t llama_h2o_n_devices(void) {
 const char * llama_h2o_device_name(int32_t i) {
     const quiet_log quiet;
 
-    for (size_t j = 0; j < ggml_backend_dev_count(); ++j) {
+    for (size_t j = 0; i >= 0 && j < ggml_backend_dev_count(); ++j) {
         ggml_backend_dev_t dev = ggml_backend_dev_get(j);
         if (is_gpu(dev) && i-- == 0) {
             return ggml_backend_dev_description(dev);

@@ -177,9 +177,15 @@ class KVCache:
             both empty for a layer without a KV cache.
 
         Raises:
-            NativeError: no such layer or sequence, or eviction is not attached.
+            NativeError: no such layer, which the message names, or eviction is not attached.
         """
-        n_used = self.counters(seq_id).n_used
+        counters = self.counters(seq_id)
+        n_used, n_layer = counters.n_used, counters.n_layer
+        if n_layer and not 0 <= layer < n_layer:
+            raise NativeError(
+                lib.LLAMA_H2O_ERR_ARGUMENT,
+                f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
+            )
         n_head_kv = self._get_rows(seq_id, layer, 0, ffi.NULL, ffi.NULL)
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
         scores = np.empty((n_head_kv, n_used), dtype=np.float32)

@@ -6,6 +6,7 @@
 #include "llama-context.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -112,6 +113,10 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     }
     if (n_cells <= kv.get_size() || n_cells > uint32_t(std::numeric_limits<int32_t>::max()) - CELL_BLOCK) {
         return LLAMA_H2O_ERR_ARGUMENT;
+    }
+    // nothing is evicted there, and every row needs a position
+    if (n_cells > GGML_PAD(std::max(parts.params.n_pos, kv.get_size() + 1), CELL_BLOCK)) {
+        return LLAMA_H2O_ERR_N_POS;
     }
 
     n_cells = GGML_PAD(n_cells, CELL_BLOCK);

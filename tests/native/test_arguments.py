@@ -1,0 +1,221 @@
+"""What callers of the native interface may get wrong is refused, and leaves no trace."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o._native import ffi, lib
+from pyh2o.errors import NativeError
+from pyh2o.llama import StockLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama, tiny_parent
+
+HUGE = 2**32 - 1
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("arguments") / "tiny.gguf", seed=2, n_layer=2)
+
+
+@pytest.fixture
+def stock(tiny: Path) -> StockLlama:
+    return tiny_parent(tiny, n_ctx=256, n_batch=64, n_ubatch=64)
+
+
+def context_of(llm: Llama | StockLlama) -> Any:
+    address = ctypes.cast(llm.ctx, ctypes.c_void_p).value
+    return ffi.cast("struct llama_context *", address)
+
+
+def attach(llm: StockLlama, policy: bytes = b"h2o", **changed: int) -> int:
+    text = ffi.new("char[]", policy)
+    values = {"heavy": 20, "recent": 12, "slack": 8, "pinned": 2, "n_pos": 0, **changed}
+    params = ffi.new("struct llama_h2o_params *", {**values, "policy": text})[0]
+    return int(lib.llama_h2o_attach(context_of(llm), params))
+
+
+def is_attached(llm: StockLlama) -> bool:
+    stats = ffi.new("struct llama_h2o_stats *")
+    assert lib.llama_h2o_get_stats(context_of(llm), 0, stats) == lib.LLAMA_H2O_OK
+    return bool(stats.size_scores)
+
+
+@pytest.mark.parametrize(
+    ("params", "status"),
+    [
+        ({"recent": 0}, "PARAMS"),
+        ({"slack": 0}, "PARAMS"),
+        ({"heavy": HUGE}, "PARAMS"),
+        ({"recent": HUGE}, "PARAMS"),
+        ({"slack": HUGE}, "PARAMS"),
+        ({"pinned": HUGE}, "PARAMS"),
+        # together they are 2 in 32 bits
+        ({"heavy": 2**31, "recent": 2**31 - 1, "pinned": 2, "slack": 1}, "PARAMS"),
+        ({"n_pos": HUGE}, "PARAMS"),
+        ({"n_pos": 2**31}, "PARAMS"),
+        ({"positions": 2}, "PARAMS"),
+        ({"positions": HUGE}, "PARAMS"),
+        ({"attention": 6}, "PARAMS"),
+        ({"attention": HUGE}, "PARAMS"),
+        ({"slack": 256}, "CELLS"),
+        ({"slack": 2**31 - 40}, "CELLS"),
+        ({"n_pos": 20}, "N_POS"),
+        ({"policy": b""}, "POLICY"),
+        ({"policy": b"h2o-decay:half_life=nan"}, "POLICY"),
+        ({"policy": b"snap:queries=4294967296,pool=5"}, "POLICY"),
+        ({"policy": b"expected:queries=4,horizon=8,epsilon=1e39,covariance=false"}, "POLICY"),
+    ],
+)
+def test_params_out_of_range_are_refused(
+    stock: StockLlama, params: dict[str, Any], status: str
+) -> None:
+    assert attach(stock, **params) == getattr(lib, f"LLAMA_H2O_ERR_{status}")
+    assert not is_attached(stock)
+    stock.eval([1, 2, 3])
+
+
+def test_a_missing_policy_is_refused(stock: StockLlama) -> None:
+    params = ffi.new("struct llama_h2o_params *", {"heavy": 9, "recent": 9, "slack": 1})[0]
+    assert lib.llama_h2o_attach(context_of(stock), params) == lib.LLAMA_H2O_ERR_ARGUMENT
+    assert not is_attached(stock)
+
+
+def test_arguments_out_of_range_are_refused(stock: StockLlama) -> None:
+    assert attach(stock) == lib.LLAMA_H2O_OK
+    assert attach(stock) == lib.LLAMA_H2O_ERR_ATTACHED
+    context, wrong = context_of(stock), lib.LLAMA_H2O_ERR_ARGUMENT
+    span, start = ffi.new("struct llama_h2o_span *", (3, 5)), ffi.new("int32_t *", 7)
+    for seq_id in (-1, 1, 2**31 - 1, -(2**31)):
+        assert lib.llama_h2o_pin(context, seq_id, 1) == wrong
+        assert lib.llama_h2o_pin_spans(context, seq_id, span, 1) == wrong
+        assert lib.llama_h2o_share_fairly(context, seq_id, start, 1) == wrong
+        assert lib.llama_h2o_mark(context, seq_id) == wrong
+        assert lib.llama_h2o_marked(context, seq_id, 3) == wrong
+        assert lib.llama_h2o_get_rows(context, seq_id, 0, 0, ffi.NULL, ffi.NULL) == wrong
+        stats = ffi.new("struct llama_h2o_stats *")
+        assert lib.llama_h2o_get_stats(context, seq_id, stats) == wrong
+    for layer in (-1, 2, 2**31 - 1, -(2**31)):
+        assert lib.llama_h2o_get_rows(context, 0, layer, 0, ffi.NULL, ffi.NULL) == wrong
+    for n in (23, 2**31, HUGE):
+        assert lib.llama_h2o_pin(context, 0, n) == lib.LLAMA_H2O_ERR_PIN
+    # only the counts are looked at: the arrays are not so long
+    for n in (2**20 + 1, 2**31, HUGE):
+        assert lib.llama_h2o_pin_spans(context, 0, span, n) == lib.LLAMA_H2O_ERR_SPANS
+        assert lib.llama_h2o_share_fairly(context, 0, start, n) == lib.LLAMA_H2O_ERR_SPANS
+    assert lib.llama_h2o_pin_spans(context, 0, ffi.NULL, 1) == wrong
+    assert lib.llama_h2o_share_fairly(context, 0, ffi.NULL, 1) == wrong
+    assert lib.llama_h2o_get_stats(context, 0, ffi.NULL) == wrong
+    for n in (0, 256, 2**31 - 1, HUGE):
+        assert lib.llama_h2o_enlarge(context, n) == wrong
+    assert lib.llama_h2o_enlarge(context, 4096 + 1) == lib.LLAMA_H2O_ERR_N_POS
+    assert lib.llama_h2o_shrink(context) == lib.LLAMA_H2O_ERR_NOT_ENLARGED
+    stock.eval(list(range(100)))
+
+
+def test_spans_to_the_last_position_of_all(stock: StockLlama) -> None:
+    attach(stock)
+    spans = ffi.new("struct llama_h2o_span[]", [(3, 5), (2**31 - 8, 2**31 - 1)])
+    assert lib.llama_h2o_pin_spans(context_of(stock), 0, spans, 2) == lib.LLAMA_H2O_OK
+    starts = ffi.new("int32_t[]", [2, 30, 2**31 - 1])
+    assert lib.llama_h2o_share_fairly(context_of(stock), 0, starts, 3) == lib.LLAMA_H2O_OK
+    stock.eval(list(range(120)))
+
+
+def test_null_pointers_and_foreign_bytes() -> None:
+    wrong = lib.LLAMA_H2O_ERR_ARGUMENT
+    assert lib.llama_h2o_pin(ffi.NULL, 0, 1) == wrong
+    assert lib.llama_h2o_pin_spans(ffi.NULL, 0, ffi.NULL, 0) == wrong
+    assert lib.llama_h2o_share_fairly(ffi.NULL, 0, ffi.NULL, 0) == wrong
+    assert lib.llama_h2o_mark(ffi.NULL, 0) == wrong
+    assert lib.llama_h2o_marked(ffi.NULL, 0, 0) == wrong
+    assert lib.llama_h2o_enlarge(ffi.NULL, 1) == wrong
+    assert lib.llama_h2o_shrink(ffi.NULL) == wrong
+    assert lib.llama_h2o_device_bytes(ffi.NULL) == wrong
+    for i in (-1, -(2**31), 2**31 - 1):
+        assert lib.llama_h2o_device_name(i) == ffi.NULL
+    assert lib.llama_h2o_state_version(ffi.NULL, 100) == 0
+    for data in (b"", b"\0" * 11, b"\0" * 12, bytes(range(200))):
+        assert lib.llama_h2o_state_version(ffi.from_buffer(data), len(data)) == 0
+
+
+def test_a_layer_that_is_not_there_is_named(tiny: Path) -> None:
+    llm = tiny_llama(tiny, hh=8, recent=8)
+    for layer in (2, 99, -1):
+        with pytest.raises(NativeError, match=rf"no layer {layer}: .* from 0 to 1") as error:
+            llm.kv_rows(layer)
+        assert error.value.code == lib.LLAMA_H2O_ERR_ARGUMENT
+    with pytest.raises(NativeError, match="no layer 99"):
+        llm.heavy_hitters(layer=99)
+
+
+# Takes memory away before eviction is attached, and gives it back.
+SCARCE = """
+import resource, sys
+sys.path[:0] = {paths!r}
+import pyh2o
+import test_arguments as tests
+from tiny_llama import tiny_parent
+
+llm = tiny_parent({path!r}, n_ctx=16384, n_batch={n_batch}, n_ubatch={n_batch}, flash_attn=True)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + {mib} * 2**20, limits[1]))
+policy = b"snap:pool=5,queries={n_queries}" if {n_queries} > 1 else b"h2o"
+status = tests.attach(llm, policy, recent={n_queries}, attention=1)
+resource.setrlimit(resource.RLIMIT_AS, limits)
+assert status in (tests.lib.LLAMA_H2O_ERR_MEMORY, tests.lib.LLAMA_H2O_ERR_INTERNAL), status
+assert not tests.is_attached(llm)
+llm.eval([1, 2, 3])
+again = tests.attach(llm, b"h2o")
+assert again == tests.lib.LLAMA_H2O_ERR_NOT_EMPTY, again
+llm.reset()
+tests.llama_cpp.llama_memory_clear(tests.llama_cpp.llama_get_memory(llm.ctx), False)
+assert tests.attach(llm, b"h2o") == 0
+llm.eval(list(range(200)))
+print("done")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
+@pytest.mark.parametrize(
+    ("n_queries", "n_batch", "mib"),
+    [
+        pytest.param(15000, 64, 8, id="what the policy collects"),
+        pytest.param(1, 4096, 40, id="graph of the model"),
+        pytest.param(4000, 32, 120, id="graph of the probe"),
+        pytest.param(4000, 32, 600, id="buffers of the probe"),
+    ],
+)
+def test_without_memory_nothing_stays_attached(
+    tiny: Path, n_queries: int, n_batch: int, mib: int
+) -> None:
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    code = SCARCE.format(path=str(tiny), n_queries=n_queries, n_batch=n_batch, mib=mib, paths=paths)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "done\n", result.stderr
+
+
+def test_a_failed_attachment_computes_what_stock_does(
+    tiny: Path, stock: StockLlama, rng: np.random.Generator
+) -> None:
+    tokens = rng.integers(0, 384, 60).tolist()
+    assert attach(stock, n_pos=20) == lib.LLAMA_H2O_ERR_N_POS
+    other = tiny_parent(tiny, n_ctx=256, n_batch=64, n_ubatch=64)
+    for llm in (stock, other):
+        llm.eval(tokens)
+    logits = [
+        np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), (384,)) for llm in (stock, other)
+    ]
+    np.testing.assert_array_equal(*logits)
