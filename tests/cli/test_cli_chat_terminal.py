@@ -346,7 +346,7 @@ def test_killed_at_any_moment(tiny: Path, rng: np.random.Generator) -> None:
     """The session that is left is whole, and has every turn but those of the last moment."""
     small = ["--hh=32", "--recent=32", "--slack=8", "-n30"]
     answered = 0
-    for _ in range(6):
+    for _ in range(4):
         program = start_program(
             "chat", "-m", tiny, "--session", "work", *small, stdin=subprocess.PIPE
         )

@@ -115,7 +115,7 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
         "--seed 4294967295",
         "--temp -1",
         "--top-p 1.1",
-        "--max-tokens 0",
+        "--max-tokens -1",
         "--no-such-option",
     ],
 )
