@@ -47,6 +47,18 @@ class GrammarError(PyH2OError, ValueError):
     """A grammar for generated text that llama.cpp cannot read."""
 
 
+class ClosedError(PyH2OError, RuntimeError):
+    """A model that is used after it was closed."""
+
+
+class BusyError(PyH2OError, RuntimeError):
+    """A model that is used for two texts at once, or from two threads."""
+
+
+class ForkedError(PyH2OError, RuntimeError):
+    """A model that is used in a process forked from the one that loaded it."""
+
+
 class LibraryError(PyH2OError, ImportError):
     """The library that evicts is not there, or another llama.cpp is loaded already."""
 

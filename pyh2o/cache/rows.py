@@ -9,7 +9,27 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ..llama import Llama
+    from ..evicting import EvictingLlama
+
+
+@dataclass(frozen=True)
+class HeavyHitter:
+    """A token that is still in the cache, and what it is worth to the policy.
+
+    Attributes:
+        token: its id.
+        text: its text.
+        position: its place in the text, from 0.
+        score: of its rows (see `Llama.kv_rows`), the mean over the (layer, KV head) pairs asked
+            for; a pair that has evicted it counts as 0.
+        rows: how many of those pairs still hold it.
+    """
+
+    token: int
+    text: str
+    position: int
+    score: float
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +61,9 @@ class KeptTokens:
         return newest_first[order[:n]]
 
 
-def kept_tokens(llm: Llama, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
+def kept_tokens(
+    llm: EvictingLlama, *, layer: int | None = None, head: int | None = None
+) -> KeptTokens:
     """What the cache of `llm` holds now; a full cache holds everything.
 
     Args:
@@ -57,7 +79,7 @@ def kept_tokens(llm: Llama, *, layer: int | None = None, head: int | None = None
         everything = np.arange(llm.n_tokens, dtype=np.int64)
         return KeptTokens(everything, np.ones_like(everything), np.zeros(len(everything)), pairs=1)
     heads = slice(None) if head is None else [head]
-    layers = [llm.kv_rows(each) for each in (range(llm._n_layer) if layer is None else [layer])]
+    layers = [llm.kv_rows(each) for each in (range(llm.n_layer) if layer is None else [layer])]
     held = np.concatenate([positions[heads].ravel() for positions, _ in layers])
     scores = np.concatenate([scores[heads].ravel() for _, scores in layers])
     pairs = sum(len(positions[heads]) for positions, _ in layers)
@@ -68,3 +90,19 @@ def kept_tokens(llm: Llama, *, layer: int | None = None, head: int | None = None
         scores=np.bincount(index, weights=scores, minlength=len(positions)) / pairs,
         pairs=pairs,
     )
+
+
+def heavy_hitters(
+    llm: EvictingLlama, n: int, *, layer: int | None = None, head: int | None = None
+) -> list[HeavyHitter]:
+    """The tokens in the cache with the highest scores (see `Llama.heavy_hitters`)."""
+    llm.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
+    kept = kept_tokens(llm, layer=layer, head=head)
+    hitters: list[HeavyHitter] = []
+    for i in kept.heaviest(n):
+        position = int(kept.positions[i])
+        token = int(llm.input_ids[position])
+        text = llm.detokenize([token], special=True).decode("utf-8", errors="replace")
+        score, rows = float(kept.scores[i]), int(kept.rows[i])
+        hitters.append(HeavyHitter(token, text, position, score, rows))
+    return hitters

@@ -26,6 +26,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from needed import needed
 from pyh2o import Llama
+from pyh2o.errors import ClosedError
 from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
@@ -589,10 +590,12 @@ def test_a_pickled_model_says_the_same(path: Path) -> None:
 def test_a_model_is_closed_after_with(path: Path) -> None:
     with tiny_llama(path, **ROOMY) as llm:
         llm.eval([BOS])
-    assert llm._model.model is None
+    with pytest.raises(ClosedError):
+        llm.eval([BOS])
     with contextlib.closing(tiny_llama(path, **ROOMY)) as llm:
         llm.eval([BOS])
-    assert llm._model.model is None
+    with pytest.raises(ClosedError):
+        llm.eval([BOS])
 
 
 def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

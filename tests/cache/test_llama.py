@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.errors import ContextLimitError, NativeError, SettingsError
+from pyh2o.errors import ClosedError, ContextLimitError, NativeError, SettingsError
 from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
 from pyh2o.policies import H2O
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -208,7 +208,8 @@ def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
 def test_it_is_a_context_manager(path: Path) -> None:
     with tiny_llama(path, n_ctx=100) as llm:
         llm.eval([1, 2, 3])
-    assert llm._model.model is None
+    with pytest.raises(ClosedError, match="load it again"):
+        _ = llm.kv
 
 
 def test_pickling_keeps_the_settings(path: Path) -> None:
@@ -226,7 +227,8 @@ def test_nonsense_is_refused(path: Path, settings: dict[str, float]) -> None:
 
 
 def test_embeddings_use_the_full_cache(path: Path) -> None:
-    llm = tiny_llama(path, n_ctx=128, embedding=True)
+    with pytest.warns(RuntimeWarning, match="nothing is evicted: give evict=False"):
+        llm = tiny_llama(path, n_ctx=128, embedding=True)
     assert not llm.evicting
     assert len(llm.embed("once upon a time")) > 0
 

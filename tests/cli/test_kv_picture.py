@@ -31,7 +31,7 @@ class FakeLlama:
     scores: Sequence[float]
     pinned: int = 0
     evicting: bool = True
-    _n_layer: int = 2
+    n_layer: int = 2
 
     @property
     def n_tokens(self) -> int:

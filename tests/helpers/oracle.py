@@ -95,6 +95,24 @@ def clear_steps(
     return steps, befores[-1]
 
 
+def read(
+    reference: ReferenceLlama, tokens: Sequence[int] | IntArray, *, ubatch: int = 512
+) -> FloatArray:
+    """Let the reference read tokens as `Llama.eval` does: chunks end where the cache is full.
+
+    Returns:
+        [n_tokens, n_vocab] logits.
+    """
+    eviction = reference.eviction
+    assert eviction is not None
+    logits: list[FloatArray] = []
+    while len(tokens):
+        room = eviction.capacity - reference.n_rows or eviction.slack
+        logits.append(reference.eval(tokens[:room], ubatch=ubatch))
+        tokens = tokens[room:]
+    return np.concatenate(logits) if logits else reference.eval(tokens)
+
+
 def _copy(reference: ReferenceLlama) -> ReferenceLlama:
     """One that goes its own way, with the same weights."""
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
@@ -105,7 +123,7 @@ def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Ste
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
-    logits = reference.eval(tokens)
+    logits = read(reference, tokens)
     return Step(tokens.tolist(), reference.n_tokens, logits, rows_of(reference))
 
 

@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import pytest
 
-from oracle import assert_same_rows, rows_of
+from oracle import assert_same_rows, read, rows_of
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.llama import KV_TYPES, Llama
@@ -66,7 +66,7 @@ def compare_with_reference(
     tolerance = GPU_TOLERANCE if attention == "flash" or device == GPU else 1e-4
     for start in range(0, len(tokens), size):
         chunk = tokens[start : start + size].tolist()
-        expected = reference.eval(chunk)
+        expected = read(reference, chunk)
         llm.eval(chunk)
         np.testing.assert_allclose(llm.scores[start : llm.n_tokens], expected, atol=tolerance)
         assert_same_rows(llm.kv_rows, rows_of(reference), scores=10 * tolerance)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle import read
 from pyh2o import Llama
 from pyh2o.llama import KV_TYPES
 from pyh2o.policies import POLICIES, Policy, parse_policy
@@ -75,7 +76,7 @@ def test_a_chunk_of_many_half_lives_is_that_of_the_reference(
     tokens = rng.integers(0, N_VOCAB, 640)
     for chunk in (tokens[:500], tokens[500:503], tokens[503:]):
         llm.eval(chunk.tolist())
-        reference.eval(chunk, ubatch=llm.n_batch)
+        read(reference, chunk, ubatch=llm.n_batch)
         assert_finite(llm, reference, policy)
         assert_equal_rows(llm, reference, policy)
 
@@ -131,7 +132,7 @@ def test_scores_are_finite_whatever_the_settings(tiny: Path, rng: np.random.Gene
             size = int(rng.choice([1, 3, 30, 400]))
             chunk = rng.integers(0, N_VOCAB, size)
             llm.eval(chunk.tolist())
-            reference.eval(chunk, ubatch=llm.n_batch)
+            read(reference, chunk, ubatch=llm.n_batch)
             assert_finite(llm, reference, what)
             n_back = int(rng.integers(0, 3))
             if rng.integers(3) == 0 and llm.remove_tail(max(1, llm.n_tokens - n_back)):

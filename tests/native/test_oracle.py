@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oracle import assert_same_rows, assert_same_steps, clear_steps, rows_of, shared_rows
+from oracle import assert_same_rows, assert_same_steps, clear_steps, read, rows_of, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.reference import ReferenceLlama
@@ -90,7 +90,7 @@ def test_probabilities_that_are_computed_in_parts(
         flash_attn=True,
         attention="ops",
     )
-    reference.eval(tokens, ubatch=512)
+    read(reference, tokens)
     llm.eval(tokens)
 
     assert len(llm.kv_rows(0)[0][0]) == len(tokens)
@@ -159,7 +159,7 @@ def test_rounded_rows_stay_close_to_the_reference(
     errors: list[float] = []
     for _ in range(57):
         chunk = rng.integers(0, N_VOCAB, ubatch).tolist()
-        expected = reference.eval(chunk, ubatch=ubatch)
+        expected = read(reference, chunk, ubatch=ubatch)
         llm.eval(chunk)
         error = np.abs(llm.scores[llm.n_tokens - len(chunk) : llm.n_tokens] - expected)
         errors.append(error.mean())

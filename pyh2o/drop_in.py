@@ -1,0 +1,223 @@
+"""`llama_cpp.Llama` put right: hooks into its loading, checks before it, and what it gets wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp.llama_tokenizer import LlamaTokenizer
+
+from .arguments import StockLlama
+from .errors import ModelError, PyH2OError
+from .generation.grammar import GrammarGuard, GuardedSampler
+from .guard import Guard
+from .openai.chat import OpenAIChat, as_json_object
+from .system.devices import why_no_gpu
+from .system.threads import physical_cores
+from .text.detokenizer import PieceDetokenizer, detokenize
+
+Self = TypeVar("Self", bound="DropIn")
+
+
+class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
+    """The parent class with other defaults, errors that name the cure, and a hook into its set-up.
+
+    Args:
+        model_path: a GGUF file.
+        load_progress: called with 0 .. 1 while the model loads.
+        **kwargs: the parent's arguments.
+
+    Raises:
+        ModelError: the file is missing or llama.cpp cannot read it.
+
+    Attributes:
+        guard: to enter before native memory is touched.
+    """
+
+    # The parent sets these.
+    n_batch: int
+    n_tokens: int
+    input_ids: npt.NDArray[np.intc]
+    scores: npt.NDArray[np.single]
+
+    def __init__(
+        self, model_path: str, *, load_progress: Callable[[float], None] | None, **kwargs: Any
+    ) -> None:
+        self.guard = Guard()
+        self._load_progress = load_progress
+        self._load_error: BaseException | None = None
+        check_file(model_path)
+        for name in ("n_threads", "n_threads_batch"):
+            kwargs[name] = kwargs.get(name) or physical_cores()
+        if kwargs.get("n_gpu_layers") and (missing := why_no_gpu()):
+            warnings.warn(missing, RuntimeWarning, stacklevel=3)
+        try:
+            super().__init__(model_path, **kwargs)
+        except PyH2OError:
+            raise
+        except ValueError as error:
+            if self._load_error is not None:
+                raise self._load_error from None
+            raise ModelError(_load_failure(model_path, error)) from error
+
+    # ---------------------------------------------------------------------------------------------
+    # Set-up. The parent loads the model and creates the context in one go, with no hook in between.
+    # These attributes are what it sets at the right moments.
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def model_params(self) -> Any:
+        """The parameters the model is loaded with."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+        if self._load_progress is not None:
+            report = self._load_progress
+
+            def on_progress(fraction: float, _user_data: Any) -> bool:
+                try:
+                    report(fraction)
+                except BaseException as error:
+                    # No exception can pass through llama.cpp: stop the loading, and raise it after.
+                    self._load_error = error
+                return self._load_error is None
+
+            # ctypes does not keep the callback alive by itself
+            self._progress_callback = llama_cpp.llama_progress_callback(on_progress)
+            params.progress_callback = self._progress_callback
+
+    @property
+    def _model(self) -> Any:
+        self.guard.check()
+        return self._loaded_model
+
+    @_model.setter
+    def _model(self, model: Any) -> None:
+        self._loaded_model = model
+        self._model_loaded()
+
+    def _model_loaded(self) -> None:
+        """Called between loading the model and creating the context."""
+
+    @property
+    def _ctx(self) -> Any:
+        self.guard.check()
+        return self._context
+
+    @_ctx.setter
+    def _ctx(self, context: Any) -> None:
+        self._context = context
+
+    # ---------------------------------------------------------------------------------------------
+    # The end
+    # ---------------------------------------------------------------------------------------------
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and the cache.
+
+        Raises:
+            BusyError: another thread uses them.
+        """
+        # The parent closes again when the object goes, even if its set-up never began. A forked
+        # process leaves its copy to the system.
+        if hasattr(self, "_stack") and not self.guard.closed and not self.guard.forked:
+            with self.guard:
+                self.guard.close()
+                super().close()
+
+    # ---------------------------------------------------------------------------------------------
+    # What the parent gets wrong
+    # ---------------------------------------------------------------------------------------------
+
+    def _init_sampler(
+        self, *args: Any, grammar: Any = None, logits_processor: Any = None, **kwargs: Any
+    ) -> Any:
+        """The parent's; a grammar that cannot be read or followed is refused (`GrammarError`)."""
+        if grammar is None:
+            return super()._init_sampler(*args, logits_processor=logits_processor, **kwargs)
+        guard = GrammarGuard(self, grammar)
+        processors = [*(logits_processor or []), guard.mask]
+        sampler = super()._init_sampler(*args, logits_processor=processors, **kwargs)
+        return GuardedSampler(sampler, guard)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """The parent's."""
+        with self.guard:
+            return int(super().sample(*args, **kwargs))
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's."""
+        with self.guard:
+            return super().embed(*args, **kwargs)
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
+        if "response_format" in kwargs:
+            kwargs["response_format"] = as_json_object(kwargs["response_format"])
+        return StockLlama.create_chat_completion(self, *args, **kwargs)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
+        chat = OpenAIChat(self)
+        return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """The parent's."""
+        self.guard.check()  # the tokenizer has kept the model's address
+        tokens: list[int] = super().tokenize(text, add_bos, special)
+        return tokens
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The text of tokens; those of more than 32 bytes have one, too, unlike in the parent."""
+        if type(self.tokenizer_) is not LlamaTokenizer:
+            text: bytes = super().detokenize(tokens, prev_tokens, special)
+            return text
+        vocab, bos = self._model.vocab, self.token_bos()
+        parts = PieceDetokenizer(vocab, bos, starts_text=False, special=special)
+        return detokenize(parts, tokens)
+
+
+def check_file(model_path: str) -> None:
+    """Refuse what is no model file, before anything is loaded.
+
+    Raises:
+        ModelError: it is missing, or no GGUF file.
+    """
+    path = Path(model_path)
+    if not path.exists():
+        raise ModelError(f"there is no model file {model_path}: check the path")
+    if not path.is_file():
+        raise ModelError(f"{model_path} is not a file: give the path of a GGUF file")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{model_path} is not a GGUF file: convert the model to GGUF first")
+
+
+def _load_failure(model_path: str, error: ValueError) -> str:
+    if "context" in str(error):
+        return (
+            f"llama.cpp cannot create a context for {model_path}: too little memory, or a cache "
+            "type that does not fit the model's head size; verbose=True (--verbose) shows its log"
+        )
+    return (
+        f"llama.cpp cannot load {model_path}: the file is damaged or of an unknown architecture; "
+        "verbose=True (--verbose) shows its log"
+    )

@@ -1,0 +1,253 @@
+"""`llama_cpp.Llama` with a KV cache of fixed size: how large it is, what it holds, what stays."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+
+from .arguments import stretches_positions
+from .cache.eviction import Eviction, FullCache, TextCache, mib
+from .cache.kv_cache import FloatArray, IntArray, KVCache, check_model
+from .cache.rows import HeavyHitter, heavy_hitters
+from .cache.settings import Budget, EvictionSettings
+from .cache.statistics import KVStatistics
+from .drop_in import DropIn
+from .errors import PyH2OError, SettingsError
+from .system.devices import has_own_kernels, why_no_gpu
+
+_QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
+
+# What a context without a model's weights has, as in the parent.
+VOCABULARY_CONTEXT = 512
+
+
+class EvictingLlama(DropIn):
+    """The parent class with a cache that evicts, or with its full cache in the place of that.
+
+    Args:
+        model_path: a GGUF file.
+        settings: what to keep.
+        evict: False for the full cache.
+        n_ctx: the window, in tokens; 0 for the model's trained context.
+        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill.
+        **kwargs: as for `DropIn`.
+
+    Raises:
+        PyH2OError: as `Llama` says.
+
+    Attributes:
+        evicting: whether rows are evicted.
+        position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
+        n_layer: layers of the model.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        settings: EvictionSettings,
+        evict: bool,
+        n_ctx: int,
+        on_exact_prefill: Callable[[int, int], None] | None,
+        **kwargs: Any,
+    ) -> None:
+        self.evicting = evict
+        self._settings = settings
+        self._on_exact_prefill = on_exact_prefill
+        self._window = n_ctx
+        self._budget: Budget | None = None
+        self._stretches_rope = stretches_positions(kwargs)
+        if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
+            # llama.cpp keeps a quantised V only in the layout of flash attention.
+            kwargs["flash_attn"] = True
+        elif evict and settings.attention != "ops":
+            # So does our own attention.
+            on_cpu = not kwargs.get("n_gpu_layers") or why_no_gpu() is not None
+            if on_cpu or has_own_kernels():
+                kwargs.setdefault("flash_attn", True)
+        # The parent sizes its batches by n_ctx; the real size of the cache is set once the model
+        # is known, in _model_loaded.
+        n_ctx_parent = max(1, kwargs.get("n_batch", 512)) if evict else n_ctx
+        if kwargs.get("vocab_only"):
+            n_ctx_parent = n_ctx or VOCABULARY_CONTEXT
+        super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
+        self.n_layer = int(llama_cpp.llama_model_n_layer(self.model))
+        self._cache = self._open_cache(KVCache(_address(self.ctx)))
+        self.position_limit = self._cache.position_limit
+
+    def _model_loaded(self) -> None:
+        """Between loading the model and creating the context: so many cells, and no more."""
+        if not self.evicting:
+            return
+        model = self._loaded_model
+        check_model(_address(model.model))
+        trained = model.n_ctx_train()
+        self._window = self._window or trained
+        n_pos = trained
+        if self._stretches_rope and self._window > trained:
+            if llama_cpp.llama_model_rope_type(model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
+                raise SettingsError(
+                    f"this model has no rotary positions to scale: leave the rope settings out, or "
+                    f"lower n_ctx (--ctx) to the {trained} tokens it was trained on"
+                )
+            n_pos = self._window
+        budget = self._budget = self._settings.resolve(self._window, n_pos)
+        # llama.cpp aborts on a batch that is larger than its cache
+        self.n_batch = min(self.n_batch, budget.cells)
+        # no more tokens than fit the slack are computed at once: reserve no memory for more, and
+        # leave no small rest of each batch
+        n_ubatch = min(self.context_params.n_ubatch, budget.slack)
+        if self.n_batch > n_ubatch:
+            self.n_batch -= self.n_batch % n_ubatch
+        self.context_params.n_ctx = budget.cells
+        self.context_params.n_batch = self.n_batch
+        self.context_params.n_ubatch = n_ubatch
+
+    def _open_cache(self, kv: KVCache) -> TextCache:
+        """Eviction, or the full cache in its place."""
+        if self._budget is None:
+            self._window = super().n_ctx()
+            return FullCache(kv, self._settings, self._window)
+        try:
+            return Eviction(kv, self._budget, self._say_exact_prefill)
+        except PyH2OError:
+            self.close()
+            raise
+
+    def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
+        if self._on_exact_prefill is not None:
+            self._on_exact_prefill(n_tokens, n_bytes)
+        elif self.verbose:
+            print(
+                f"pyh2o: an exact prefill of {n_tokens} tokens takes {mib(n_bytes)} MiB until then",
+                file=sys.stderr,
+            )
+
+    @property
+    def settings(self) -> EvictionSettings:
+        """What was asked for."""
+        return self._settings
+
+    @property
+    def budget(self) -> Budget | None:
+        """The settings and what they come to for the window; None for the full cache."""
+        return self._budget
+
+    def n_ctx(self) -> int:
+        """The window, in tokens: the context that was asked for."""
+        return self._window or int(super().n_ctx())
+
+    # ---------------------------------------------------------------------------------------------
+    # What the cache holds
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of GPUs that weights, caches and work space take."""
+        with self.guard:
+            return self._cache.device_bytes()
+
+    @property
+    def kv(self) -> KVStatistics:
+        """What the KV cache holds now and what it costs."""
+        with self.guard:
+            return self._cache.statistics(self.n_tokens)
+
+    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """Token positions and scores of the rows that one layer holds, in the order of the text.
+
+        Args:
+            layer: from 0.
+
+        Returns:
+            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
+            score is the attention collected so far (sum over queries, mean over the query heads of
+            the KV group), less what the policy has forgotten of it. For a policy that does not look
+            at that it is what the policy gave the row at the last compaction, and 0 for a row that
+            is newer or did not compete.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+        """
+        with self.guard:
+            return self._cache.rows(layer)
+
+    def heavy_hitters(
+        self, n: int = 20, *, layer: int | None = None, head: int | None = None
+    ) -> list[HeavyHitter]:
+        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
+
+        Args:
+            n: how many.
+            layer: only this layer; None for all.
+            head: only this KV head; None for all.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+            IndexError: no such KV head.
+        """
+        return heavy_hitters(self, n, layer=layer, head=head)
+
+    def room_in_batch(self) -> int:
+        """Tokens that can be evaluated at once without a compaction."""
+        with self.guard:
+            return self._cache.room(self.n_batch)
+
+    # ---------------------------------------------------------------------------------------------
+    # What stays
+    # ---------------------------------------------------------------------------------------------
+
+    def pin(self, n_tokens: int) -> None:
+        """Never evict the first tokens of this text, from now on until it is cleared.
+
+        They take the places of heavy rows; the budget stays the same. Without eviction this does
+        nothing.
+
+        Raises:
+            SettingsError: there are not so many pinned and heavy rows.
+        """
+        with self.guard:
+            self._cache.pin(n_tokens)
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Never evict these tokens either, from now on until the text is cleared.
+
+        They take the places of heavy rows. They may be tokens to come; rows that are evicted
+        already do not come back. Without eviction this does nothing.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart. They take the
+                place of spans given before.
+
+        Raises:
+            SettingsError: they are out of order, or more than the pinned and heavy rows.
+        """
+        with self.guard:
+            self._cache.pin_spans(spans)
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        The share is that of the part's tokens; within a part the best scores stay. A part that has
+        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
+        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
+        together with pinned tokens, which the authors' code does not. The scores themselves stay
+        what they are: attention across the parts counts. Without eviction this does nothing.
+
+        Args:
+            starts: positions above 0 where the text is cut, ascending; none for one part.
+
+        Raises:
+            SettingsError: they are out of order.
+        """
+        with self.guard:
+            self._cache.share_fairly(starts)
+
+
+def _address(pointer: Any) -> int:
+    """The address in a ctypes pointer or integer."""
+    return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
