@@ -186,3 +186,5 @@ class CachedText:
             yield from writer.write(self.unread)
         finally:
             self.evaluated += self.llm.n_tokens - n_before
+            if self.is_growing():
+                self.n_known = max(self.n_known, self.llm.n_tokens)

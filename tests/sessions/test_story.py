@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.errors import ContextLimitError, SessionError, SettingsError, StateError
+from pyh2o.errors import ContextLimitError, PyH2OError, SessionError, SettingsError, StateError
 from pyh2o.generation.repetition import MANY_LOOPS, MANY_LOOPS_TOKENS, STRICT_TOKENS, Loop
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import story
@@ -189,13 +189,31 @@ def test_writing_again_goes_on(llm: Llama, rng: np.random.Generator) -> None:
 def test_a_model_used_for_something_else_reads_the_story_again(full: Llama) -> None:
     sampling = Sampling(temperature=0, repeat_penalty=1.1)
     expected = whole(full, 100, sampling=sampling)
-    tale = Story(full, PROMPT, sampling=sampling)
-    text = "".join(tale.write(60))
-    n_prompt = tale.n_read
+    told: list[int] = []
+    tale = Story(full, PROMPT, sampling=sampling, on_recompute=told.append)
+    text = "".join(tale.write(30)) + "".join(tale.write(30))
+    n_prompt, n_evaluated = tale.n_read, full.n_tokens
+    assert told == []
     full.create_completion("The end of the world", max_tokens=30)
     text += "".join(tale.write(40))
+    assert told == [n_evaluated]
     assert tale.n_read == n_prompt + len(expected.tokens) - 40
     assert result(tale, text) == expected
+
+
+def test_using_the_model_amid_a_story_is_noticed(llm: Llama) -> None:
+    tale = Story(llm, PROMPT)
+    writing = tale.write(20)
+    text = "".join(next(writing) for _ in range(10))
+    written = list(tale.tokens)
+    llm.reset()
+    llm.eval([1, 2, 3])
+    with pytest.raises(PyH2OError, match="used for another text"):
+        next(writing)
+    assert tale.tokens == written
+    text += "".join(tale.write(10))
+    assert (tale.text(), tale.written) == (text, 20)
+    assert llm.input_ids[: len(written)].tolist() == written
 
 
 def test_text_of_random_bytes_is_not_lost(
