@@ -13,6 +13,7 @@ from pyh2o.cache.settings import EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 
+from .errors import InputError
 from .options import KVType, RunOptions
 
 
@@ -47,6 +48,31 @@ def options_of_header(
     if found := _find(model):
         saved["model"] = found
     return replace(options, **{name: saved[name] for name in saved if name not in given})
+
+
+def refuse_what_is_fixed(given: Collection[str], header: Mapping[str, Any], changes: str) -> None:
+    """Refuse options that a session would pass over; others are compared when it is loaded.
+
+    Args:
+        given: names of the options that the user typed.
+        header: of the session file.
+        changes: what can be given, for a person.
+
+    Raises:
+        InputError: one of them is fixed.
+    """
+    settings, places = header.get("settings"), header.get("places")
+    passed_over: dict[str, str] = {}
+    if isinstance(settings, dict) and settings.get("evict") is False:
+        passed_over = dict.fromkeys(saved_names(), "with --no-evict")
+    if isinstance(places, dict) and places.get("fair_turns") is False:
+        passed_over["fair_turns"] = "without it"
+    for name in sorted(passed_over.keys() & given):
+        option = f"--{name.replace('_', '-')}"
+        raise InputError(
+            f"{option} cannot be given to a session that was made {passed_over[name]}: model and "
+            f"cache stay what they were, {changes} can be changed; start a new session for {option}"
+        )
 
 
 def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any]:

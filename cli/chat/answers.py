@@ -8,16 +8,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyh2o.cache.statistics import KVStatistics
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_STOP
 
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
-
-INTERRUPTED = "interrupted"
-STOPPED = "stop"
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Answers:
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
         return Answer(
-            finish=turn.finish if turn else INTERRUPTED if interrupted else STOPPED,
+            finish=turn.finish if turn else FINISH_INTERRUPTED if interrupted else FINISH_STOP,
             kept=kept,
             read=self._read or bool(times),  # no call is made for a prompt of one token
             read_seconds=(times[0] if times else time.monotonic()) - began,
@@ -116,17 +113,3 @@ class Answers:
                 raise
             return times, True
         return times, False
-
-
-def why_ended(finish: str, kv: KVStatistics) -> str:
-    """A finish reason for a person; `kv` is the cache at the end."""
-    if finish == STOPPED:
-        return "the model ended its text"
-    if finish == INTERRUPTED:
-        return "stopped by Ctrl-C"
-    if finish == "trained_context":
-        return f"all {kv.position_limit:,} positions the model was trained for are used up"
-    # The token written last has no position yet.
-    if not kv.evicting and kv.position + 1 >= kv.window:
-        return f"the window of {kv.window:,} tokens is full, and --no-evict drops nothing"
-    return "the number of tokens asked for is reached"

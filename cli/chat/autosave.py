@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
 
-from ..errors import one_line
+from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
 from .saved import ChatLock, SavedChat, new_chat
 
@@ -32,7 +32,7 @@ class Autosave:
         self.enabled = enabled
         self._chat = chat
         self._lock = ChatLock(chat) if enabled and chat else None
-        self._warning = ""
+        self._failure = ""  # of the last save
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
 
@@ -48,17 +48,8 @@ class Autosave:
         before `settle` has been called.
         """
         self.settle()
-        if not self.enabled or not (conversation.turns or self._is_saved()):
-            return
-        try:
-            if self._chat is None:
-                chat = new_chat()
-                self._lock = ChatLock(chat)
-                self._chat = chat
-        except PyH2OError as error:
-            self._warn(error)
-        else:
-            self._saving = self._worker.submit(conversation.save, self._chat.path)
+        if self.enabled and (conversation.turns or self._is_saved()):
+            self._begin(conversation)
 
     def settle(self) -> bool:
         """Wait until all is saved; a failure is said once, in one line.
@@ -66,16 +57,46 @@ class Autosave:
         Returns:
             Whether the last save succeeded.
         """
+        said = self._failure
+        self._wait()
+        if self._failure and self._failure != said:
+            terminal.say(f"warning: {self._failure}", style="yellow")
+        return not self._failure
+
+    def save_now(self, conversation: Conversation) -> None:
+        """Save a conversation, and wait for it.
+
+        Raises:
+            InputError: that failed; the message says why.
+        """
+        self.settle()
+        self._begin(conversation)
+        self._wait()
+        if self._failure:
+            raise InputError(f"{self._failure}; /save FILE saves a copy elsewhere")
+
+    def _begin(self, conversation: Conversation) -> None:
+        try:
+            if self._chat is None:
+                chat = new_chat()
+                self._lock = ChatLock(chat)
+                self._chat = chat
+        except PyH2OError as error:
+            self._saving = Future()
+            self._saving.set_exception(error)
+        else:
+            self._saving = self._worker.submit(conversation.save, self._chat.path)
+
+    def _wait(self) -> None:
         while self._saving is not None:
             try:
                 # Ctrl-C has to wait: the cache must not go away while it is read.
                 with suppress(KeyboardInterrupt):
                     self._saving.result()
-                    self._saving, self._warning = None, ""
+                    self._saving, self._failure = None, ""
             except (PyH2OError, OSError, MemoryError) as error:
                 self._saving = None
-                self._warn(error)
-        return not self._warning
+                self._failure = f"this chat is not saved: {one_line(error)}"
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -85,19 +106,13 @@ class Autosave:
         finally:
             self.settle()
 
-    def _warn(self, error: Exception) -> None:
-        warning = f"warning: this chat is not saved: {one_line(error)}"
-        if warning != self._warning:
-            terminal.say(warning, style="yellow")
-        self._warning = warning
-
     def describe(self, conversation: Conversation) -> str:
         """Where the conversation is saved, for a person."""
         if not self.enabled:
             return "no: /save FILE saves a copy"
         if self._chat is None:
             return "with the first answer"
-        return f"{self._warning or self._chat.path}"
+        return f"{self._failure or self._chat.path}"
 
     def move(self) -> None:
         """Save in a new place from now on, and leave what is saved as it is."""

@@ -12,7 +12,7 @@ import typer
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
 from ..options import CACHE, RunOptions, takes_run_options
-from ..session_options import options_of_header, sampling_given, typed_options
+from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
 from .answers import Answers
@@ -65,7 +65,8 @@ def chat(
     session: Annotated[
         str | None,
         typer.Option(
-            help="Go on with the conversation of this name, or begin it.",
+            help="Go on with the conversation of this name, or begin it. One that is saved keeps "
+            "its model and its cache; the system prompt and the sampling can be changed.",
             show_default="a new one, named by the time",
             rich_help_panel=SAVING,
         ),
@@ -98,7 +99,9 @@ def chat(
         with closing(Autosave(saving, opened)) as autosave:
             saved = opened.path if opened is not None and opened.path.exists() else None
             if saved is not None:
-                options = options_of_header(options, given, _header(saved))
+                header = _header(saved)
+                refuse_what_is_fixed(given, header, "system prompt and sampling")
+                options = options_of_header(options, given, header)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (
@@ -120,7 +123,8 @@ def chat(
                     talk.adapt(sampling_given(options, given), system)
                 talk.greet()
                 talk.run()
-        if talk.refused and not source.interactive:
+            is_saved = autosave.settle()
+        if not is_saved or (talk.refused and not source.interactive):
             raise typer.Exit(EXIT_ERROR)
 
 

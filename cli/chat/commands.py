@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
@@ -16,6 +13,7 @@ from pyh2o.errors import SettingsError
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal
 from ..terminal.wording import count, shortened
+from .file_arguments import file_and_rest, text_of, whole_file
 from .kv_picture import kv_picture
 
 if TYPE_CHECKING:
@@ -106,10 +104,7 @@ def _quit(chat: Chat, _argument: str) -> None:
 
 
 def _clear(chat: Chat, _argument: str) -> None:
-    turns = len(chat.conversation.turns)
-    chat.change(chat.conversation.clear)
-    stays = "; the system prompt stays" if chat.conversation.system else ""
-    terminal.say(f"forgotten: {count(turns, 'turn')}{stays}")
+    chat.clear()
 
 
 def _regen(chat: Chat, _argument: str) -> None:
@@ -150,8 +145,8 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _read(chat: Chat, argument: str) -> None:
-    file, question = _file_and_rest(argument)
-    text = _text_of(file)
+    file, question = file_and_rest(argument)
+    text = text_of(file)
     chat.send(f"{text}\n\n{question}" if question else text)
 
 
@@ -161,19 +156,20 @@ def _multi(chat: Chat, argument: str) -> None:
 
 def _save(chat: Chat, argument: str) -> None:
     if argument:
-        path = _whole_file(argument)
+        path = whole_file(argument)
         chat.save_copy(path)
         terminal.say(f"saved in {path}: /load goes on from here")
     elif not chat.autosave.enabled:
         raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
     elif not chat.conversation.turns:
         raise InputError("there is nothing to save yet")
-    elif chat.save():
+    else:
+        chat.autosave.save_now(chat.conversation)
         terminal.say(f"saved as {chat.autosave.name}")
 
 
 def _load(chat: Chat, argument: str) -> None:
-    chat.load(_whole_file(argument))
+    chat.load(whole_file(argument))
 
 
 def _stats(chat: Chat, _argument: str) -> None:
@@ -225,8 +221,9 @@ def _setting(given: str, names: list[str]) -> str:
     ]
     if len(matches) == 1:
         return matches[0]
-    near = matches or get_close_matches(wanted, names, n=1) or names
-    raise InputError(f"there is no setting {given}: did you mean {' or '.join(near)}?")
+    near = matches or [name for name in names if wanted in name] or get_close_matches(wanted, names)
+    hint = f"did you mean {' or '.join(near)}?" if near else "/set shows them all"
+    raise InputError(f"there is no setting {given}: {hint}")
 
 
 def _need_turn(chat: Chat) -> None:
@@ -234,61 +231,16 @@ def _need_turn(chat: Chat) -> None:
         raise InputError("there is no message yet: type one")
 
 
-def _whole_file(argument: str) -> Path:
-    file, rest = _file_and_rest(argument)
-    if rest:
-        raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
-    return file
-
-
-def _file_and_rest(argument: str) -> tuple[Path, str]:
-    """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
-    if _is_file(argument):
-        return _path(argument), ""
-    text = StringIO(argument)
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    try:
-        name = lexer.get_token() or ""
-    except ValueError:
-        raise InputError(f"a quote in {argument!r} is not closed") from None
-    return _path(name), text.read().strip()
-
-
-def _path(name: str) -> Path:
-    try:
-        if "\0" in name:
-            raise ValueError
-        return Path(name).expanduser()
-    except (ValueError, RuntimeError):  # ~ and no such user
-        raise InputError(f"{name!r} cannot be the name of a file") from None
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return _path(name).is_file()
-    except (InputError, OSError):  # too long for a name, such as a whole question
-        return False
-
-
-def _text_of(file: Path) -> str:
-    try:
-        # utf-8-sig also takes the mark that some editors put at the start of a file.
-        text = file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
-    except ValueError:
-        raise InputError(f"{file} is not UTF-8 text: save it as UTF-8") from None
-    if not text.strip():
-        raise InputError(f"{file} is empty: nothing was sent")
-    return text.replace("\r\n", "\n").removesuffix("\n")
-
-
 _ALL = [
     Command("/help", "[COMMAND]", "this list, or more about one command", _help),
     Command("/quit", "", "leave", _quit, "So do Ctrl-D, /exit and /bye."),
-    Command("/clear", "", "forget all messages; the system prompt stays", _clear),
+    Command(
+        "/clear",
+        "",
+        "begin a new conversation under the same system prompt",
+        _clear,
+        "The one so far stays saved under its name; one that is not saved is forgotten.",
+    ),
     Command(
         "/regen",
         "",

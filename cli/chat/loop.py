@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
+from ..endings import why_ended
 from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal
 from ..terminal.wording import count
-from .answers import INTERRUPTED, STOPPED, Answer, Answers, why_ended
+from .answers import Answer, Answers
 from .autosave import Autosave
 from .commands import run_command
 from .input import PROMPT, QUOTE, Dropped, Source
@@ -71,8 +74,14 @@ class Chat:
                 self.left = True
             except Dropped:
                 terminal.say("/quit or Ctrl-D leaves")
-        if self.source.interactive and self.autosave.name and self.conversation.turns:
+        if self.source.interactive and self.autosave.enabled and self.conversation.turns:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        if self.autosave.settle():
             terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
+        else:
+            terminal.say(self.autosave.describe(self.conversation), style="yellow")
 
     def _take(self, line: str) -> None:
         self.autosave.settle()
@@ -122,33 +131,28 @@ class Chat:
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
         self.autosave.save(self.conversation)
-        if answer.finish == INTERRUPTED and not self.source.interactive:
+        if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
 
     def _say_end(self, answer: Answer, otherwise: str) -> None:
         """Say why an answer ended, unless the model ended it, or what there is without one."""
-        if answer.finish == INTERRUPTED:
+        if answer.finish == FINISH_INTERRUPTED:
             what = "what was said so far stays" if answer.kept else otherwise
             terminal.say(f"stopped by Ctrl-C: {what}")
         elif not answer.kept:
             terminal.say(f"the model had nothing to say: {otherwise}")
-        elif answer.finish == "length" and answer.written >= self.max_tokens:
+        elif answer.finish == FINISH_LENGTH and answer.written >= self.max_tokens:
             terminal.say(
                 f"the answer was cut at {count(self.max_tokens, 'token')}: ask it to go on, or "
                 "give a larger --max-tokens",
                 style="yellow",
             )
-        elif answer.finish != STOPPED:
+        elif answer.finish != FINISH_STOP:
             why = why_ended(answer.finish, self.conversation.llm.kv)
             terminal.say(
                 f"the answer ends here: {why}; all text is kept, but start a new chat to go on",
                 style="yellow",
             )
-
-    def save(self) -> bool:
-        """Save the conversation, and wait for it; whether that succeeded."""
-        self.autosave.save(self.conversation)
-        return self.autosave.settle()
 
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation, and save it."""
@@ -156,6 +160,33 @@ class Chat:
         with self._answers.undisturbed():
             action()
         self.autosave.save(self.conversation)
+
+    def clear(self) -> None:
+        """Begin a new conversation; the one so far stays where it is saved.
+
+        Raises:
+            InputError: it is to be saved, and cannot be.
+        """
+        turns = len(self.conversation.turns)
+        left = self._make_sure_it_is_saved()
+        with self._answers.undisturbed():
+            self.conversation.clear()
+        if left:
+            self.autosave.move()
+        stays = "; the system prompt stays" if self.conversation.system else ""
+        what = (
+            f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` goes on "
+            "with the one so far"
+        )
+        terminal.say((what if left else f"forgotten: {count(turns, 'turn')}") + stays)
+
+    def _make_sure_it_is_saved(self) -> str:
+        """The name that the conversation is saved under, or "" if it is not to be saved."""
+        if not self.autosave.enabled or not self.conversation.turns:
+            return ""
+        if not self.autosave.settle():
+            self.autosave.save_now(self.conversation)
+        return self.autosave.name
 
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt, and say what that costs."""
@@ -180,12 +211,14 @@ class Chat:
         """Go on with a saved conversation; this one stays where it is saved.
 
         Raises:
+            InputError: this conversation is to be saved, and cannot be.
             SessionError: there is no such file, or it does not fit; nothing is changed then.
         """
         now = self.conversation
+        left = self._make_sure_it_is_saved()
         with self._answers.undisturbed():
             loaded = now.load(path, now.llm, on_recompute=say_recompute)
-        if self.conversation.turns:
+        if left:
             self.autosave.move()
         self.conversation = loaded
         self.say_last_exchange()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -15,18 +14,20 @@ import typer
 from .. import loading
 from ..errors import InputError, reported_errors
 from ..options import RunOptions, takes_run_options
-from ..session_options import options_of_header, sampling_given, typed_options
+from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
+from .new_story_file import NewStoryFile
 from .plan import Plan
-from .story_file import NewStory, ResumedStory, StoryFile
+from .prompt import checked_prompt, read_prompt
+from .resumed_story_file import ResumedStoryFile
+from .story_file import StoryFile
 from .story_run import StoryRun, end_of
 
 if TYPE_CHECKING:
     from pyh2o.sessions.story import Story
 
-STDIN = Path("-")
 STORY_FILE = "Story file"
 # Options that change how fast a story is written: no checkpoint has them.
 SPEED_OPTIONS = ("gpu_layers", "threads", "threads_batch")
@@ -130,17 +131,19 @@ def generate(
     Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there;
     --resume goes on with what is in a file.
     """
+    given = typed_options(context)
     _check_usage(prompt, prompt_file, output, force=force, resume=resume)
+    if resume and "echo" in given:
+        raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
     with reported_errors():
-        text = None if prompt is None else _checked(prompt)
+        text = None if prompt is None else checked_prompt(prompt)
         if prompt_file is not None:
             text = read_prompt(prompt_file)
         task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
-        given = typed_options(context)
         if resume:
-            go_on(options, given, task, ResumedStory(cast(Path, output)))
+            go_on(options, given, task, ResumedStoryFile(cast(Path, output)))
         else:
-            file = None if output is None else NewStory(output, replace=force)
+            file = None if output is None else NewStoryFile(output, replace=force)
             if (
                 file
                 and not echo
@@ -171,41 +174,8 @@ def _check_usage(
         raise typer.BadParameter("give either --resume or --force")
 
 
-def read_prompt(file: Path) -> str:
-    """The text of a prompt file, without its last line break, which editors add.
-
-    Raises:
-        InputError: a file that is not there, cannot be read, is not UTF-8 or is empty.
-    """
-    name = "standard input" if file == STDIN else str(file)
-    try:
-        data = sys.stdin.buffer.read() if file == STDIN else file.expanduser().read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"there is no prompt file {name}") from None
-    except IsADirectoryError:
-        raise InputError(f"{name} is a folder: give --prompt-file a text file") from None
-    try:
-        # utf-8-sig also takes the mark that some editors put at the start of a file.
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8"
-        ) from None
-    return _checked(text.replace("\r\n", "\n").removesuffix("\n"))
-
-
-def _checked(prompt: str) -> str:
-    if not prompt:
-        raise InputError("the prompt is empty: give the model at least one word to go on with")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError("the prompt is not UTF-8 text") from None
-    return prompt
-
-
 def begin(
-    options: RunOptions, given: set[str], task: Task, file: NewStory | None, *, echo: bool
+    options: RunOptions, given: set[str], task: Task, file: NewStoryFile | None, *, echo: bool
 ) -> None:
     """Load the model and write a new story; `given` are the options that were typed.
 
@@ -231,7 +201,7 @@ def begin(
         run.write(story, file, Plan().changed(task.max_tokens, task.checkpoint_every))
 
 
-def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) -> None:
+def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFile) -> None:
     """Load the model and go on with a story; `given` are the options that were typed.
 
     Raises:
@@ -243,7 +213,9 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStory) 
     from pyh2o.sessions.story import KIND, Story
 
     session = read_session(file.checkpoint, KIND)
-    options = options_of_header(options, given, asdict(StoryHeader.of(session)))
+    header = asdict(StoryHeader.of(session))
+    refuse_what_is_fixed(given, header, "length and ends")
+    options = options_of_header(options, given, header)
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
         story = Story.resume(
@@ -285,7 +257,7 @@ def how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[
     return shlex.join(words)
 
 
-def _read_edited(story: Story, file: ResumedStory) -> None:
+def _read_edited(story: Story, file: ResumedStoryFile) -> None:
     """Take over what somebody has made of the text since it was written."""
     edited = file.expect(story.text(), end_of(story))
     if edited is not None:

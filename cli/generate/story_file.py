@@ -6,11 +6,9 @@ checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
-import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -22,7 +20,7 @@ RECORDS = ".jsonl"
 
 
 class StoryFile:
-    """A context manager around the file of `--output`; `NewStory` and `ResumedStory` open it.
+    """A context manager around the file of `--output`, as a new story or a resumed one opens it.
 
     Attributes:
         name: the file as it was given.
@@ -161,225 +159,11 @@ class StoryFile:
         )
 
 
-class NewStory(StoryFile):
-    """The file of a new story.
-
-    A file that is to be replaced is moved aside first, with its checkpoint and its records. It
-    comes back if nothing was written, is removed once the new text is complete, and stays if the
-    new text was cut short.
-    """
-
-    def __init__(self, path: Path, replace: bool) -> None:
-        """Check the place before a model is loaded for it.
-
-        Raises:
-            InputError: the file cannot be written, or exists and is not to be replaced.
-        """
-        super().__init__(path)
-        self._replace = replace
-        self._earlier: Path | None = None
-        self._complete = False
-        if not replace and not self.special:
-            for suffix in ("", CHECKPOINT, RECORDS):
-                if beside(self.path, suffix).exists() and not (suffix == "" and self._is_empty()):
-                    raise self._exists(suffix)
-
-    def _exists(self, suffix: str) -> InputError:
-        resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
-        return InputError(
-            f"{beside(self.name, suffix)} exists: {resume}give another --output, or replace it "
-            "with --force"
-        )
-
-    def _open(self) -> BinaryIO:
-        if self.special:
-            return self.path.open("wb")
-        if self._replace:
-            self._move_aside()
-        try:
-            file = self._create()
-        except OSError:
-            self._bring_back()
-            raise
-        self._lock(file)
-        if self.aside is not None:
-            shutil.copymode(self.aside, self.path)
-        return file
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        if not self.written and not self.special:
-            self.path.unlink(missing_ok=True)
-            self.checkpoint.unlink(missing_ok=True)
-            self._bring_back()
-        elif self._complete and self._earlier is not None:
-            for suffix in ("", CHECKPOINT, RECORDS):
-                beside(self._earlier, suffix).unlink(missing_ok=True)
-            self.aside = None
-
-    def complete(self) -> None:
-        """The text is whole: the earlier file is no longer needed."""
-        self._complete = True
-
-    def _create(self) -> BinaryIO:
-        """The new file, or an empty one that is there, such as a run that was killed leaves."""
-        try:
-            return self.path.open("xb")
-        except FileExistsError:
-            file = self.path.open("r+b")
-        if file.seek(0, os.SEEK_END):  # another program has made it since the check
-            file.close()
-            raise self._exists("")
-        return file
-
-    def _is_empty(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size == 0
-
-    def _move_aside(self) -> None:
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                self._lock(file)
-            self.aside = _new_name(self.path)
-        self._earlier = self.aside or _new_name(self.path)
-        _move(self.path, self._earlier)
-
-    def _bring_back(self) -> None:
-        if self._earlier is not None:
-            _move(self._earlier, self.path)
-        self.aside = None
-
-
-class ResumedStory(StoryFile):
-    """The file of a story that is gone on with.
-
-    Text that came after the checkpoint comes again. The file keeps it until then, and if something
-    else comes, it is kept beside the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Check the place before a model is loaded for it.
-
-        Raises:
-            InputError: the file cannot be written, is no file, or has no checkpoint.
-        """
-        super().__init__(path)
-        if self.special:
-            raise InputError(f"{self.name} is not a file: only a story in a file can be resumed")
-        if not self.checkpoint.exists():
-            cure = "start without --resume"
-            if self.path.exists():
-                cure = f"go on after its text with --prompt-file {self.name} and another --output"
-            raise InputError(f"there is no checkpoint {beside(self.name, CHECKPOINT)}: {cure}")
-        self._text = b""
-        self._end: bytes | None = None
-        self._rest = b""
-
-    def expect(self, text: str, end: str | None) -> str | None:
-        """Compare the file, before it is opened, with what the checkpoint knows of it.
-
-        Args:
-            text: that it begins with; it gets back what is missing of that.
-            end: what comes after that; None if anything may, because the story was cut off.
-
-        Returns:
-            What somebody has made of the text, or None if it is the same.
-
-        Raises:
-            InputError: it was made something that is no text.
-        """
-        self._text = text.encode()
-        self._end = None if end is None else end.encode()
-        self.written = bool(text)
-        content = self.path.read_bytes() if self.path.exists() else b""
-        if self._is_known(content):
-            return None
-        # An editor ends its files with a line break.
-        self._text = content.removesuffix(b"\n")
-        self._end = content[len(self._text) :]
-        self.written = True
-        if self._text == text.encode():
-            return None
-        try:
-            return self._text.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{self.name} was edited, and is not UTF-8 text (byte {error.start}): save it as "
-                "UTF-8"
-            ) from None
-
-    def _is_known(self, content: bytes) -> bool:
-        """Whether the file has the text that is expected, or none at all, which then comes back."""
-        rest = content.removeprefix(self._text)
-        begins = content.startswith(self._text)
-        return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
-
-    def _open(self) -> BinaryIO:
-        file = self.path.open("r+b" if self.path.exists() else "x+b")
-        self._lock(file)
-        try:
-            content = file.read()
-            if not self._is_known(content):
-                raise InputError(f"{self.name} was changed just now: give the command again")
-            if content.strip():
-                file.seek(len(self._text))
-                self._rest = content[len(self._text) :]
-            else:
-                file.truncate(0)
-                file.seek(0)
-                file.write(self._text)
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def write(self, text: str) -> None:
-        """Write text over the same text of the run before, or behind it."""
-        data = text.encode()
-        if self._end is not None or not (
-            self._rest.startswith(data) or data.startswith(self._rest)
-        ):
-            self.settle()
-        self._rest = self._rest[len(data) :]
-        super().write(text)
-
-    def settle(self) -> None:
-        """Take away what comes after this place, and keep it aside unless it was the known end."""
-        assert self._file is not None
-        if self._rest.strip() and self._end is None:
-            self.aside = _new_name(self.path)
-            with self.aside.open("xb") as file:
-                file.write(self._rest)
-                file.flush()
-                os.fsync(file.fileno())
-        if self._rest:
-            self._file.truncate()
-        self._rest, self._end = b"", None
-
-    def kept(self) -> str:
-        """For a person: what is kept in `aside`."""
-        return (
-            f"what {self.path.name} had after the checkpoint, and did not come again, is kept as "
-            f"{self.aside}"
-        )
-
-
 def beside(path: Path, suffix: str) -> Path:
     """The file of that name with the suffix added."""
     return path.with_name(path.name + suffix)
 
 
-def _new_name(path: Path) -> Path:
+def new_name(path: Path) -> Path:
     """A name beside the file that no other file has."""
     return beside(path, f".{secrets.token_hex(4)}.old")
-
-
-def _move(source: Path, target: Path) -> None:
-    """Rename a story, its checkpoint and its records, as many of them as there are."""
-    for suffix in ("", CHECKPOINT, RECORDS):
-        with contextlib.suppress(FileNotFoundError):
-            beside(source, suffix).rename(beside(target, suffix))

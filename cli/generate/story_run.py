@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..chat.answers import INTERRUPTED, why_ended
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_UNTIL
+
+from ..endings import why_ended
 from ..errors import EXIT_INTERRUPTED
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
     from pyh2o.cache.statistics import KVStatistics
     from pyh2o.generation.repetition import Loop
     from pyh2o.sessions.story import Story
-
-UNTIL = "until"
-WHY_ENDED = {
-    UNTIL: "a text of --until came",
-    "repetition": "the model fell into one loop after another (a higher --temp or "
-    "--repeat-penalty helps)",
-}
 
 
 class StoryRun:
@@ -95,7 +90,7 @@ class StoryRun:
         if file is not None and file.written:
             terminal.say(f"the text is in {file.path}")
         terminal.say(pen.report())
-        if story.finish == INTERRUPTED:
+        if story.finish == FINISH_INTERRUPTED:
             self._say_how_to_go_on(file)
             raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -185,17 +180,17 @@ class _Pen:
     def end(self) -> None:
         """End the text like any text file, with a line break, unless it was interrupted."""
         story, file = self._story, self._file
-        if story.finish == INTERRUPTED and self.written == 0:
+        if story.finish == FINISH_INTERRUPTED and self.written == 0:
             if self._finish_before is not None:  # its checkpoint says again that it was ended
                 story.finish = self._finish_before
                 self._save()
-                story.finish = INTERRUPTED
+                story.finish = FINISH_INTERRUPTED
             return
         if file is not None:
             file.settle()
             self.checkpoint()
         self.put(end_of(story) or "")
-        if file is not None and story.finish != INTERRUPTED:
+        if file is not None and story.finish != FINISH_INTERRUPTED:
             file.complete()
 
     def report(self) -> str:
@@ -204,7 +199,7 @@ class _Pen:
         parts = [
             self._reading(kv),
             _with_speed("wrote", self.written, self.written - bool(story.n_read), self.seconds),
-            WHY_ENDED.get(str(story.finish)) or why_ended(str(story.finish), kv),
+            why_ended(str(story.finish), kv),
         ]
         if loops := story.loops - self._loops_before:
             parts.append(f"broke {count(loops, 'loop')}")
@@ -226,9 +221,9 @@ def end_of(story: Story) -> str | None:
     """What a file has after the text of a story, or None while it is being written."""
     if story.finish is None:
         return None
-    held_back = "" if story.finish == UNTIL else story.held_back
+    held_back = "" if story.finish == FINISH_UNTIL else story.held_back
     text = story.text() + held_back
-    is_closed = story.finish == INTERRUPTED or not text or text.endswith("\n")
+    is_closed = story.finish == FINISH_INTERRUPTED or not text or text.endswith("\n")
     return held_back if is_closed else f"{held_back}\n"
 
 

@@ -204,6 +204,7 @@ def test_output_folder_that_is_not_there(fake: FakeModel, tmp_path: Path) -> Non
         (["-p", "x", "-f", "y"], "give either --prompt TEXT or --prompt-file FILE"),
         (["--resume"], "--resume needs --output FILE"),
         (["--resume", "-o", "x", "--force"], "give either --resume or --force"),
+        (["--resume", "-o", "x", "--no-echo"], "leave --echo out with --resume"),
     ],
 )
 def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:
