@@ -16,74 +16,6 @@
 #include <utility>
 #include <vector>
 
-const char * llama_h2o_strerror(int32_t status) {
-    switch (status) {
-        case LLAMA_H2O_OK:
-            return "ok";
-        case LLAMA_H2O_ERR_ARGUMENT:
-            return "a null pointer, or a sequence, layer or size that is out of range";
-        case LLAMA_H2O_ERR_PARAMS:
-            return "recent and slack must be at least 1, and the capacity and the positions must fit 31 bits";
-        case LLAMA_H2O_ERR_CELLS:
-            return "the context has fewer cells than the capacity: raise n_ctx or lower the budget";
-        case LLAMA_H2O_ERR_NOT_EMPTY:
-            return "the context has decoded tokens already: clear it first";
-        case LLAMA_H2O_ERR_ATTACHED:
-            return "eviction is attached to this context already";
-        case LLAMA_H2O_ERR_NOT_ATTACHED:
-            return "eviction is not attached to this context";
-        case LLAMA_H2O_ERR_SHARED_CELLS:
-            return "several sequences share one stream of cells: create the context with kv_unified = false";
-        case LLAMA_H2O_ERR_NO_CACHE:
-            return "the model has no causal KV cache (encoder, embedding or diffusion model)";
-        case LLAMA_H2O_ERR_RECURRENT:
-            return "recurrent and hybrid models keep a state of fixed size that has no rows to evict";
-        case LLAMA_H2O_ERR_SLIDING:
-            return "sliding-window and chunked attention layers are not supported";
-        case LLAMA_H2O_ERR_MLA:
-            return "multi-head latent attention (MLA) is not supported: its heads share one latent row";
-        case LLAMA_H2O_ERR_ALIBI:
-            return "ALiBi is not supported: its bias comes from the cell, not from the row that lies in it";
-        case LLAMA_H2O_ERR_POSITIONS:
-            return "models with several positions per token (M-RoPE) are not supported";
-        case LLAMA_H2O_ERR_ROPE_FACTORS:
-            return "RoPE factors that depend on the context size (LongRoPE) are not supported";
-        case LLAMA_H2O_ERR_SHARED_LAYERS:
-            return "models with layers that share another layer's K and V are not supported";
-        case LLAMA_H2O_ERR_CACHE_KIND:
-            return "this kind of KV cache is not supported";
-        case LLAMA_H2O_ERR_ROW_BLOCKS:
-            return "the head size is no multiple of the block size of the cache type: use f16";
-        case LLAMA_H2O_ERR_MEMORY:
-            return "out of memory for the scores";
-        case LLAMA_H2O_ERR_INTERNAL:
-            return "unexpected failure inside llama.cpp: see its log";
-        case LLAMA_H2O_ERR_N_POS:
-            return "the capacity exceeds the positions the model was trained on: lower the budget or the slack";
-        case LLAMA_H2O_ERR_REBASE:
-            return "the keys of this model cannot be given other positions: use the original ones";
-        case LLAMA_H2O_ERR_PIN:
-            return "more tokens are pinned than there are pinned and heavy rows: raise heavy, or pin fewer";
-        case LLAMA_H2O_ERR_ATTENTION:
-            return "this kind of attention does not fit the processor, the head size or the cache: use auto";
-        case LLAMA_H2O_ERR_ENLARGED:
-            return "the cache is enlarged already: shrink it first";
-        case LLAMA_H2O_ERR_NOT_ENLARGED:
-            return "the cache is not enlarged";
-        case LLAMA_H2O_ERR_POLICY:
-            return "the policy is unknown, or a parameter of it is missing or out of its limits: see the log";
-        case LLAMA_H2O_ERR_POLICY_ROPE:
-            return "the policy has to know how the keys are rotated, and those of this model are not known: use "
-                   "another";
-        case LLAMA_H2O_ERR_SPANS:
-            return "spans and segments must be ascending, not empty and apart, and no more than a million";
-        case LLAMA_H2O_ERR_SPLIT:
-            return "the heads of a layer are split over devices: use split_mode = LLAMA_SPLIT_MODE_LAYER";
-    }
-
-    return "unknown status";
-}
-
 static bool has_rope_factors_by_size(const llama_model & model) {
     for (const auto & layer : model.layers) {
         if (layer.rope_long || layer.rope_short) {
@@ -255,7 +187,7 @@ static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
         llama_h2o_claims changed = claims;
         fn(changed);
 
-        const int32_t status = changed.check(uint64_t(h2o.parts.params.pinned) + h2o.parts.params.heavy);
+        const int32_t status = changed.check(h2o.parts.max_pinned());
         if (status == LLAMA_H2O_OK) {
             claims = std::move(changed);
         }
@@ -400,6 +332,26 @@ int64_t llama_h2o_device_bytes(const llama_context * ctx) {
     }
 }
 
+static int32_t read_rows(
+        llama_h2o_parts & parts, uint32_t s, const llama_h2o_layer & layer, int32_t * pos, float * score) {
+    const auto & cells = parts.cells[s];
+    const auto & rows  = parts.streams[s].rows;
+
+    parts.ctx.synchronize();
+
+    const std::vector<uint32_t> used = parts.cells.used(s);
+
+    llama_h2o_host_rows scores(layer.tensors.scores, s);
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        for (const uint32_t cell : used) {
+            *pos++   = rows.pos(layer.shape.first_head + head, cell, cells.pos_get(cell));
+            *score++ = scores.f32()[size_t(head) * cells.size() + cell];
+        }
+    }
+
+    return layer.shape.n_head_kv;
+}
+
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
     return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
@@ -408,6 +360,16 @@ int32_t llama_h2o_get_rows(
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
-        return h2o.get_rows(seq_id, il, n_rows, pos, score);
+        const llama_h2o_layer * layer = h2o.find_layer(il);
+        if (!layer || (!pos && !score)) {
+            return layer ? layer->shape.n_head_kv : 0;
+        }
+
+        const uint32_t s = h2o.stream_of(seq_id);
+        if (!pos || !score || n_rows != h2o.parts.cells[s].get_used()) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+
+        return read_rows(h2o.parts, s, *layer, pos, score);
     });
 }

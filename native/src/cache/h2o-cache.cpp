@@ -20,38 +20,34 @@
 // attachment
 //
 
-// A layer of the cache, without what eviction adds to it.
-static llama_h2o_layer make_layer(
-        const llama_hparams & hparams, uint32_t il, ggml_tensor * k, ggml_tensor * v, uint32_t n_cells, bool v_trans) {
+// The layers of a cache, without what eviction adds to them.
+//   all   has of each layer its number in the model, and the tensors of K and V
+template <typename T>
+static std::vector<llama_h2o_layer> make_layers(
+        const T & all, const llama_hparams & hparams, uint32_t n_cells, bool v_trans) {
     const auto layout = [&](const ggml_tensor * t, uint32_t n_embd_head, bool transposed) {
         return llama_h2o_row_layout { t->type, n_embd_head, uint32_t(t->ne[0]), n_cells, transposed };
     };
 
-    llama_h2o_layer layer;
-    layer.shape = {
-        il,
-        hparams.n_head(il),
-        hparams.n_head_kv(il),
-        0,
-        layout(k, hparams.n_embd_head_k(il), false),
-        layout(v, hparams.n_embd_head_v(il), v_trans),
-        ggml_backend_buffer_is_host(k->buffer),
-    };
-    layer.tensors.k = k;
-    layer.tensors.v = v;
-
-    return layer;
-}
-
-std::vector<llama_h2o_layer> llama_h2o::make_layers(const llama_kv_cache & kv) {
     std::vector<llama_h2o_layer> layers;
 
     uint32_t n_heads = 0;
-    for (const auto & layer : kv.layers) {
-        layers.push_back(make_layer(kv.hparams, layer.il, layer.k, layer.v, kv.get_size(), kv.v_trans));
+    for (const auto & one : all) {
+        llama_h2o_layer layer;
+        layer.shape = {
+            one.il,
+            hparams.n_head(one.il),
+            hparams.n_head_kv(one.il),
+            n_heads,
+            layout(one.k, hparams.n_embd_head_k(one.il), false),
+            layout(one.v, hparams.n_embd_head_v(one.il), v_trans),
+            ggml_backend_buffer_is_host(one.k->buffer),
+        };
+        layer.tensors.k = one.k;
+        layer.tensors.v = one.v;
+        layers.push_back(layer);
 
-        layers.back().shape.first_head  = n_heads;
-        n_heads                        += layers.back().shape.n_head_kv;
+        n_heads += layer.shape.n_head_kv;
     }
 
     return layers;
@@ -60,7 +56,7 @@ std::vector<llama_h2o_layer> llama_h2o::make_layers(const llama_kv_cache & kv) {
 llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params) :
     parts(ctx,
             params,
-            make_layers(kv),
+            make_layers(kv.layers, kv.hparams, kv.get_size(), kv.v_trans),
             { kv.v_cells, kv.v_heads },
             { ctx, ctx.backend_ptrs, ctx.backend_buft, ctx.set_n_threads_fns }),
     kv(kv) {
@@ -368,36 +364,4 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
     }
 
     return stats;
-}
-
-int32_t llama_h2o::get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
-    const llama_h2o_layer * layer = find_layer(il);
-    if (!layer) {
-        return 0;
-    }
-
-    const uint32_t n_head_kv = layer->shape.n_head_kv;
-    if (!pos && !score) {
-        return n_head_kv;
-    }
-
-    const uint32_t s   = stream_of(seq_id);
-    const auto & cells = parts.cells[s];
-    if (!pos || !score || n_rows != cells.get_used()) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    parts.ctx.synchronize();
-
-    const std::vector<uint32_t> used = parts.cells.used(s);
-
-    llama_h2o_host_rows scores(layer->tensors.scores, s);
-    for (uint32_t head = 0; head < n_head_kv; ++head) {
-        for (const uint32_t cell : used) {
-            *pos++   = parts.streams[s].rows.pos(layer->shape.first_head + head, cell, cells.pos_get(cell));
-            *score++ = scores.f32()[size_t(head) * cells.size() + cell];
-        }
-    }
-
-    return n_head_kv;
 }

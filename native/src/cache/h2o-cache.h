@@ -69,10 +69,8 @@ struct llama_h2o {
     // most nodes that our hooks add to a graph, views and inputs included
     uint32_t n_graph_nodes() const { return MAX_LAYER_NODES * parts.layers.size(); }
 
+    // null if there is none of that number in the model
     llama_h2o_layer * find_layer(int32_t il);
-
-    // layers come in order, so the first one begins a graph
-    bool is_first(const llama_h2o_layer & layer) const { return &layer == &parts.layers.front(); }
 
     // inputs of the graph that is being built, the same for all layers
     ggml_tensor * query_slots = nullptr;
@@ -88,9 +86,6 @@ struct llama_h2o {
     // of a cache with or without eviction
     static llama_h2o_stats get_stats(const llama_kv_cache & kv, llama_seq_id seq_id);
 
-    // see llama_h2o_get_rows()
-    int32_t get_rows(llama_seq_id seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
-
     // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
     // shrink() this object is gone
     int32_t enlarge(uint32_t n_cells);
@@ -104,8 +99,6 @@ private:
 
     // the constant weights live apart from the cache, which may be cleared
     std::vector<llama_h2o_memory> weights;
-
-    static std::vector<llama_h2o_layer> make_layers(const llama_kv_cache & kv);
 
     // makes the graphs, which shows whether the params can be met
     int32_t reserve();

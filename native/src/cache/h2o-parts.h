@@ -41,6 +41,11 @@ struct llama_h2o_parts {
     // KV heads of all layers
     uint32_t n_heads() const;
 
+    bool is_first(const llama_h2o_layer & layer) const { return &layer == &layers.front(); }
+
+    // positions of a text
+    uint64_t max_pinned() const { return uint64_t(params.pinned) + params.heavy; }
+
     uint64_t n_budget() const { return llama_h2o_n_budget(params); }
     uint64_t n_capacity() const { return llama_h2o_n_capacity(params); }
 

@@ -317,15 +317,14 @@ static void expect_sums(const llama_h2o_layer_attention & attention, const std::
 }
 
 static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
-    const auto & params = parts.params;
-    const auto & cells  = parts.cells[s];
+    const auto & cells = parts.cells[s];
 
     auto & st = parts.streams[s];
 
     stream_head head;
     in.read(head);
     expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
-                    head.v_head <= cells.size() && head.n_spans <= params.pinned + uint64_t(params.heavy) &&
+                    head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
                     head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
             "counts that are out of range");
 
@@ -361,7 +360,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    expect(claims.check(uint64_t(params.pinned) + params.heavy) == LLAMA_H2O_OK, "pins or segments that make no sense");
+    expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
         std::vector<llama_pos> text(size_t(layer.shape.n_head_kv) * parts.n_cells);

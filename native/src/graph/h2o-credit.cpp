@@ -65,7 +65,7 @@ ggml_tensor * llama_h2o_build_credit(
     }
 
     // layers come in order, so the first one begins a graph
-    if (h2o->is_first(*h2o->find_layer(il))) {
+    if (h2o->parts.is_first(*h2o->find_layer(il))) {
         auto input = std::make_unique<input_credit>(h2o);
 
         input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);

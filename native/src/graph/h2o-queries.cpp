@@ -73,7 +73,7 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     const int64_t n_stream  = q->ne[3];
 
     // layers come in order, so the first one begins a graph
-    if (h2o->is_first(layer)) {
+    if (h2o->parts.is_first(layer)) {
         h2o->query_slots = new_slots(graph, n_queries, n_last, n_stream);
     }
 
