@@ -235,7 +235,7 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
     context.kv.attach(BUDGET)
     with pytest.raises(NativeError, match="attached to this context already"):
         context.kv.attach(BUDGET)
-    with pytest.raises(NativeError, match="out of range"):
+    with pytest.raises(NativeError, match="there is no layer 2: give one of the 2, from 0 to 1"):
         context.kv.rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
         context.kv.rows(0, N_SEQ)
