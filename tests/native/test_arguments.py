@@ -15,7 +15,6 @@ import pytest
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.errors import NativeError
-from pyh2o.llama import StockLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
@@ -28,23 +27,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stock(tiny: Path) -> StockLlama:
+def stock(tiny: Path) -> llama_cpp.Llama:
     return tiny_parent(tiny, n_ctx=256, n_batch=64, n_ubatch=64)
 
 
-def context_of(llm: Llama | StockLlama) -> Any:
+def context_of(llm: Llama | llama_cpp.Llama) -> Any:
     address = ctypes.cast(llm.ctx, ctypes.c_void_p).value
     return ffi.cast("struct llama_context *", address)
 
 
-def attach(llm: StockLlama, policy: bytes = b"h2o", **changed: int) -> int:
+def attach(llm: llama_cpp.Llama, policy: bytes = b"h2o", **changed: int) -> int:
     text = ffi.new("char[]", policy)
     values = {"heavy": 20, "recent": 12, "slack": 8, "pinned": 2, "n_pos": 0, **changed}
     params = ffi.new("struct llama_h2o_params *", {**values, "policy": text})[0]
     return int(lib.llama_h2o_attach(context_of(llm), params))
 
 
-def is_attached(llm: StockLlama) -> bool:
+def is_attached(llm: llama_cpp.Llama) -> bool:
     stats = ffi.new("struct llama_h2o_stats *")
     assert lib.llama_h2o_get_stats(context_of(llm), 0, stats) == lib.LLAMA_H2O_OK
     return bool(stats.size_scores)
@@ -77,20 +76,20 @@ def is_attached(llm: StockLlama) -> bool:
     ],
 )
 def test_params_out_of_range_are_refused(
-    stock: StockLlama, params: dict[str, Any], status: str
+    stock: llama_cpp.Llama, params: dict[str, Any], status: str
 ) -> None:
     assert attach(stock, **params) == getattr(lib, f"LLAMA_H2O_ERR_{status}")
     assert not is_attached(stock)
     stock.eval([1, 2, 3])
 
 
-def test_a_missing_policy_is_refused(stock: StockLlama) -> None:
+def test_a_missing_policy_is_refused(stock: llama_cpp.Llama) -> None:
     params = ffi.new("struct llama_h2o_params *", {"heavy": 9, "recent": 9, "slack": 1})[0]
     assert lib.llama_h2o_attach(context_of(stock), params) == lib.LLAMA_H2O_ERR_ARGUMENT
     assert not is_attached(stock)
 
 
-def test_arguments_out_of_range_are_refused(stock: StockLlama) -> None:
+def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
     assert attach(stock) == lib.LLAMA_H2O_OK
     assert attach(stock) == lib.LLAMA_H2O_ERR_ATTACHED
     context, wrong = context_of(stock), lib.LLAMA_H2O_ERR_ARGUMENT
@@ -122,7 +121,7 @@ def test_arguments_out_of_range_are_refused(stock: StockLlama) -> None:
     stock.eval(list(range(100)))
 
 
-def test_spans_to_the_last_position_of_all(stock: StockLlama) -> None:
+def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
     attach(stock)
     spans = ffi.new("struct llama_h2o_span[]", [(3, 5), (2**31 - 8, 2**31 - 1)])
     assert lib.llama_h2o_pin_spans(context_of(stock), 0, spans, 2) == lib.LLAMA_H2O_OK
@@ -208,7 +207,7 @@ def test_without_memory_nothing_stays_attached(
 
 
 def test_a_failed_attachment_computes_what_stock_does(
-    tiny: Path, stock: StockLlama, rng: np.random.Generator
+    tiny: Path, stock: llama_cpp.Llama, rng: np.random.Generator
 ) -> None:
     tokens = rng.integers(0, 384, 60).tolist()
     assert attach(stock, n_pos=20) == lib.LLAMA_H2O_ERR_N_POS
