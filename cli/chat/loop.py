@@ -233,6 +233,7 @@ class Chat:
         """Tell a person where they are."""
         if not self.source.interactive:
             return
+        self.autosave.settle()
         kv = self.conversation.llm.kv
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")

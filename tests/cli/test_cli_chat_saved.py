@@ -6,7 +6,10 @@ import fcntl
 import os
 import re
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import pytest
 from cli_fakes import Output, run
 from pyh2o import Llama
 from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cli.chat import command as chat_command
+from pyh2o.cli.chat.input import LineSource
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.errors import SessionError
 from pyh2o.generation.sampling import Sampling
@@ -100,6 +105,35 @@ def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedMode
     assert conversation.system == "Be brief."
     assert len(conversation.saves) == 1
     assert run("chat", "-c", "-s", "Be brief.").notes.count("\n") == 1  # nothing to change
+
+
+def test_model_is_left_alone_while_it_is_saved(
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the start, where another system prompt is saved before the chat is greeted."""
+    model.say("Hi")
+    run("chat", "--session", "work", stdin="Hello\n")
+    save, kv = RecordedConversation.save, Llama.kv
+    saving = Event()
+
+    def save_slowly(conversation: RecordedConversation, path: Path) -> None:
+        saving.set()
+        sleep(0.2)
+        save(conversation, path)
+        saving.clear()
+
+    def kv_of_a_model_at_rest(llm: Llama) -> object:
+        assert not saving.is_set()
+        return kv.fget(llm)  # type: ignore[attr-defined]  # a property
+
+    monkeypatch.setattr(RecordedConversation, "save", save_slowly)
+    monkeypatch.setattr(Llama, "kv", property(kv_of_a_model_at_rest))
+    person = LineSource(BytesIO(b"/stats\n"), interactive=True)
+    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    output = run("chat", "--session", "work", "-s", "Be kind.")
+    assert output.code == 0
+    assert "window 1,000 tokens" in output.notes
+    assert output.notes.endswith("saved as work: pyh2o chat -c goes on\n")
 
 
 def test_what_a_session_fixes_is_said(model: ScriptedModel, tmp_path: Path) -> None:
