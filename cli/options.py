@@ -33,13 +33,15 @@ class KVType(str, Enum):
 
 
 def parse_rows(text: str | float) -> float:
-    """A fraction of the window (0.1, 1.0: a float) or a number of tokens (256, 1: an int).
+    """A fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
 
     Raises:
-        typer.BadParameter: text that is no number.
+        typer.BadParameter: text that is no number, or 1, which may mean either.
     """
     if isinstance(text, float):
         return text  # Typer parses defaults as well
+    if text.strip() == "1":
+        raise typer.BadParameter("1 may mean one row or the whole window: write 1.0, or 2 or more")
     try:
         return int(text)
     except ValueError:

@@ -181,6 +181,8 @@ class EvictingLlama(DropIn):
     ) -> list[HeavyHitter]:
         """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
 
+        A warning says why, where none has a score yet.
+
         Args:
             n: how many.
             layer: only this layer; None for all.

@@ -269,8 +269,12 @@ class Llama(EvictingLlama):
     ) -> Generator[int, Sequence[int] | None, None]:
         """The parent's generator of tokens; it ends at `position_limit`.
 
-        What is in the cache and begins the prompt is not read again, but for text whose rows would
-        be others now if what comes after it had never been there.
+        Of what is in the cache and begins the prompt, so much is not read again as can be had as if
+        nothing had ever come after it. So the tokens are those that the prompt alone would get,
+        whatever the model was used for before. Two things may still round differently: text that
+        the model has written itself, which it read one token at a time, and the place where an
+        earlier prompt ended that this one goes on from. With `n_batch=1` and attention="ops" they
+        do not. Rejected drafts of a draft model leave a trace in the scores.
 
         Raises:
             BusyError: the text was changed between two tokens.

@@ -193,7 +193,8 @@ LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_i
 LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
 LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 
-// Also for a context without eviction: its budget, its scores and its counters are then 0.
+// Also for a context without eviction: its budget, its scores and its counters are then 0, and for a sliding-window
+// model all but the sizes of K and V.
 LLAMA_H2O_API int32_t llama_h2o_get_stats(
         const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
 

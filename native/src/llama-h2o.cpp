@@ -6,6 +6,7 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
+#include "llama-kv-cache-iswa.h"
 #include "llama-model.h"
 #include "llama.h"
 
@@ -253,6 +254,18 @@ int32_t llama_h2o_shrink(llama_context * ctx) {
 int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {
     if (!ctx || !stats) {
         return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    if (const auto * both = dynamic_cast<const llama_kv_cache_iswa *>(ctx->get_memory())) {
+        // two caches with cells of their own, which have no common count
+        const llama_h2o_stats all    = llama_h2o::get_stats(*both->get_base(), 0);
+        const llama_h2o_stats window = llama_h2o::get_stats(*both->get_swa(), 0);
+
+        *stats        = {};
+        stats->size_k = all.size_k + window.size_k;
+        stats->size_v = all.size_v + window.size_v;
+
+        return LLAMA_H2O_OK;
     }
 
     const llama_kv_cache * kv = llama_h2o::plain_cache(ctx);

@@ -182,6 +182,8 @@ class Eviction:
     # ---------------------------------------------------------------------------------------------
 
     def pin(self, n_tokens: int) -> None:
+        if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 0:
+            raise SettingsError(f"{n_tokens!r} tokens to pin: give a count of 0 or more")
         with self._refusing(f"{n_tokens} tokens to pin"):
             self._kv.pin(n_tokens)
 
@@ -242,11 +244,11 @@ class Eviction:
         return min(n_left, n_batch - n_since % n_batch, room)
 
     def mark(self) -> None:
-        pass
+        self._kv.mark()
 
     def going_on(self, n_common: int, n_tokens: int) -> int:
-        # The removed tokens' attention would stay in the scores.
-        return n_tokens if n_common == n_tokens else 0
+        # Elsewhere than at a mark the removed tokens' attention would stay in the scores.
+        return n_tokens if n_common == n_tokens else self._kv.marked(n_common)
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         return n_tokens >= self._kv.counters().pos_removable

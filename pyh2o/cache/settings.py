@@ -31,6 +31,9 @@ CELL_BLOCK = 256
 MIN_SLACK = 64
 ROWS_PER_SLACK = 20
 
+# What is smaller cannot even hold a question.
+LEAST_WINDOW = 32
+
 # Of a setting that a saved cache does not depend on: it may differ when the cache is loaded.
 _NOT_SAVED: dict[str, Any] = {"saved": None}
 
@@ -88,16 +91,15 @@ class EvictionSettings:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
             )
-        if self.pinned < 0:
-            raise SettingsError(f"pinned is {self.pinned}: give a count of 0 or more")
-        if self.slack is not None and self.slack < 1:
-            raise SettingsError(f"slack is {self.slack}: give 1 or more cells")
+        _check_count("pinned", self.pinned, least=0, cure="give a count of 0 or more")
+        if self.slack is not None:
+            _check_count("slack", self.slack, least=1, cure="give 1 or more cells")
         if self.positions not in get_args(Positions):
             raise SettingsError(f"positions is {self.positions!r}: give 'original' or 'dense'")
         if self.prefill not in get_args(Prefill):
             raise SettingsError(f"prefill is {self.prefill!r}: give 'stream' or 'exact'")
-        if self.prefill_mib is not None and self.prefill_mib < 1:
-            raise SettingsError(f"prefill_mib is {self.prefill_mib}: give 1 or more MiB")
+        if self.prefill_mib is not None:
+            _check_count("prefill_mib", self.prefill_mib, least=1, cure="give 1 or more MiB")
         if self.attention not in get_args(Attention):
             raise SettingsError(
                 f"attention is {self.attention!r}: give one of {', '.join(get_args(Attention))}"
@@ -114,8 +116,14 @@ class EvictionSettings:
             n_pos: positions the model was trained on.
 
         Raises:
-            SettingsError: the budget is larger than the window or than `n_pos`.
+            SettingsError: the window is too small to keep anything of a text, or the budget is
+                larger than it or than `n_pos`.
         """
+        if window < LEAST_WINDOW:
+            raise SettingsError(
+                f"a window of {window} tokens is too small for any text: give n_ctx (--ctx) at "
+                f"least {LEAST_WINDOW}, or 0 for the context the model was trained on"
+            )
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
         budget = self.pinned + heavy + recent
         if budget > window:
@@ -199,6 +207,11 @@ class Budget:
 def whole_blocks(cells: int) -> int:
     """Cells that llama.cpp allocates for so many."""
     return math.ceil(cells / CELL_BLOCK) * CELL_BLOCK
+
+
+def _check_count(name: str, value: int, *, least: int, cure: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SettingsError(f"{name} is {value!r}: {cure}")
 
 
 def _check(name: str, value: float | int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,11 +220,73 @@ def test_pickling_keeps_the_settings(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"hh": 1.5}, {"hh": 0, "recent": 0}, {"recent": 0}, {"n_ctx": -1}]
+    ("settings", "message"),
+    [
+        ({"hh": 1.5}, "hh is 1.5"),
+        ({"hh": 0, "recent": 0}, "both 0"),
+        ({"recent": 0}, "recent is 0"),
+        ({"n_ctx": -1}, "n_ctx is -1: give 0"),
+        ({"n_ctx": 16}, "at least 32"),
+        ({"hhh": 0.1}, "there is no argument hhh: did you mean hh?"),
+        ({"n_thread": 1}, "there is no argument n_thread: did you mean n_threads?"),
+        ({"n_batch": -1}, "n_batch is -1: give 1 or more tokens"),
+        ({"n_batch": 1.5}, "n_batch is 1.5: give 1 or more tokens"),
+        ({"n_ubatch": 0}, "n_ubatch is 0: give 1 or more tokens"),
+        ({"n_threads_batch": -3}, "n_threads_batch is -3: give 1 or more, or None"),
+        ({"rope_freq_base": float("nan")}, "rope_freq_base is nan"),
+        ({"rope_freq_base": -1.0}, "rope_freq_base is -1.0"),
+        ({"yarn_beta_fast": float("inf")}, "yarn_beta_fast is inf"),
+        ({"type_k": 10}, r"type_k is 10, .* give 0 \(f32\), 1 \(f16\), 8 \(q8_0\)"),
+        ({"type_v": 99}, "type_v is 99"),
+        ({"type_k": 10, "evict": False}, "type_k is 10"),
+    ],
 )
-def test_nonsense_is_refused(path: Path, settings: dict[str, float]) -> None:
-    with pytest.raises(SettingsError):
-        tiny_llama(path, **settings)
+def test_nonsense_is_refused(path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Llama(str(path), **{"n_threads": 1, "n_threads_batch": 1, **settings})
+
+
+def test_former_arguments_are_passed_over_as_in_the_parent(path: Path) -> None:
+    tiny_llama(path, n_ctx=100, f16_kv=True, n_parts=-1).close()
+
+
+def test_positions_that_cannot_be_scaled(ending: Llama) -> None:
+    """They are learned: there are none beyond those that the model was trained with."""
+    with pytest.raises(SettingsError, match=f"no rotary positions to scale: .* {N_CTX_TRAIN}"):
+        tiny_llama(Path(ending.model_path), n_ctx=2 * N_CTX_TRAIN, rope_freq_scale=0.5)
+    with tiny_llama(Path(ending.model_path), n_ctx=100, rope_freq_scale=0.5) as llm:
+        llm.eval([5] * N_CTX_TRAIN)
+
+
+def test_a_count_to_pin_is_one(llm: Llama) -> None:
+    for count in (-1, 1.5, True):
+        with pytest.raises(SettingsError, match="tokens to pin: give a count of 0 or more"):
+            llm.pin(count)  # type: ignore[arg-type]
+
+
+def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, arch_variant="sliding_window")
+    with tiny_llama(path, n_ctx=1024, evict=False, n_batch=64, swa_full=False) as llm:
+        llm.eval([5] * 100)
+        kv = llm.kv
+    # f16: 3 layers, 2 KV heads of 32, of which one or two see 64 tokens and those of a batch only
+    assert 1024 * 2 * 32 * 2 < kv.bytes_k == kv.bytes_v < 1024 * 3 * 2 * 32 * 2
+    assert kv.bytes_full == kv.bytes_k + kv.bytes_v
+    assert (kv.used, kv.capacity) == (100, 1024)
+
+
+def test_scores_that_are_not_there_yet_are_explained(path: Path) -> None:
+    with tiny_llama(path, n_ctx=100, recent=0.7, policy="h2o-far") as llm:
+        llm.eval([5] * 20)
+        with pytest.warns(RuntimeWarning, match="counts attention from 64 or more tokens away"):
+            hitters = llm.heavy_hitters(5)
+        assert [hit.position for hit in hitters] == [19, 18, 17, 16, 15]
+        llm.eval([5] * 200)
+        assert llm.heavy_hitters(1)[0].score > 0
+    with tiny_llama(path, policy="streaming") as llm:
+        llm.eval([5] * 20)
+        with pytest.warns(RuntimeWarning, match="streaming gives scores when the cache is full"):
+            llm.heavy_hitters(5)
 
 
 def test_embeddings_use_the_full_cache(path: Path) -> None:

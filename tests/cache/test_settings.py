@@ -71,6 +71,12 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
     assert json.loads(json.dumps(saved)) == saved
 
 
+def test_a_window_that_holds_no_text_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"16 tokens is too small .* at least 32, or 0"):
+        EvictionSettings().resolve(16, 8192)
+    assert EvictionSettings().resolve(32, 8192).rows == 6
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -87,7 +93,10 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
         ({"hh": 2000}, "larger than the window of 1000"),
         ({"hh": 0.5, "recent": 0.5, "pinned": 4}, "larger than the window of 1000"),
         ({"pinned": -1}, "pinned is -1"),
+        ({"pinned": 1.5}, "pinned is 1.5: give a count of 0 or more"),
         ({"slack": 0}, "slack is 0"),
+        ({"slack": 1.5}, "slack is 1.5: give 1 or more cells"),
+        ({"prefill_mib": 0.5}, "prefill_mib is 0.5: give 1 or more MiB"),
         ({"hh": float("nan")}, "hh is nan"),
         ({"hh": True}, "hh is True"),
         ({"hh": "many"}, "hh is 'many'"),

@@ -82,7 +82,7 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rows"), [("1", 1), ("1.0", 1.0), ("256", 256), ("0.1", 0.1), ("1e-1", 0.1), ("0", 0)]
+    ("text", "rows"), [("2", 2), ("1.0", 1.0), ("256", 256), ("0.1", 0.1), ("1e-1", 0.1), ("0", 0)]
 )
 def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float) -> None:
     kept = options_of(fake, "--hh", text, "--recent", "0.5").eviction
@@ -102,6 +102,7 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
     "arguments",
     [
         "--hh abc",
+        "--hh 1",
         "--recent 1,5",
         "--kv-type q5_1",
         "--slack 0",

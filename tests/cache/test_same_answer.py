@@ -1,0 +1,71 @@
+"""A prompt gets the answer that it would get alone, whatever the model was used for before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+N_VOCAB = 384
+N_PAIRS = 60
+N_ANSWER = 12
+# 60 rows and 30 cells of slack: prompts of up to 200 tokens go through several compactions.
+CACHE = {"n_ctx": 256, "hh": 30, "recent": 30, "slack": 30, "type_k": 0, "type_v": 0}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=4)
+
+
+def answer(llm: Llama, prompt: list[int]) -> list[int]:
+    """What is most likely, whatever it means."""
+    tokens = zip(range(N_ANSWER), llm.generate(prompt, temp=0.0), strict=False)
+    return [token for _, token in tokens]
+
+
+def next_prompt(rng: np.random.Generator, before: list[int]) -> list[int]:
+    """One that begins as the text before, with some of it or all, and goes on otherwise."""
+    n_shared = int(rng.choice([rng.integers(0, len(before) + 1), len(before), 0]))
+    n_new = int(rng.integers(0 if n_shared else 1, 100))
+    return before[:n_shared] + rng.integers(3, N_VOCAB, n_new).tolist()
+
+
+def check_pairs(
+    path: Path, rng: np.random.Generator, *, after_answers: bool, **settings: Any
+) -> int:
+    """Returns how many prompts were not read from their beginning."""
+    used = tiny_llama(path, **CACHE, **settings)
+    alone = tiny_llama(path, **CACHE, **settings)
+    n_reused, before = 0, rng.integers(3, N_VOCAB, 150).tolist()
+    for _ in range(N_PAIRS):
+        prompt = next_prompt(rng, before)
+        read: list[int] = []
+        used.prompt_progress = lambda _done, n_all, read=read: read.append(n_all)
+        mine = answer(used, prompt)
+        n_reused += bool(read) and read[-1] < len(prompt)
+        alone.reset()
+        assert mine == answer(alone, prompt), f"{len(prompt)} tokens"
+        # with what was answered, or a prompt alone
+        text = used.input_ids[: used.n_tokens].tolist()
+        before = text[:200] if after_answers else prompt[:200]
+    return n_reused
+
+
+@pytest.mark.parametrize("policy", ["h2o-far:near=8", "h2o-decay", "snap:queries=8"])
+def test_token_by_token(path: Path, rng: np.random.Generator, policy: str) -> None:
+    settings = {"attention": "ops", "n_batch": 1, "policy": policy}
+    check_pairs(path, rng, after_answers=True, **settings)
+
+
+@pytest.mark.parametrize("policy", ["h2o-far:near=8", "h2o-decay", "snap:queries=8"])
+@pytest.mark.parametrize("n_batch", [512, 7])
+def test_in_batches(path: Path, rng: np.random.Generator, policy: str, n_batch: int) -> None:
+    """Where the whole common part was read as a prompt."""
+    assert check_pairs(path, rng, after_answers=False, policy=policy, n_batch=n_batch) > 0
