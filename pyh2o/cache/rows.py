@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..policies import Policy
 
 if TYPE_CHECKING:
-    from ..evicting import EvictingLlama
+    from ..llama.evicting import EvictingLlama
 
 
 @dataclass(frozen=True)

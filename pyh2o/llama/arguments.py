@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 
-from .errors import SettingsError
+from ..errors import SettingsError
 
 # Programs may put our class in the place of this one.
 StockLlama = llama_cpp.Llama

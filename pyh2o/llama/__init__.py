@@ -12,23 +12,23 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import KV_TYPES, check_arguments
-from .cache import states
-from .cache.kv_cache import IntArray
-from .cache.rows import HeavyHitter
-from .cache.settings import (
+from ..cache.kv_cache import IntArray
+from ..cache.rows import HeavyHitter
+from ..cache.settings import (
     DEFAULT_POLICY,
     Attention,
     EvictionSettings,
     Positions,
     Prefill,
 )
+from ..errors import BusyError, EvictedError, StateError
+from ..generation.drafts import FittingDrafts
+from ..openai import completion
+from ..policies import Policy, parse_policy
+from . import states
+from .arguments import KV_TYPES, check_arguments
 from .drop_in import check_file
-from .errors import BusyError, EvictedError, StateError
 from .evicting import EvictingLlama
-from .generation.drafts import FittingDrafts
-from .openai import completion
-from .policies import Policy, parse_policy
 
 __all__ = ["KV_TYPES", "HeavyHitter", "Llama", "check_file"]
 

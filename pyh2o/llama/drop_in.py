@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
+from ..errors import ModelError, PyH2OError
+from ..generation.grammar import GrammarGuard, GuardedSampler
+from ..openai.chat import OpenAIChat, as_json_object
+from ..system.devices import why_no_gpu
+from ..system.threads import physical_cores
+from ..text.detokenizer import PieceDetokenizer, detokenize
 from .arguments import StockLlama
-from .errors import ModelError, PyH2OError
-from .generation.grammar import GrammarGuard, GuardedSampler
 from .guard import Guard
-from .openai.chat import OpenAIChat, as_json_object
-from .system.devices import why_no_gpu
-from .system.threads import physical_cores
-from .text.detokenizer import PieceDetokenizer, detokenize
 
 Self = TypeVar("Self", bound="DropIn")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from .errors import BusyError, ClosedError, ForkedError
+from ..errors import BusyError, ClosedError, ForkedError
 
 
 class Guard:

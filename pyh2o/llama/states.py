@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import llama_cpp
 
-from ..arguments import StockLlama
+from ..cache.kv_cache import IntArray, check_state_version
 from ..errors import StateError
-from .kv_cache import IntArray, check_state_version
+from .arguments import StockLlama
 
 if TYPE_CHECKING:
-    from ..llama import Llama
+    from . import Llama
 
 MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
 

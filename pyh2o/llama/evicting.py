@@ -9,15 +9,15 @@ from typing import Any
 
 import llama_cpp
 
+from ..cache.eviction import Eviction, FullCache, TextCache, mib
+from ..cache.kv_cache import FloatArray, IntArray, KVCache, check_model
+from ..cache.rows import HeavyHitter, heavy_hitters
+from ..cache.settings import Budget, EvictionSettings
+from ..cache.statistics import KVStatistics
+from ..errors import PyH2OError, SettingsError
+from ..system.devices import has_own_kernels, why_no_gpu
 from .arguments import stretches_positions
-from .cache.eviction import Eviction, FullCache, TextCache, mib
-from .cache.kv_cache import FloatArray, IntArray, KVCache, check_model
-from .cache.rows import HeavyHitter, heavy_hitters
-from .cache.settings import Budget, EvictionSettings
-from .cache.statistics import KVStatistics
 from .drop_in import DropIn
-from .errors import PyH2OError, SettingsError
-from .system.devices import has_own_kernels, why_no_gpu
 
 _QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
 
