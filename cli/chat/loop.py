@@ -118,7 +118,9 @@ class Chat:
         write = markdown.write if self._markdown else terminal.show
         try:
             answer = self._answers.run(self.conversation, start, write)
-        except PyH2OError as error:
+        except BrokenPipeError:
+            raise
+        except (PyH2OError, OSError) as error:
             say_error(error)
             self.refused = True
             self.left = not self.source.interactive

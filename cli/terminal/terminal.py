@@ -23,11 +23,23 @@ class Terminal:
         self._in_line = False
 
     def write(self, text: str) -> None:
-        """Write text to stdout at once, so that a pipe or a screen shows every token."""
-        if text:
+        """Write text to stdout at once, so that a pipe or a screen shows every token.
+
+        Raises:
+            BrokenPipeError: the reader has gone.
+            OSError: the text cannot be written, such as on a full disk.
+        """
+        if not text:
+            return
+        self._in_line = False  # if that fails, there is no line to end
+        try:
             sys.stdout.write(text)
             sys.stdout.flush()
-            self._in_line = not text.endswith("\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+        self._in_line = not text.endswith("\n")
 
     def show(self, text: str) -> None:
         """Write what a model says: as it is, unless it goes to a terminal."""

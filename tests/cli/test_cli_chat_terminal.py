@@ -18,9 +18,12 @@ from prompt_toolkit.output import DummyOutput
 
 from cli_fakes import (
     ENDLESS,
+    PATIENCE,
     Output,
     Screen,
     press_ctrl_c,
+    program_environment,
+    pyh2o_command,
     run,
     run_program,
     start_program,
@@ -305,6 +308,23 @@ def test_chat_script(tiny: Path) -> None:
     assert "\x1b" not in output.text + output.notes
     again = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
     assert again.text == output.text
+
+
+@real
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_chat_script_whose_text_cannot_be_written_ends(tiny: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            pyh2o_command("chat", "-m", tiny, "-n", "20"),
+            input=b"Hello\nWho?\n",
+            env=program_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"error: standard output: No space left on device\n"
 
 
 @real
