@@ -1,0 +1,97 @@
+"""What the tests of conversations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Conversation, Llama
+from pyh2o.llama import KV_TYPES
+
+# The model is random, so its answers are too; without a limit they would not end.
+SHORT = 9
+EVICTING = {"n_ctx": 400, "hh": 60, "recent": 60, "slack": 40}
+# Rows that are not rounded, because these two are compared.
+EXACT = {"type_k": KV_TYPES["f32"], "type_v": KV_TYPES["f32"], "flash_attn": False}
+ROOMY = {"n_ctx": 2000, "hh": 1000, "recent": 1000, **EXACT}
+FULL = {"n_ctx": 2048, "evict": False, **EXACT}
+SYSTEM = "Speak like a pirate."
+
+
+def is_end(llm: Llama, token: int) -> bool:
+    return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
+
+
+def said(answer: Generator[str]) -> str:
+    return "".join(answer)
+
+
+def refuse(n_tokens: int) -> None:
+    pytest.fail(f"{n_tokens} tokens are read again")
+
+
+def text_of(conversation: Conversation) -> list[int]:
+    return list(conversation._text.tokens)
+
+
+def in_cache(llm: Llama) -> list[int]:
+    tokens: list[int] = llm.input_ids[: llm.n_tokens].tolist()
+    return tokens
+
+
+def next_logits(llm: Llama) -> npt.NDArray[np.single]:
+    """Logits behind the newest token, which must have been evaluated last."""
+    logits = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
+    return np.ctypeslib.as_array(logits, shape=(llm.n_vocab(),)).copy()
+
+
+def check_positions(conversation: Conversation) -> None:
+    """The turns lie one behind the other: the first behind the opening, the last ends the text."""
+    if not conversation.turns:
+        return
+    text, opening = text_of(conversation), conversation._template.opening
+    place = conversation.turns[0].start
+    assert text[:place] == opening[:place]
+    # A first message may make one token with the opening's last.
+    assert len(opening) - 1 <= place <= len(opening)
+    for turn in conversation.turns:
+        assert turn.start == place
+        assert turn.start < turn.answer_start < turn.end
+        place = turn.end
+    assert place == len(text)
+
+
+@dataclass
+class Trap:
+    """Makes the nth of some calls raise, before or after it was made."""
+
+    countdown: int = -1
+    error: type[BaseException] = KeyboardInterrupt
+    after: bool = False
+    passes: Callable[..., bool] = lambda *_: False
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self.passes(*args):
+                return call(*args, **kwargs)
+            self.countdown -= 1
+            if self.countdown == 0 and not self.after:
+                raise self.error
+            result = call(*args, **kwargs)
+            if self.countdown == 0:
+                raise self.error
+            return result
+
+        return wrapped
+
+
+def held_by_all(llm: Llama) -> set[int]:
+    """Positions that every layer and KV head holds."""
+    rows = [set(head) for layer in range(2) for head in llm.kv_rows(layer)[0].tolist()]
+    return set.intersection(*rows)

@@ -1,0 +1,167 @@
+"""Regenerate, undo, edit: as if it had not been said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conversations import (
+    EVICTING,
+    ROOMY,
+    SHORT,
+    SYSTEM,
+    check_positions,
+    held_by_all,
+    in_cache,
+    refuse,
+    said,
+    text_of,
+)
+from pyh2o import Conversation, Llama
+from pyh2o.generation.sampling import Sampling
+from pyh2o.models import demo_model_path
+from pyh2o.text.chat_template import ChatTemplate
+from tiny_llama import ONE_THREAD, tiny_llama
+
+
+def test_nothing_is_read_again_while_rows_are_there(
+    path: Path, drawn: list[list[int]], evaluated: list[int]
+) -> None:
+    llm = tiny_llama(path, **ROOMY)
+    conversation = Conversation(llm, on_recompute=refuse)
+    for message in ("one", "two", "three"):
+        said(conversation.say(message, max_tokens=SHORT))
+    parts = ChatTemplate(llm, None)
+    start = conversation.turns[2].start
+    text = text_of(conversation)[:start]
+
+    evaluated.clear()
+    said(conversation.regenerate(max_tokens=SHORT))
+    assert evaluated == [1] * SHORT
+    assert text_of(conversation) == text + parts.next_turn("three") + drawn[-1]
+
+    evaluated.clear()
+    said(conversation.edit("four", max_tokens=SHORT))
+    assert evaluated == [len(parts.next_turn("four"))] + [1] * (SHORT - 1)
+    assert text_of(conversation) == text + parts.next_turn("four") + drawn[-1]
+    assert conversation.turns[2].user == "four"
+
+    evaluated.clear()
+    assert conversation.undo().user == "four"
+    assert text_of(conversation) == text
+    assert conversation.undo().user == "two"
+    assert [turn.user for turn in conversation.turns] == ["one"]
+    said(conversation.say("five", max_tokens=1))
+    assert evaluated == [len(parts.next_turn("five"))]
+
+    evaluated.clear()
+    conversation.clear()
+    assert (conversation.turns, evaluated) == ((), [])
+    said(conversation.say("six", max_tokens=1))
+    assert in_cache(llm) == parts.first_turn("six")
+    assert sum(evaluated) == len(parts.first_turn("six")) - len(parts.opening)
+
+
+def test_the_first_message_can_be_edited(path: Path, evaluated: list[int]) -> None:
+    llm = tiny_llama(path, **ROOMY)
+    conversation = Conversation(llm, on_recompute=refuse)
+    said(conversation.say("hello", max_tokens=SHORT))
+    evaluated.clear()
+    for message in ("goodbye", " a", "\n\n", ""):
+        said(conversation.edit(message, max_tokens=1))
+        whole = ChatTemplate(llm, None).first_turn(message)
+        assert in_cache(llm) == whole
+        assert evaluated.pop() <= len(whole) - len(conversation._template.opening) + 1
+        assert evaluated == []
+        check_positions(conversation)
+
+
+def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
+    llm = Llama(str(demo_model_path()), n_ctx=512, verbose=False, **ONE_THREAD)
+    conversation = Conversation(llm, on_recompute=refuse)
+    opening = conversation._template.opening
+    for message in ("\n\nhello", "hello", "\n", "\n\n\n", ""):
+        whole = ChatTemplate(llm, None).first_turn(message)
+        assert (whole[: len(opening)] == opening) == (not message.startswith("\n"))
+        for change in (conversation.say, conversation.edit, conversation.edit):
+            said(change(message, max_tokens=1))
+            assert in_cache(llm) == whole
+            check_positions(conversation)
+        conversation.clear()
+    said(conversation.say("\n", max_tokens=1))
+    conversation.set_system(SYSTEM)
+    check_positions(conversation)
+    assert text_of(conversation)[:-1] == ChatTemplate(llm, SYSTEM).first_turn("\n")
+
+
+def test_going_back_is_as_if_it_had_not_been(path: Path) -> None:
+    greedy = Sampling(temperature=0.0)
+    straight = Conversation(tiny_llama(path, **ROOMY), sampling=greedy)
+    winding = Conversation(tiny_llama(path, **ROOMY), sampling=greedy)
+    said(straight.say("hello", max_tokens=SHORT))
+    said(winding.say("no", max_tokens=SHORT))
+    said(winding.edit("hello", max_tokens=SHORT))
+    said(winding.say("nothing", max_tokens=30))
+    winding.undo()
+    said(winding.regenerate(max_tokens=SHORT))
+    answers = [said(each.say("bye", max_tokens=SHORT)) for each in (straight, winding)]
+    assert answers[0] == answers[1]
+    assert text_of(straight) == text_of(winding)
+
+
+def test_what_was_evicted_is_read_again_and_said_before(
+    llm: Llama, drawn: list[list[int]], evaluated: list[int]
+) -> None:
+    told: list[tuple[int, int]] = []
+    conversation = Conversation(
+        llm, on_recompute=lambda n_tokens: told.append((n_tokens, sum(evaluated)))
+    )
+    said(conversation.say("one", max_tokens=SHORT))
+    said(conversation.say("two", max_tokens=150))
+    parts = ChatTemplate(llm, None)
+    first, second = conversation.turns
+    text = text_of(conversation)
+    assert not llm.can_remove_tail(second.answer_start)
+
+    evaluated.clear()
+    said(conversation.regenerate(max_tokens=150))
+    assert told == [(second.answer_start - 1, 0)]
+    assert sum(evaluated) == second.answer_start + 149
+    assert text_of(conversation) == text[: second.answer_start] + drawn[-1]
+
+    told.clear()
+    evaluated.clear()
+    said(conversation.edit("three", max_tokens=150))
+    assert told == [(second.start, 0)]
+    assert text_of(conversation) == text[: first.end] + parts.next_turn("three") + drawn[-1]
+
+    told.clear()
+    evaluated.clear()
+    conversation.undo()
+    # no work until it is needed
+    assert (told, evaluated) == ([], [])
+    assert text_of(conversation) == text[: first.end]
+    conversation.undo()
+    said(conversation.say("four", max_tokens=1))
+    opening = len(parts.opening)
+    assert told == [(opening, 0)]
+    assert sum(evaluated) == len(parts.first_turn("four"))
+    assert in_cache(llm) == parts.first_turn("four")
+
+
+def test_half_of_the_recent_rows_are_enough_to_go_back(llm: Llama) -> None:
+    recent = EVICTING["recent"]
+    was_free: list[bool] = []
+    for n_tokens in range(1, 70, 3):
+        told: list[int] = []
+        conversation = Conversation(llm, on_recompute=told.append)
+        said(conversation.say("one", max_tokens=140))
+        said(conversation.say("two", max_tokens=n_tokens))
+        end = conversation.turns[0].end
+        conversation.undo()
+        was_free.append(llm.n_tokens > 0)
+        if was_free[-1]:
+            assert held_by_all(llm) >= set(range(end - recent // 2, end))
+        said(conversation.say("three", max_tokens=1))
+        assert told == ([] if was_free[-1] else [end])
+    assert was_free[0]
+    assert not was_free[-1]

@@ -1,0 +1,150 @@
+"""What is fed: only what is new, and exactly what was said."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyh2o
+from conversations import (
+    EVICTING,
+    FULL,
+    ROOMY,
+    SHORT,
+    SYSTEM,
+    check_positions,
+    in_cache,
+    next_logits,
+    refuse,
+    said,
+    text_of,
+)
+from pyh2o import Conversation, Llama, Turn
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.turns import answer_seed
+from pyh2o.text.chat_template import ChatTemplate
+from tiny_chat import CHATML, LLAMA_2, write_chat_gguf
+from tiny_llama import tiny_llama
+
+
+@pytest.mark.parametrize("system", [None, SYSTEM])
+@pytest.mark.parametrize("template", [CHATML, LLAMA_2])
+def test_text_is_what_was_generated_and_what_the_template_writes(
+    tmp_path: Path, drawn: list[list[int]], template: str, system: str | None
+) -> None:
+    path = write_chat_gguf(tmp_path / "tiny.gguf", template, n_layer=1)
+    llm = tiny_llama(path, **EVICTING)
+    conversation = Conversation(llm, system=system)
+    messages = ["hello", "and <|im_end|> you?", "", "bye " * 30]
+    for message in messages:
+        said(conversation.say(message, max_tokens=SHORT))
+    parts = ChatTemplate(llm, system)
+    expected = parts.first_turn(messages[0]) + drawn[0]
+    for message, tokens in zip(messages[1:], drawn[1:], strict=True):
+        expected += parts.next_turn(message) + tokens
+    assert text_of(conversation) == expected
+    # all but the token that was drawn last
+    assert in_cache(llm) == expected[:-1]
+    for turn, tokens in zip(conversation.turns, drawn, strict=True):
+        assert expected[turn.answer_start : turn.end] == tokens
+    check_positions(conversation)
+    assert llm.kv.compactions > 0
+
+
+@pytest.mark.usefixtures("with_ends")
+def test_first_answer_is_that_of_llama_cpp(path: Path) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    sampling = Sampling(temperature=0.9, seed=7)
+    answer = said(Conversation(llm, system=SYSTEM, sampling=sampling).say("hello", max_tokens=40))
+    other = tiny_llama(path, **EVICTING).create_chat_completion(
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hello"}],
+        temperature=0.9,
+        repeat_penalty=1.1,
+        max_tokens=40,
+        seed=answer_seed(7, 0, 0),
+    )
+    assert answer == other["choices"][0]["message"]["content"] != ""
+
+
+def test_a_long_dialogue_evaluates_every_token_once(
+    llm: Llama, drawn: list[list[int]], evaluated: list[int]
+) -> None:
+    conversation = Conversation(llm, on_recompute=refuse)
+    parts = ChatTemplate(llm, None)
+    n_new = 0
+    for i in range(200):
+        message = f"this is message {i}"
+        said(conversation.say(message, max_tokens=SHORT))
+        n_new += len((parts.next_turn if i else parts.first_turn)(message)) + len(drawn[-1])
+    assert len(conversation.turns) == 200
+    assert n_new > 10 * llm.kv.capacity
+    # the token drawn last waits for the next turn
+    assert conversation.tokens_evaluated == sum(evaluated) == llm.n_tokens == n_new - 1
+    check_positions(conversation)
+
+
+def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    # its growth would be counted in the turn in which it happens
+    llm._grow_record(20_000)
+    tokenized: list[int] = []
+    tokenize = llm.tokenize
+
+    def counting(text: bytes, **settings: Any) -> list[int]:
+        tokenized.append(len(text))
+        return tokenize(text, **settings)
+
+    monkeypatch.setattr(llm, "tokenize", counting)
+    conversation = Conversation(llm)
+
+    work: list[int] = []
+
+    def turn() -> None:
+        tokenized.clear()
+        said(conversation.say("what was said before does not matter", max_tokens=SHORT))
+        work.append(sum(tokenized))
+
+    def peak_of_a_turn() -> int:
+        gc.collect()
+        tracemalloc.start()
+        turn()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    gc.freeze()  # the objects of all other tests, which each collection would look through
+    for _ in range(10):
+        turn()
+    early = [peak_of_a_turn() for _ in range(11)]
+    for _ in range(110):
+        turn()
+    late = [peak_of_a_turn() for _ in range(11)]
+    gc.unfreeze()
+    assert len(set(work[1:])) == 1
+    # A list of the text's 8,000 tokens would take 60 kB.
+    assert np.median(late) < np.median(early) + 10_000
+
+
+def test_rows_in_the_cache_are_those_of_the_text(path: Path) -> None:
+    llm, other = tiny_llama(path, **ROOMY), tiny_llama(path, **FULL)
+    conversation = Conversation(llm, system=SYSTEM)
+    for message in ("hello", "how are you?", "bye"):
+        said(conversation.say(message, max_tokens=SHORT))
+    said(conversation.regenerate(max_tokens=SHORT))
+    conversation.undo()
+    said(conversation.edit("what?", max_tokens=1))
+    text = text_of(conversation)
+    llm.eval(text[llm.n_tokens :])
+    other.eval(text)
+    np.testing.assert_allclose(next_logits(llm), next_logits(other), atol=1e-4)
+
+
+def test_a_conversation_is_exported() -> None:
+    assert pyh2o.Conversation is Conversation
+    assert pyh2o.Turn is Turn
+    assert {"Conversation", "Turn"} <= set(pyh2o.__all__)
