@@ -43,7 +43,7 @@ def test_text_may_have_spaces_and_name_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"no policy '': give one of h2o, h2o-mean, .*, random$"),
+        ("", r"no policy '': give one of h2o, h2o-mean, .*, random"),
         ("H2O", "no policy 'H2O'"),
         ("snap:", "snap: '' does not say"),
         ("snap:pool", "'pool' does not say which parameter is what: write it as snap:PARAMETER"),
