@@ -60,6 +60,7 @@ class LlamaModel:
             type_v=kv_type,
             **stock,
         )
+        self._window_only = llama_cpp.llama_model_n_swa(self._llm.model) > 0
         # A GPU may still be computing when an evaluation returns.
         self._synchronize: Callable[[Any], None] = llama_cpp.llama_synchronize
 
@@ -84,7 +85,8 @@ class LlamaModel:
     def use(self) -> KVUse:
         kv = self._llm.kv
         return KVUse(
-            bytes_rows=kv.bytes_k + kv.bytes_v,
+            # layers that see a window only do not have a row of every token
+            bytes_rows=0 if self._window_only else kv.bytes_k + kv.bytes_v,
             bytes_scores=kv.bytes_scores,
             cells=kv.cells,
             used=kv.used,
