@@ -77,7 +77,7 @@ def test_opened_caches_keep_what_they_say(path: Path) -> None:
         assert (kv.policy, kv.positions) == ("streaming", "dense")
 
 
-@pytest.mark.parametrize("tokens", [2, 600, TRAINED])
+@pytest.mark.parametrize("tokens", [32, 600, TRAINED])
 def test_full_cache_evicts_nothing(path: Path, tokens: int) -> None:
     with open_llama(path, FULL_CACHE, window=tokens, compute=Compute(threads=1)) as llm:
         llm.eval([5] * tokens)
