@@ -1,0 +1,57 @@
+"""Draw docs/speed.svg, the README's picture, from the tables in docs/measurements/speed.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+TEXTS = {"Without a text": 0, "After 4,096 tokens": 4096, "After 8,192 tokens": 8192}
+CACHES = {
+    "full": ("llama.cpp, full cache", "#7f7f7f"),
+    "full, flash attention": ("llama.cpp, flash attention", "#bcbcbc"),
+    "20 %": ("pyh2o, 20 %", "#d55e00"),
+    "10 %": ("pyh2o, 10 %", "#0072b2"),
+}
+MEMORY, SPEED = 1, 6  # columns
+
+
+def main() -> int:
+    page = (DOCS / "measurements" / "speed.md").read_text(encoding="utf-8")
+    rows = {text: table(page, text) for text in TEXTS}
+    mpl.rcParams["svg.hashsalt"] = "pyh2o"  # equal figures, equal files
+    figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
+    for name, (label, colour) in CACHES.items():
+        speeds = [number(rows[text][name][SPEED]) for text in TEXTS]
+        memory = rows["After 8,192 tokens"][name][MEMORY]
+        axes.plot(
+            list(TEXTS.values()), speeds, "o-", color=colour, label=f"{label}: {memory} of KV cache"
+        )
+    axes.set(xlabel="tokens of text before", ylabel="tokens/s", ylim=(0, 150))
+    axes.set_xticks(list(TEXTS.values()), ["0", "4,096", "8,192"])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    figure.savefig(DOCS / "speed.svg", metadata={"Date": None})
+    return 0
+
+
+def table(page: str, title: str) -> dict[str, list[str]]:
+    """The rows under a title, by the name of the cache."""
+    after = page.split(f"**{title}**", 1)[1].split("\n\n**", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in after.splitlines() if line.startswith("| ")]
+    return {row[0]: row for row in rows}
+
+
+def number(text: str) -> float:
+    """The median in a cell such as "36.5 (32.3-36.8)"."""
+    return float(re.split(r"[ (]", text)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
