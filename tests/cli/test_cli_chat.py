@@ -8,43 +8,19 @@ import pytest
 
 from cli_fakes import Output, press_ctrl_c, run
 from pyh2o import Llama
-from pyh2o.cli.chat import commands as chat_commands
 from pyh2o.errors import ContextLimitError, UnsupportedModelError
 from pyh2o.generation.sampling import Sampling
 from scripted_chat import (
     RecordedConversation,
     Script,
     ScriptedModel,
-    open_chat_model,
+    answers_of,
+    said,
     scripted_chat,
 )
 from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    return open_chat_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    return scripted_chat(llm, monkeypatch)
-
-
-def said() -> list[str]:
-    """The messages that reached the model."""
-    return RecordedConversation.last.said
-
-
-def notes_of(output: Output) -> list[str]:
-    """The notes without the footers."""
-    return [line for line in output.notes.splitlines() if " · KV " not in line]
-
-
-def answers_of() -> list[tuple[str, str]]:
-    return [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -208,8 +184,8 @@ def test_end_of_the_trained_context(model: ScriptedModel) -> None:
     )
 
 
-def test_full_cache_that_is_full(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tiny_llama(Path(llm.model_path), n_ctx=256, evict=False) as full:
+def test_full_cache_that_is_full(chat_llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_llama(Path(chat_llm.model_path), n_ctx=256, evict=False) as full:
         model = scripted_chat(full, monkeypatch)
         model.changes = {"window": 256}
         model.say("Hi" * 200)
@@ -237,265 +213,3 @@ def test_model_that_cannot_chat(model: ScriptedModel, monkeypatch: pytest.Monkey
     monkeypatch.setattr(RecordedConversation, "__init__", refuse)
     assert run("chat", stdin="Hello\n") == Output(1, "", "error: no template\n")
     assert model.closed
-
-
-# -------------------------------------------------------------------------------------------------
-# Commands
-# -------------------------------------------------------------------------------------------------
-
-
-def test_help(model: ScriptedModel) -> None:
-    assert run("chat", stdin="/help\n/?\n") == Output(0, "", f"{chat_commands.help_text()}\n" * 2)
-    lines = chat_commands.help_text().splitlines()
-    assert lines[0] == "/help [COMMAND]      this list, or more about one command"
-    names = " ".join(line.split()[0] for line in lines if line.startswith("/"))
-    assert names == (
-        "/help /quit /clear /regen /undo /edit /system /read /multi /save /load /stats /kv /set"
-    )
-
-
-def test_help_of_a_command(model: ScriptedModel) -> None:
-    expected = (
-        "/undo\ntake the last message and its answer back\nOnce more takes back the one before.\n"
-    )
-    assert run("chat", stdin="/help undo\n/help /undo\n") == Output(0, "", expected * 2)
-    output = run("chat", stdin="/help undi\n")
-    assert output == Output(1, "", "error: there is no command /undi: did you mean /undo?\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ("/foo bar", "/foo: /help lists the commands; "),
-        ("/regenn", "/regenn: did you mean /regen? "),
-        ("/UNDO", "/UNDO: did you mean /undo? "),
-        ("/usr/bin is full", "/usr/bin: /help lists the commands; "),
-        ("/", "/: /help lists the commands; "),
-    ],
-)
-def test_unknown_commands_are_never_sent(model: ScriptedModel, line: str, hint: str) -> None:
-    model.say("Hi")
-    output = run("chat", stdin=f"{line}\nHello\n")
-    assert output == Output(
-        1,  # at the end: the script was not done as it was written
-        "Hi\n",
-        f"error: unknown command {hint}begin the line with a space to send it to the model\n"
-        + model.footer(("Hello", "Hi")),
-    )
-    assert said() == ["Hello"]
-
-
-@pytest.mark.parametrize("quit_line", ["/quit", "/quit ", "/exit", "/bye"])
-def test_quit(model: ScriptedModel, quit_line: str) -> None:
-    assert run("chat", stdin=f"{quit_line}\nHello\n") == Output(0, "", "")
-    assert said() == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("/quit now", "/quit stands alone: /help quit explains it"),
-        ("/read", "/read needs more: /read FILE [TEXT]"),
-        ("/load ", "/load needs more: /load FILE"),
-        ("/regen", "there is no message yet: type one"),
-        ("/undo", "there is no message yet: type one"),
-        ("/edit Hello", "there is no message yet: type one"),
-        ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
-        ("/kv few", "/kv takes a number of lines, or all"),
-        ("/kv 0", "/kv takes a number of lines, or all"),
-        ("/set colour", "there is no setting colour: /set shows them all\n"),
-        ("/set topk", "there is no setting topk: did you mean top_k or top_p?\n"),
-        (
-            "/set penalty",
-            "there is no setting penalty: did you mean repeat_penalty or frequency_penalty or pres",
-        ),
-        ("/set t 1", "there is no setting t: did you mean temperature or top_k or top_p or typ"),
-        ("/set temp hot", "temperature is 'hot': give a number"),
-        ("/set top-k 1.5", "top_k is '1.5': give a number"),
-        ("/set temp -1", "temperature is -1.0: give 0 for the likeliest token, or more, such as"),
-        ("/read none.txt", "cannot read none.txt: No such file or directory"),
-        ("/read latin.txt", "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
-        ("/read empty.txt", "empty.txt is empty: nothing was sent"),
-        ("/read .", "cannot read .: Is a directory"),
-        ("/read 'my", 'a quote in "\'my" is not closed'),
-        ("/read ~nobody-here/x.txt", "'~nobody-here/x.txt' cannot be the name of a file"),
-        ("/save a\0b", r"'a\x00b' cannot be the name of a file"),
-        (f"/save {'x' * 300}", f"{'x' * 300}: File name too long"),
-        ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
-        ("/load none.h2o", "there is no session file none.h2o: check the name"),
-        ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
-    ],
-)
-def test_commands_that_cannot_be_done(
-    model: ScriptedModel, tmp_path: Path, line: str, message: str
-) -> None:
-    (tmp_path / "latin.txt").write_bytes("caé".encode("latin-1"))
-    (tmp_path / "empty.txt").write_bytes(b"\n")
-    output = run("chat", stdin=f"{line}\n")
-    assert (output.code, output.text) == (1, "")
-    assert output.notes.startswith(f"error: {message}")
-    assert output.notes.count("\n") == 1
-
-
-def test_regen_and_edit(model: ScriptedModel) -> None:
-    model.say("one", "two", "three")
-    output = run("chat", stdin="Hello\n/regen\n/edit Good  morning \n")
-    assert output == Output(
-        0,
-        "one\ntwo\nthree\n",
-        model.footer(("Hello", "one"))
-        + model.footer(("Hello", "two"))
-        + model.footer(("Good  morning", "three")),
-    )
-    assert said() == ["Hello", "Hello", "Good  morning"]
-    assert answers_of() == [("Good  morning", "three")]
-
-
-def test_edit_needs_a_text_in_a_script(model: ScriptedModel) -> None:
-    model.say("one")
-    output = run("chat", stdin="Hello\n/edit\n")
-    assert output.code == 1
-    assert output.notes.endswith("error: a script has to give the new message: /edit TEXT\n")
-
-
-def test_undo_and_clear(model: ScriptedModel) -> None:
-    model.say(*["a"] * 5)
-    output = run(
-        "chat", "-s", "Be kind.", stdin="one\ntwo\nthree\n/undo\n/undo\nfour\nfive\n/clear\n/undo\n"
-    )
-    assert notes_of(output) == [
-        "taken back: three (2 turns left)",
-        "taken back: two (1 turn left)",
-        "forgotten: 3 turns; the system prompt stays",
-        "error: there is no message yet: type one",
-    ]
-    assert RecordedConversation.last.system == "Be kind."
-
-
-def test_long_messages_are_shown_shortened(model: ScriptedModel) -> None:
-    model.say("a")
-    output = run("chat", stdin='"""' + "word\n" * 50 + '"""\n/undo\n')
-    shown = "word " * 11 + "wo..."
-    assert output.notes.endswith(f"taken back: {shown} (0 turns left)\n")
-
-
-def test_system(model: ScriptedModel) -> None:
-    model.say("a", "b")
-    lines = ["/system", "/system Be kind.", "Hello", "/system Be brief.\\", "Always.", "/system"]
-    output = run("chat", stdin="\n".join([*lines, "Who?", '/system ""']))
-    hello, who = ("Hello", "a"), ("Who?", "b")
-    n_brief = model.n_text(hello, system="Be brief.\nAlways.")
-    n_both = model.n_text(hello, who)
-    assert notes_of(output) == [
-        "no system prompt but the model's own",
-        "system prompt: Be kind.",
-        f"{n_brief} tokens will be read again with the next message",
-        "system prompt: Be brief.",
-        "Always.",
-        "system prompt: Be brief.",
-        "Always.",
-        f"reading {n_brief} tokens again",
-        f"{n_both} tokens will be read again with the next message",
-        "no system prompt but the model's own",
-    ]
-    assert RecordedConversation.last.system is None
-
-
-def test_read(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
-    (tmp_path / "my notes.txt").write_text("three\n")
-    model.say(*["a"] * 6)
-    script = [
-        "/read notes.txt",
-        "/read notes.txt What's this?",
-        "/read my notes.txt",
-        "/read 'my notes.txt' Well?",
-        r"/read my\ notes.txt",
-        "/multi",
-        "x",
-        "/end",
-    ]
-    assert run("chat", stdin="\n".join(script)).code == 0
-    assert said() == [
-        "one\n/two",
-        "one\n/two\n\nWhat's this?",
-        "three",
-        "three\n\nWell?",
-        "three",
-        "x",
-    ]
-
-
-def test_set(model: ScriptedModel) -> None:
-    output = run("chat", "--seed", "7", stdin="/set\n/set temp\n/set top-k 5\n/set temperature 0\n")
-    lines = [line.split() for line in output.notes.splitlines()]
-    assert lines == [
-        ["temperature", "0.8"],
-        ["top_k", "40"],
-        ["top_p", "0.95"],
-        ["min_p", "0.05"],
-        ["typical_p", "1.0"],
-        ["repeat_penalty", "1.1"],
-        ["frequency_penalty", "0.0"],
-        ["presence_penalty", "0.0"],
-        ["seed", "7"],
-        ["temperature", "0.8"],
-        ["top_k", "5"],
-        ["temperature", "0.0"],
-    ]
-    assert RecordedConversation.last.sampling == Sampling(temperature=0.0, top_k=5, seed=7)
-
-
-def test_stats(model: ScriptedModel) -> None:
-    model.say("Hi there", "one two three")
-    model.changes = {
-        "tokens_evicted": 1234,
-        "rows_evicted": 1,
-        "compactions": 12,
-        "rows_moved": 5678,
-        "rebases": 1,
-        "rebase_seconds": 0.0625,
-        "window": 8192,
-    }
-    output = run("chat", "--seed", "7", stdin="/stats\nHello you\nWho\n/stats\n")
-    lines = notes_of(output)
-    before = [
-        "conversation   0 turns · 0 tokens of text",
-        "cache          0 of 300 cells · budget 200 (100 heavy + 100 recent) · slack 100 · "
-        "window 8,192",
-        "policy         h2o",
-        "evicted        1,234 tokens · 1 row",
-        "compactions    12 in 0.250 s · 5,678 rows moved",
-        "re-bases       1 in 0.062 s · original positions",
-        "memory         3.0 of 8.0 MiB of a full cache: K 1.0 + V 1.0 + scores 1.0",
-        "sampling       temperature 0.8 · top_k 40 · top_p 0.95 · min_p 0.05 · typical_p 1.0 · "
-        "repeat_penalty 1.1 · frequency_penalty 0.0 · presence_penalty 0.0 · seed 7",
-        "saved          no: /save FILE saves a copy",
-    ]
-    assert lines[:9] == before
-    n_first = model.n_text(("Hello you", "Hi there"))
-    used = model.n_text(("Hello you", "Hi there"), ("Who", "one two three"))
-    n_read = used - 13 - n_first
-    n_both = n_read + n_first - 8
-    assert lines[9:] == [
-        f"conversation   2 turns · {used} tokens of text",
-        f"last answer    {n_read} tokens read · {n_read * 2:.1f} tokens/s · 13 tokens written · "
-        "2.0 tokens/s",
-        f"all answers    {n_both} tokens read · {n_both:.1f} tokens/s · 21 tokens written · "
-        "2.0 tokens/s",
-        before[1].replace("0 of", f"{used} of", 1),
-        *before[2:],
-    ]
-
-
-def test_stats_of_a_full_cache(model: ScriptedModel) -> None:
-    model.changes = {"evicting": False}
-    lines = run("chat", stdin="/stats\n").notes.splitlines()
-    assert lines[1:3] == [
-        "cache          0 of 300 cells · full cache, nothing is evicted",
-        "memory         3.0 MiB: K 1.0 + V 1.0",
-    ]
-
-
-def test_kv_of_an_empty_cache(model: ScriptedModel) -> None:
-    assert run("chat", stdin="/kv\n") == Output(0, "", "the KV cache is empty\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -20,43 +19,16 @@ from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import command as chat_command
 from pyh2o.cli.chat.input import LineSource
 from pyh2o.cli.options import KVType, RunOptions
-from pyh2o.errors import SessionError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
 from scripted_chat import (
     RecordedConversation,
-    Script,
     ScriptedModel,
-    open_chat_model,
-    scripted_chat,
+    answers_of,
 )
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    return open_chat_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    return scripted_chat(llm, monkeypatch)
-
-
-def said() -> list[str]:
-    """The messages that reached the model."""
-    return RecordedConversation.last.said
-
-
-def notes_of(output: Output) -> list[str]:
-    """The notes without the footers."""
-    return [line for line in output.notes.splitlines() if " · KV " not in line]
-
-
-def answers_of() -> list[tuple[str, str]]:
-    return [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
 
 
 def test_session_goes_on(model: ScriptedModel, tmp_path: Path) -> None:
@@ -268,203 +240,6 @@ def test_damaged_session_stays_as_it_is(model: ScriptedModel, tmp_path: Path) ->
     assert file.read_text() == "damaged"
 
 
-def test_failing_saves_are_said_once(model: ScriptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.answers.extend(Script(["a"]) for _ in range(4))
-    save = RecordedConversation.save
-
-    def full(_self: RecordedConversation, _path: Path) -> None:
-        raise SessionError("cannot save the session: the disk is full")
-
-    def repair() -> None:
-        monkeypatch.setattr(RecordedConversation, "save", save)
-
-    monkeypatch.setattr(RecordedConversation, "save", full)
-    model.answers[2].pieces.append(repair)
-    output = run("chat", "--session", "work", stdin="one\ntwo\n/save\nthree\n/save\nfour\n")
-    said = [(word, "a") for word in ("one", "two", "three", "four")]
-    failure = "this chat is not saved: cannot save the session: the disk is full"
-    assert (
-        output
-        == Output(
-            1,  # a command could not be done
-            "a\na\na\na\n",
-            model.footer(*said[:1])
-            + f"warning: {failure}\n"
-            + model.footer(*said[:2])
-            + f"error: {failure}; /save FILE saves a copy elsewhere\n"
-            + model.footer(*said[:3])
-            + "saved as work\n"
-            + model.footer(*said),
-        )
-    )
-
-
-def fail_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_self: RecordedConversation, _path: Path) -> None:
-        raise SessionError("cannot save the session: the disk is full")
-
-    monkeypatch.setattr(RecordedConversation, "save", full)
-
-
-def test_script_that_is_not_saved_fails(
-    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_to_save(monkeypatch)
-    model.say("Hi")
-    output = run("chat", "--session", "work", stdin="Hello\n")
-    assert output == Output(
-        1,
-        "Hi\n",
-        model.footer(("Hello", "Hi"))
-        + "warning: this chat is not saved: cannot save the session: the disk is full\n",
-    )
-
-
-@pytest.mark.parametrize("command", ["/clear", "/load copy.h2o"])
-def test_conversation_that_cannot_be_saved_is_not_left(
-    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    model.say("Hi")
-    run("chat", stdin="zero\n/save copy.h2o\n")
-    fail_to_save(monkeypatch)
-    model.say("Hi", "Ho")
-    output = run("chat", "--session", "work", stdin=f"Hello\n{command}\nWho?\n")
-    assert output.code == 1
-    failure = "this chat is not saved: cannot save the session: the disk is full"
-    assert notes_of(output) == [
-        f"warning: {failure}",
-        f"error: {failure}; /save FILE saves a copy elsewhere",
-    ]
-    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
-
-
-def test_clear_begins_a_new_conversation_and_the_old_one_stays(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say("Hi", "Ho")
-    arguments = ["--session", "my work", "-s", "Be kind."]
-    output = run("chat", *arguments, stdin="Hello\n/clear\nWho?\n")
-    assert notes_of(output) == [
-        "a new conversation begins, and `pyh2o chat --session 'my work'` goes on with the one so "
-        "far; the system prompt stays"
-    ]
-    assert answers_of() == [("Who?", "Ho")]
-    assert RecordedConversation.last.system == "Be kind."
-    assert len(list((tmp_path / "chats").iterdir())) == 2
-    run("chat", "-c")
-    assert answers_of() == [("Who?", "Ho")]
-    run("chat", "--session", "my work")
-    assert answers_of() == [("Hello", "Hi")]
-
-
-def test_clear_lets_another_chat_have_the_old_conversation(model: ScriptedModel) -> None:
-    codes: list[int] = []
-
-    def open_the_old_one() -> None:
-        codes.append(run("sessions", "rm", "work").code)
-
-    model.answers.extend([Script(["Hi"]), Script([open_the_old_one, "Ho"])])
-    assert run("chat", "--session", "work", stdin="Hello\n/clear\nWho?\n").code == 0
-    assert codes == [0]
-
-
-def test_clear_of_an_empty_conversation_changes_nothing(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say("Hi")
-    output = run("chat", "--session", "work", stdin="/clear\nHello\n")
-    assert notes_of(output) == ["forgotten: 0 turns"]
-    assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
-
-
-def test_unwritable_folder(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "chats").write_text("a file")
-    output = run("chat", "--session", "work", stdin="Hello\n")
-    assert output == Output(
-        1,
-        "",
-        f"error: {tmp_path}/chats cannot be used (File exists): make it writable, set PYH2O_CHATS "
-        "to another folder, or give --no-save\n",
-    )
-
-
-def test_copies(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say(*["a"] * 4)
-    (tmp_path / "precious.txt").write_text("old")
-    script = ["one", "/save copy.h2o", "two", "/save ./copy.h2o", "three", "/save precious.txt"]
-    output = run("chat", stdin="\n".join([*script, "/load copy.h2o", "four"]))
-    said = [(word, "a") for word in ("one", "two", "three")]
-    assert output == Output(
-        1,
-        "a\n" * 4,
-        model.footer(*said[:1])
-        + "saved in copy.h2o: /load goes on from here\n"
-        + model.footer(*said[:2])
-        + "saved in copy.h2o: /load goes on from here\n"
-        + model.footer(*said[:3])
-        + "error: precious.txt exists: give another name\n"
-        + f"continuing a conversation of 2 turns, {model.n_text(*said[:2])} tokens\n"
-        + model.footer(*said[:2], ("four", "a")),
-    )
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "two", "four"]
-    assert (tmp_path / "precious.txt").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.h2o", "precious.txt"]
-
-
-def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say(*["a"] * 4)
-    run("chat", stdin="one\n/save copy.h2o\n")
-    run("chat", "--session", "work", stdin="two\n/load copy.h2o\nthree\n")
-    names = sorted(path.name for path in (tmp_path / "chats").iterdir())
-    assert len(names) == 2
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}\.h2o", names[0])
-    run("chat", "--session", "work")
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["two"]
-    run("chat", "--session", names[0].removesuffix(".h2o"))
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "three"]
-
-
-def test_loading_into_an_empty_session(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say("a")
-    run("chat", stdin="one\n/save copy.h2o\n")
-    run("chat", "--session", "work", stdin="/load copy.h2o\n")
-    assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
-
-
-def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say(*["a"] * 3)
-    run("chat", stdin="zero\n/save copy.h2o\n")
-    whole = read_session("copy.h2o", "conversation")
-    write_session("damaged.h2o", replace(whole, tokens=whole.tokens[1:]))
-    output = run("chat", stdin="one\n/load damaged.h2o\ntwo\n")
-    assert output == Output(
-        1,
-        "a\na\n",
-        model.footer(("one", "a"))
-        + "error: the session file is damaged (its turns are not its text): use another copy of "
-        "damaged.h2o\n" + model.footer(("one", "a"), ("two", "a")),
-    )
-
-
-def test_session_whose_state_does_not_fit_is_read_again(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
-    model.say(*["a"] * 3)
-    run("chat", stdin="one\n/save copy.h2o\n")
-    whole = read_session("copy.h2o", "conversation")
-    write_session("odd.h2o", replace(whole, kv=b"of another version"))
-    n_text = model.n_text(("one", "a"))
-    output = run("chat", stdin="zero\n/load odd.h2o\ntwo\n")
-    assert output == Output(
-        0,
-        "a\na\n",
-        model.footer(("zero", "a"))
-        + f"continuing a conversation of 1 turn, {n_text} tokens\n"
-        + f"reading {n_text} tokens again\n"
-        + model.footer(("one", "a"), ("two", "a")),
-    )
-
-
 @pytest.mark.parametrize(
     "edit", [{"turns": "abc"}, {"turns": [{"user": 5}]}, {"settings": {"ctx": "x"}}, {"turns": 5}]
 )
@@ -486,15 +261,13 @@ def test_edited_session_is_refused_before_a_model_is_loaded(
     assert "damaged" in listed.text
 
 
-def test_session_brings_its_settings_along(
-    model: ScriptedModel, llm: Llama, tmp_path: Path
-) -> None:
+def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
     assert model.options == RunOptions(sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
-        model=Path(llm.model_path),
+        model=Path(model.llm.model_path),
         ctx=1000,
         eviction=EvictionSettings(hh=400, recent=0.5, slack=100, policy=TOVA()),
         threads=3,

@@ -29,7 +29,6 @@ from cli_fakes import (
     start_program,
     wait_until,
 )
-from pyh2o import Llama
 from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat.completion import CommandCompleter
 from pyh2o.cli.chat.input import TerminalSource
@@ -37,8 +36,8 @@ from scripted_chat import (
     RecordedConversation,
     Script,
     ScriptedModel,
-    open_chat_model,
-    scripted_chat,
+    notes_of,
+    said,
 )
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -48,16 +47,6 @@ UP = "\x1b[A"
 
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    return open_chat_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def model(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    return scripted_chat(llm, monkeypatch)
 
 
 @pytest.fixture
@@ -76,15 +65,6 @@ def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
     return type_keys
 
 
-def said() -> list[str]:
-    return RecordedConversation.last.said
-
-
-def notes(output: Output) -> list[str]:
-    """The notes without the footers."""
-    return [line for line in output.notes.splitlines() if " · KV " not in line]
-
-
 FAREWELL = "saved as work: pyh2o chat -c goes on"
 GREETING = ["window 1,000 tokens, budget 200 (100 heavy + 100 recent)", "/help lists the commands"]
 
@@ -98,7 +78,7 @@ def test_keys(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
     )
     assert said() == ["one", "one\ntwo", "one\ntwo", "three\n  four\n/five"]
     assert output.code == 0
-    assert notes(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
+    assert notes_of(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
 
 
 def test_pasted_commands_of_several_lines(
@@ -120,7 +100,7 @@ def test_multi(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
         f"four{ENTER}{CTRL_D}"
     )
     assert said() == ["one \\\n/two", "four"]
-    assert notes(output) == [
+    assert notes_of(output) == [
         *GREETING,
         "/quit or Ctrl-D leaves",
         "error: the input ended before /end: nothing was sent",
@@ -141,7 +121,7 @@ def test_edit_can_be_dropped(model: ScriptedModel, type_keys: Callable[..., Outp
     empty = "\x7f" * 5
     output = type_keys(f"Hello{ENTER}/edit{ENTER}x{CTRL_C}/edit{ENTER}{empty}{ENTER}/quit{ENTER}")
     assert said() == ["Hello"]
-    assert notes(output) == [
+    assert notes_of(output) == [
         *GREETING,
         "/quit or Ctrl-D leaves",
         "the message stays as it was",
@@ -163,7 +143,11 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
     model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "ab\nd\n")
-    assert notes(output) == [*GREETING, "stopped by Ctrl-C: what was said so far stays", FAREWELL]
+    assert notes_of(output) == [
+        *GREETING,
+        "stopped by Ctrl-C: what was said so far stays",
+        FAREWELL,
+    ]
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
 
 
@@ -185,7 +169,7 @@ def test_refusals_do_not_end_the_chat(
     model.answers.extend([ContextLimitError("too long"), Script(["a"])])
     output = type_keys(f"Hello{ENTER}/read none.txt{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "a\n")
-    assert notes(output)[2:4] == [
+    assert notes_of(output)[2:4] == [
         "error: too long",
         "error: cannot read none.txt: No such file or directory",
     ]
@@ -195,7 +179,7 @@ def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., O
     model.say("a", "one two\n")
     type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     n_text = model.n_text(("Hello", "a"), ("Who?", "one two\n"))
-    assert notes(type_keys(CTRL_D)) == [
+    assert notes_of(type_keys(CTRL_D)) == [
         f"continuing a conversation of 2 turns, {n_text} tokens",
         "> Who?",
         "one two",
@@ -214,7 +198,7 @@ def test_chat_without_a_name_is_named_by_the_time(
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
-    assert notes(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
+    assert notes_of(output)[0] == f"continuing a conversation of 1 turn, {n_text} tokens"
     assert RecordedConversation.last.saves == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,28 +19,13 @@ from cli_fakes import (
 )
 from fake_story import (
     FakeModel,
-    fake_model,
     names,
     now_there,
-    open_tiny,
     report,
 )
-from pyh2o import Llama
 from pyh2o.errors import ModelError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
-    llm = open_tiny(tmp_path_factory.mktemp("model"))
-    yield llm
-    llm.close()
-
-
-@pytest.fixture
-def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
-    return fake_model(llm, monkeypatch)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
-"""`pyh2o generate --resume`: checkpoints, stories that were cut off, and files that were edited."""
+"""`pyh2o generate --resume`: checkpoints, stories that were cut off, and what a story keeps."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,43 +15,21 @@ from cli_fakes import (
     run,
 )
 from fake_story import (
+    TALE,
     FakeModel,
-    fake_model,
+    begin,
     names,
     now_there,
-    open_tiny,
     report,
+    resume,
     speed_of,
+    wrote,
 )
-from pyh2o import Llama
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.sessions.story import Story
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
-    llm = open_tiny(tmp_path_factory.mktemp("model"))
-    yield llm
-    llm.close()
-
-
-@pytest.fixture
-def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
-    return fake_model(llm, monkeypatch)
-
-
-TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came. THE END. So."
-
-
-def resume(*arguments: str) -> Output:
-    return run("generate", "--resume", "-o", "story.txt", *arguments)
-
-
-def begin(*arguments: str) -> Output:
-    return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
 
 
 @pytest.mark.parametrize("length", [1, 5, 27, 28, 29, 30, 50])
@@ -219,12 +195,6 @@ def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
 # -------------------------------------------------------------------------------------------------
 
 
-def wrote(output: Output) -> int:
-    found = re.search(r"wrote (\d+) tokens?", output.notes)
-    assert found is not None
-    return int(found[1])
-
-
 def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_path: Path) -> None:
     fake.script = [TALE[:10], press_ctrl_c, TALE[10:]]
     assert begin("-n", "20", "--checkpoint", "4").code == 130
@@ -276,153 +246,6 @@ def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int)
     fake.script = [TALE]
     assert run(*shlex.split(command)).code == 0
     assert (tmp_path / "my story.txt").read_text() == f"I: {TALE[:20]}\n"
-
-
-# -------------------------------------------------------------------------------------------------
-# Files that were edited
-# -------------------------------------------------------------------------------------------------
-
-
-OTHER = "A tale without a loop, whatever comes: 1, 2, 4, 8, 16; x, y and (then) z."
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        "I: Twice upon",
-        "I: Once upo\nI wrote this.\n",
-        "I: Once upo\n\n",
-        "I: Once upo ",
-        "I: On",
-        "You: ",
-        "\N{SNOWMAN}",
-    ],
-)
-@pytest.mark.parametrize("echo", [True, False])
-def test_file_that_was_edited_is_read_again(
-    fake: FakeModel, tmp_path: Path, changed: str, echo: bool
-) -> None:
-    fake.script = [TALE]
-    begin("-n", "8", "--echo" if echo else "--no-echo")
-    story = tmp_path / "story.txt"
-    story.write_text(changed)
-    kept = changed.removesuffix("\n")
-    n_tokens = len(fake.llm.tokenize((kept if echo else f"I: {kept}").encode()))
-    # Before anything new is written, nothing is changed.
-    there = now_there()
-    fake.before_reading = press_ctrl_c
-    assert resume("-n", "0").code == 130
-    assert now_there() == there
-    fake.before_reading = lambda: None
-    fake.script = [OTHER]
-    output = resume("-n", "40")
-    assert output.code == 0
-    first, _, last = output.notes.splitlines()
-    assert first == f"story.txt was edited: it is read again, with {n_tokens} tokens"
-    assert last.startswith(f"read {n_tokens} tokens at ")
-    assert story.read_text() == f"{kept}{OTHER[40 - wrote(output) : 40]}\n"
-    assert fake.llm.input_ids[:n_tokens].tolist() == fake.llm.tokenize(
-        (kept if echo else f"I: {kept}").encode()
-    )
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-    # It is a story like any other from now on.
-    before = story.read_text().removesuffix("\n")
-    output = resume("-n", "0")
-    assert "was edited" not in output.notes
-    assert story.read_text() == f"{before}{OTHER[40:]}\n"
-
-
-def test_what_an_edited_story_has_counts(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = [TALE]
-    begin("-n", "12")
-    (tmp_path / "story.txt").write_text("I: Once X")
-    fake.script = [OTHER]
-    output = resume()
-    written = len(fake.llm.tokenize(b"I: Once X")) - fake.n_prompt("I: ")
-    assert wrote(output) == 12 - written
-
-
-@pytest.mark.parametrize("changed", ["", "\n", "I: Once upo", None])
-def test_text_that_is_missing_comes_back(
-    fake: FakeModel, tmp_path: Path, changed: str | None
-) -> None:
-    """A last line break is no edit, and an empty file holds nothing to go on with."""
-    fake.script = [TALE]
-    begin("-n", "8")
-    story = tmp_path / "story.txt"
-    story.unlink() if changed is None else story.write_text(changed)
-    output = resume("-n", "13")
-    assert "was edited" not in output.notes
-    assert (output.code, story.read_text()) == (0, "I: Once upon a t\n")
-
-
-def test_last_line_break_that_an_editor_has_added_is_no_edit(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    fake.script = [TALE[:5], press_ctrl_c, TALE[5:]]
-    begin()
-    with (tmp_path / "story.txt").open("a") as file:
-        file.write("\n")
-    fake.script = [TALE]
-    assert "was edited" not in resume().notes
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-
-
-def test_file_that_is_no_text_any_more_is_refused(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = [TALE]
-    begin("-n", "8")
-    (tmp_path / "story.txt").write_bytes("I: caé\n".encode("latin-1"))
-    there = now_there()
-    assert resume("-n", "0") == Output(
-        1,
-        "",
-        "error: story.txt was edited, and is not UTF-8 text (byte 5): save it as UTF-8\n",
-    )
-    assert now_there() == there
-
-
-# -------------------------------------------------------------------------------------------------
-# Killed before the first token
-# -------------------------------------------------------------------------------------------------
-
-
-def test_a_story_killed_before_its_first_token_can_be_resumed(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    there: dict[str, bytes] = {}
-    fake.before_reading = lambda: there.update(now_there())
-    fake.script = [TALE]
-    begin("-n", "12")
-    for name in now_there():
-        Path(name).unlink()
-    assert sorted(there) == ["story.txt", "story.txt.h2o"]
-    for name, data in there.items():
-        Path(name).write_bytes(data)
-    assert run("generate", "-p", "I: ", "-o", "story.txt").notes == (
-        "error: story.txt.h2o exists: go on with it with --resume, give another --output, or "
-        "replace it with --force\n"
-    )
-    output = resume()
-    assert wrote(output) == 12
-    assert f"read {fake.n_prompt('I: ')} tokens at" in output.notes
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE[:12]}\n"
-
-
-def test_an_empty_file_may_be_begun_in(fake: FakeModel, tmp_path: Path) -> None:
-    (tmp_path / "story.txt").touch()
-    fake.script = [TALE]
-    assert begin().code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-
-
-def test_text_without_a_checkpoint_cannot_be_resumed(fake: FakeModel, tmp_path: Path) -> None:
-    (tmp_path / "story.txt").write_text("Once upon")
-    assert resume() == Output(
-        1,
-        "",
-        "error: there is no checkpoint story.txt.h2o: go on after its text with --prompt-file "
-        "story.txt and another --output\n",
-    )
 
 
 # -------------------------------------------------------------------------------------------------

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import run
-from fake_story import FakeModel, fake_model, open_tiny
-from pyh2o import Llama
+from fake_story import FakeModel
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import Snap
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
-    llm = open_tiny(tmp_path_factory.mktemp("model"))
-    yield llm
-    llm.close()
-
-
-@pytest.fixture
-def fake(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> FakeModel:
-    return fake_model(llm, monkeypatch)
 
 
 def options_of(fake: FakeModel, *arguments: str) -> RunOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
+from cli_fakes import Output, run
 from pyh2o import Llama
 from pyh2o.cli import loading
 from pyh2o.cli.options import ModelOptions
@@ -126,6 +128,18 @@ def open_tiny(folder: Path) -> Llama:
     return tiny_llama(tiny_model(folder), n_ctx=WINDOW, hh=20, recent=20, slack=8)
 
 
+TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came. THE END. So."
+"""A script that needs several bytes for a character, and has the same words more than once."""
+
+
+def begin(*arguments: str) -> Output:
+    return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
+
+
+def resume(*arguments: str) -> Output:
+    return run("generate", "--resume", "-o", "story.txt", *arguments)
+
+
 # -------------------------------------------------------------------------------------------------
 # What a run prints and leaves
 # -------------------------------------------------------------------------------------------------
@@ -160,6 +174,13 @@ def _read(count: int) -> str:
 
 def speed_of(count: int, steps: int) -> str:
     return f" at {count / (steps / 2):.1f} tokens/s"
+
+
+def wrote(output: Output) -> int:
+    """Tokens that a run says it wrote."""
+    found = re.search(r"wrote (\d+) tokens?", output.notes)
+    assert found is not None
+    return int(found[1])
 
 
 def names(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import cache_with
+from cli_fakes import Output, cache_with
 from pyh2o import Conversation, Llama
 from pyh2o.cli import loading
 from pyh2o.cli.chat import answers
@@ -189,3 +189,23 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     clock = ticking_clock()
     monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     return model
+
+
+# -------------------------------------------------------------------------------------------------
+# What came of a chat
+# -------------------------------------------------------------------------------------------------
+
+
+def said() -> list[str]:
+    """The messages that reached the model."""
+    return RecordedConversation.last.said
+
+
+def answers_of() -> list[tuple[str, str]]:
+    """The turns that the last conversation has at its end."""
+    return [(turn.user, turn.answer) for turn in RecordedConversation.last.turns]
+
+
+def notes_of(output: Output) -> list[str]:
+    """The notes without the footers."""
+    return [line for line in output.notes.splitlines() if " · KV " not in line]
