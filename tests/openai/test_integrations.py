@@ -34,7 +34,6 @@ from tiny_llama import ONE_THREAD, tiny_llama
 WINDOW = 256
 COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16, "policy": "h2o-far:near=8"}
 LONG_PROMPT = "Once upon a time there was a window. " * 12
-EOS, BYTE_0 = 2, 3
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,15 @@ def write_members(file: Path, members: dict[str, bytes]) -> None:
             archive.writestr(name, data)
 
 
+def saved(
+    save: Callable[[Llama, Path], None], llm: Llama, folder: Path
+) -> tuple[Path, dict[str, bytes]]:
+    """A session's file in the folder, and its members."""
+    file = folder / "session"
+    save(llm, file)
+    return file, members_of(file)
+
+
 def saved_conversation(llm: Llama, file: Path) -> None:
     conversation = Conversation(llm, system="Speak like a pirate.", sampling=Sampling(seed=5))
     for message in ("hello", "and then?", "why?"):
@@ -145,9 +154,7 @@ def test_edited_headers_are_refused_or_load_to_what_they_say(
     save: Callable[[Llama, Path], None],
     go_on: Callable[[Llama, Path], None],
 ) -> None:
-    file = tmp_path / "session"
-    save(llm, file)
-    whole = members_of(file)
+    file, whole = saved(save, llm, tmp_path)
     refused = 0
     for _ in range(N_EDITS):
         about = json.loads(whole["header.json"])
@@ -173,17 +180,13 @@ def test_edited_tokens_and_states_never_end_in_a_traceback(
     save: Callable[[Llama, Path], None],
     go_on: Callable[[Llama, Path], None],
 ) -> None:
-    file = tmp_path / "session"
-    save(llm, file)
-    whole = members_of(file)
+    file, whole = saved(save, llm, tmp_path)
     for _ in range(N_EDITS // 3):
         name = ("tokens.npy", "header.json")[rng.integers(2)]
         data = bytearray(whole[name])
         for _ in range(rng.integers(1, 4)):
             place = int(rng.integers(min(len(data), 200)))
-            data[place : place + rng.integers(2)] = bytes(
-                rng.choice(list(b"({['\"\\0,9eN-\xff "), 1)
-            )
+            data[place : place + rng.integers(2)] = rng.choice(list(NOISE), 1).tolist()
         write_members(file, whole | {name: bytes(data)})
         assert "\n" not in str(refusal(go_on, llm, file))
 
@@ -205,10 +208,9 @@ NPY = b"{'descr': '<i4', 'fortran_order': False, 'shape': (%s,), }"
     ],
 )
 def test_headers_of_arrays_are_not_evaluated(llm: Llama, tmp_path: Path, header: bytes) -> None:
-    file = tmp_path / "session"
-    saved_story(llm, file)
+    file, whole = saved(saved_story, llm, tmp_path)
     tokens = b"\x93NUMPY\x01\x00" + len(header + b"\n").to_bytes(2, "little") + header + b"\n"
-    write_members(file, members_of(file) | {"tokens.npy": tokens + bytes(4 * 9)})
+    write_members(file, whole | {"tokens.npy": tokens + bytes(4 * 9)})
     with pytest.raises(SessionError, match="damaged"):
         Story.load(file, llm)
 
@@ -222,9 +224,7 @@ def test_headers_of_any_depth(
     save: Callable[[Llama, Path], None],
     go_on: Callable[[Llama, Path], None],
 ) -> None:
-    file = tmp_path / "session"
-    save(llm, file)
-    whole = members_of(file)
+    file, whole = saved(save, llm, tmp_path)
     deep = b"[" * depth + b"]" * depth
     for name in (b"policy", b"sha256", b"until", b"turns"):
         text = whole["header.json"].replace(b'"%s": ' % name, b'"%s": %s, "x": ' % (name, deep))
@@ -237,9 +237,7 @@ def test_headers_of_any_depth(
 def test_a_conversation_whose_state_does_not_fit_is_read_again(
     llm: Llama, tmp_path: Path, state: bytes | None
 ) -> None:
-    file = tmp_path / "session"
-    saved_conversation(llm, file)
-    whole = members_of(file)
+    file, whole = saved(saved_conversation, llm, tmp_path)
     expected = read_session(file, "conversation")
     kv = whole["kv.bin"][:-1] if state is None else state
     write_members(file, whole | {"kv.bin": kv})

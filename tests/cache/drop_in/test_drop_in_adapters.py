@@ -1,0 +1,57 @@
+"""LoRA adapters."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from gguf import GGUFWriter
+
+from drop_in_cases import LONG_PROMPT, PROMPT, ROOMY, SMALL, WINDOW, assert_evicted, complete
+from pyh2o import Llama
+from same_results import assert_equal
+from tiny_llama import tiny_llama, tiny_parent
+
+
+def write_lora(path: Path) -> Path:
+    """A random adapter of rank 4 for the queries and the feed-forward layers of a tiny model."""
+    rng = np.random.default_rng(8)
+    writer = GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for name, n_out, n_in in (("attn_q", 128, 128), ("ffn_up", 192, 128)):
+        for layer in range(3):
+            tensor = f"blk.{layer}.{name}.weight"
+            down, up = rng.standard_normal((4, n_in)), rng.standard_normal((n_out, 4))
+            writer.add_tensor(f"{tensor}.lora_a", (down / np.sqrt(n_in)).astype(np.float32))
+            writer.add_tensor(f"{tensor}.lora_b", up.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_lora_adapter_equals_the_parent_s(
+    path: Path, parent: llama_cpp.Llama, tmp_path: Path
+) -> None:
+    lora = {"lora_path": str(write_lora(tmp_path / "lora.gguf")), "lora_scale": 0.5}
+    stock = tiny_parent(path, n_ctx=WINDOW, logits_all=True, **lora)
+    with contextlib.closing(stock), tiny_llama(path, logits_all=True, **ROOMY, **lora) as ours:
+        results = [complete(llm, PROMPT, "log probabilities") for llm in (stock, ours)]
+    assert_equal(*results)
+    plain = complete(parent, PROMPT, "log probabilities")
+    assert results[0]["choices"][0]["text"] != plain["choices"][0]["text"]
+
+
+def test_a_lora_adapter_with_a_text_longer_than_the_cache(
+    path: Path, small: Llama, tmp_path: Path
+) -> None:
+    lora = write_lora(tmp_path / "lora.gguf")
+    with tiny_llama(path, logits_all=True, lora_path=str(lora), **SMALL) as llm:
+        result = complete(llm, LONG_PROMPT, "greedy")
+        assert_evicted(llm)
+    assert result["choices"] != complete(small, LONG_PROMPT, "greedy")["choices"]

@@ -1,0 +1,244 @@
+"""The other methods: each with both models, and with a long text in a small cache."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from gguf import GGUFWriter
+
+from drop_in_cases import (
+    FLAG_SCHEMA,
+    LONG_MESSAGES,
+    LONG_PROMPT,
+    MESSAGES,
+    PROMPT,
+    ROOMY,
+    SMALL,
+    WINDOW,
+    assert_follows_schema,
+)
+from needed import needed
+from pyh2o import Llama
+from same_results import assert_equal
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama, tiny_parent
+from tiny_tokens import BOS, NO_END, ONLY_ASCII
+
+
+def call_the_model(llm: llama_cpp.Llama, text: str) -> Any:
+    return llm(text, max_tokens=10, seed=1, logit_bias=ONLY_ASCII)
+
+
+def chat_in_openai_s_classes(llm: llama_cpp.Llama, text: str) -> Any:
+    needed("openai")
+    arguments = {"max_tokens": 10, "seed": 1, "logit_bias": ONLY_ASCII}
+    messages = [{"role": "user", "content": text}]
+    plain = llm.create_chat_completion_openai_v1(messages, **arguments)
+    llm.reset()
+    return [plain, *llm.create_chat_completion_openai_v1(messages, stream=True, **arguments)]
+
+
+def tokens_and_text(llm: llama_cpp.Llama, text: str) -> Any:
+    plain, special = (llm.tokenize(text.encode(), special=special) for special in (False, True))
+    without_bos = llm.tokenize(text.encode(), add_bos=False)
+    texts = [
+        llm.detokenize(plain),
+        llm.detokenize(special, special=True),
+        llm.detokenize(without_bos, prev_tokens=[BOS]),
+        llm.tokenizer().decode(plain),
+    ]
+    return [plain, special, without_bos, texts]
+
+
+def eval_and_sample(llm: llama_cpp.Llama, text: str) -> Any:
+    """The loop of programs that draw their own tokens."""
+    llm.set_seed(5)
+    llm.eval(llm.tokenize(text.encode()))
+    drawn: list[int] = []
+    for _ in range(10):
+        drawn.append(llm.sample(temp=0.9, top_k=20))
+        llm.eval([drawn[-1]])
+    return [drawn, llm.n_tokens, list(llm.eval_tokens)[-5:]]
+
+
+def generate_and_go_on(llm: llama_cpp.Llama, text: str) -> Any:
+    """`generate` from a prompt, then on from where it is, then another text."""
+    tokens = llm.tokenize(text.encode())
+    llm.set_seed(6)
+    first = list(itertools.islice(llm.generate(tokens, temp=0.9), 5))
+    more = list(itertools.islice(llm.generate([20, 21], temp=0.9, reset=False), 5))
+    other = list(itertools.islice(llm.generate([BOS, 40, 41], temp=0.9), 5))
+    return [first, more, other, llm.n_tokens]
+
+
+def send_to_the_generator(llm: llama_cpp.Llama, text: str) -> Any:
+    generator = llm.generate(llm.tokenize(text.encode()), temp=0.0)
+    drawn = [next(generator)]
+    drawn.append(generator.send([30, 31, 32]))
+    drawn.append(next(generator))
+    return [drawn, llm.input_ids[: llm.n_tokens][-5:].tolist()]
+
+
+def logits(llm: llama_cpp.Llama, text: str) -> Any:
+    llm.eval(llm.tokenize(text.encode()))
+    return [llm.scores[llm.n_tokens - 1], llm.eval_logits[-1]]
+
+
+def sizes_and_marks(llm: llama_cpp.Llama, _text: str) -> Any:
+    sizes = [llm.n_ctx(), llm.n_embd(), llm.n_vocab(), llm.context_params.n_ctx]
+    marks = [llm.token_bos(), llm.token_eos(), llm.token_nl()]
+    return [sizes, marks, llm.metadata["general.architecture"], llm.chat_format, llm.model_path]
+
+
+def save_and_load(llm: llama_cpp.Llama, text: str) -> Any:
+    """Both ways on from a saved state."""
+    llm.eval(llm.tokenize(text.encode()))
+    state = llm.save_state()
+    ways = []
+    for token in (40, 41):
+        llm.load_state(state)
+        llm.eval([token])
+        ways.append([llm.n_tokens, llm.sample(temp=0.0), llm.scores[llm.n_tokens - 1].copy()])
+    return ways
+
+
+METHODS: list[Callable[[llama_cpp.Llama, str], Any]] = [
+    call_the_model,
+    chat_in_openai_s_classes,
+    tokens_and_text,
+    eval_and_sample,
+    generate_and_go_on,
+    send_to_the_generator,
+    logits,
+    sizes_and_marks,
+    save_and_load,
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_equal_the_parent_s(
+    path: Path, method: Callable[[llama_cpp.Llama, str], Any]
+) -> None:
+    parent = tiny_parent(path, n_ctx=WINDOW, logits_all=True)
+    with contextlib.closing(parent), tiny_llama(path, logits_all=True, **ROOMY) as ours:
+        assert_equal(method(parent, PROMPT), method(ours, PROMPT))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_with_texts_longer_than_the_cache(
+    path: Path, method: Callable[[llama_cpp.Llama, str], Any]
+) -> None:
+    """The results are the same each time."""
+    results = []
+    for _ in range(2):
+        with tiny_llama(path, logits_all=True, **SMALL) as llm:
+            results.append(method(llm, LONG_PROMPT))
+            assert llm.kv.used <= llm.kv.capacity
+    assert_equal(*results)
+
+
+def test_a_suffix_is_appended(small: Llama) -> None:
+    """llama_cpp fills the gap before it with token 0, where a model has no tokens for that."""
+    arguments = {"max_tokens": 5, "seed": 1, "logit_bias": NO_END}
+    small.reset()
+    plain = small(LONG_PROMPT, **arguments)["choices"][0]["text"]
+    small.reset()
+    assert small(LONG_PROMPT, suffix=" The end.", **arguments)["choices"][0]["text"] == (
+        plain + " The end."
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_schema_in_openai_s_words(small: Llama, stream: bool) -> None:
+    """llama_cpp takes no notice of it."""
+    formats = [
+        {"type": "json_object", "schema": FLAG_SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "flag", "schema": FLAG_SCHEMA}},
+    ]
+    answers = []
+    for response_format in formats:
+        small.reset()
+        answer = small.create_chat_completion(
+            LONG_MESSAGES, response_format=response_format, max_tokens=120, stream=stream, seed=3
+        )
+        answers.append(list(answer) if stream else answer)
+    assert_equal(*answers)
+    if not stream:
+        assert_follows_schema(answers[1]["choices"][0]["message"]["content"])
+
+
+def test_a_schema_that_is_not_there(small: Llama) -> None:
+    with pytest.raises(ValueError, match="no schema"):
+        small.create_chat_completion(MESSAGES, response_format={"type": "json_schema"})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_an_ending_openai_s_classes_do_not_know(tmp_path: Path, stream: bool) -> None:
+    needed("openai")
+    path = write_tiny_gguf(
+        tmp_path / "ending.gguf",
+        seed=1,
+        n_ctx_train=300,
+        chat_template=CHAT_TEMPLATE,
+        arch_variant="learned_positions",
+    )
+    with tiny_llama(path, **SMALL) as llm:
+        arguments: dict[str, Any] = {"messages": MESSAGES, "logit_bias": NO_END, "stream": stream}
+        plain = llm.create_chat_completion(**arguments)
+        last = list(plain)[-1] if stream else plain
+        assert last["choices"][0]["finish_reason"] == "trained_context"
+        result = llm.create_chat_completion_openai_v1(**arguments)
+        last = list(result)[-1] if stream else result
+        assert last.choices[0].finish_reason == "length"
+
+
+def test_tokens_of_many_bytes_have_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama_cpp loses tokens of more than 32."""
+    word = "abcdefghij" * 4
+    real = GGUFWriter.add_token_list
+
+    def with_a_long_token(writer: GGUFWriter, tokens: list[str]) -> None:
+        real(writer, [*tokens[:-1], word])
+
+    monkeypatch.setattr(GGUFWriter, "add_token_list", with_a_long_token)
+    with tiny_llama(write_tiny_gguf(tmp_path / "long.gguf", seed=1), **SMALL) as llm:
+        token = llm.n_vocab() - 1
+        before, after = llm.tokenize(b"one"), llm.tokenize(b"two", add_bos=False)
+        assert llm.detokenize([*before, token, *after]) == b"one" + word.encode() + b" two"
+        assert llm.detokenize([BOS, token], special=True) == b"<s>" + word.encode()
+        only = {"logit_bias": {token: 1000.0}, "max_tokens": 2}
+        assert llm("one", **only)["choices"][0]["text"] == word * 2
+
+
+@pytest.mark.parametrize("n_tokens", [5, 20, 60])
+def test_the_same_call_twice_gives_the_same_answer(path: Path, n_tokens: int) -> None:
+    """Although rows were evicted after the prompt, by what the first answer paid attention to."""
+    with tiny_llama(path, **SMALL) as llm:
+        for length in range(200, 220):
+            prompt = llm.tokenize(LONG_PROMPT.encode())[:length]
+            arguments = {"max_tokens": n_tokens, "temperature": 0.0, "logit_bias": NO_END}
+            first, second = (llm.create_completion(prompt, **arguments) for _ in range(2))
+            assert_equal(first, second)
+
+
+def test_another_seed_gives_another_text(small: Llama) -> None:
+    small.reset()
+    texts = {small(LONG_PROMPT, seed=seed)["choices"][0]["text"] for seed in range(5)}
+    assert len(texts) == 5
+
+
+def test_embeddings_equal_the_parent_s(path: Path) -> None:
+    settings: dict[str, Any] = {"n_ctx": WINDOW, "embedding": True}
+    texts = ["once upon a time", "a prompt", LONG_PROMPT]
+    results = []
+    for llm in (tiny_parent(path, **settings), tiny_llama(path, **settings)):
+        with contextlib.closing(llm):
+            embedded = [llm.embed(texts), llm.embed(texts[0], normalize=True)]
+            results.append([*embedded, llm.create_embedding(texts[:2], model="name")])
+    assert_equal(*results)

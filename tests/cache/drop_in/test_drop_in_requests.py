@@ -1,0 +1,125 @@
+"""Completions and chats: the same requests to the parent, and with a long text to a small cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from drop_in_cases import (
+    COMPLETIONS,
+    FLAG_SCHEMA,
+    LONG_MESSAGES,
+    LONG_PROMPT,
+    MESSAGES,
+    PROMPT,
+    assert_evicted,
+    assert_follows_schema,
+    complete,
+)
+from pyh2o import Llama
+from same_results import assert_equal
+from tiny_tokens import ONLY_ASCII
+
+FUNCTION: Any = {"name": "set_flag", "parameters": FLAG_SCHEMA}
+TOOL: Any = {"type": "function", "function": FUNCTION}
+TOOL_CHOICE: Any = {"type": "function", "function": {"name": "set_flag"}}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stop": {"stop": ["a", "b"]},
+    "log probabilities": {"logprobs": True, "top_logprobs": 2},
+    "JSON": {"response_format": {"type": "json_object"}, "max_tokens": 60},
+    "JSON of a schema": {
+        "response_format": {"type": "json_object", "schema": FLAG_SCHEMA},
+        "max_tokens": 120,
+    },
+    "tool": {"tools": [TOOL], "tool_choice": TOOL_CHOICE, "max_tokens": 120},
+    "function": {
+        "functions": [FUNCTION],
+        "function_call": {"name": "set_flag"},
+        "max_tokens": 120,
+    },
+    "tools to choose from": {"tools": [TOOL], "tool_choice": "auto"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_completions_equal_the_parent_s(
+    parent: llama_cpp.Llama, roomy: Llama, case: str, stream: bool
+) -> None:
+    expected, actual = (complete(llm, PROMPT, case, stream) for llm in (parent, roomy))
+    assert_equal(expected, actual)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("case", CHATS)
+def test_chats_equal_the_parent_s(
+    parent: llama_cpp.Llama, roomy: Llama, case: str, stream: bool
+) -> None:
+    expected, actual = (chat(llm, MESSAGES, case, stream) for llm in (parent, roomy))
+    assert_equal(expected, actual)
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_completions_of_texts_longer_than_the_cache(small: Llama, case: str) -> None:
+    result = complete(small, LONG_PROMPT, case)
+    assert_evicted(small)
+    n_prompt = len(small.tokenize(LONG_PROMPT.encode()))
+    assert_usage(result["usage"], n_prompt, most=40)
+    choice = result["choices"][0]
+    assert choice["finish_reason"] in ("stop", "length")
+    text = choice["text"]
+    if case == "echo":
+        assert text.startswith(LONG_PROMPT)
+        text = text[len(LONG_PROMPT) :]
+    if case == "grammar":
+        assert text.startswith(("yes", "no", "y", "n"))
+    assert_equal(result, complete(small, LONG_PROMPT, case))
+
+    chunks = complete(small, LONG_PROMPT, case, stream=True)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize("case", CHATS)
+def test_chats_longer_than_the_cache(small: Llama, case: str) -> None:
+    result = chat(small, LONG_MESSAGES, case)
+    assert_evicted(small)
+    assert result["usage"]["prompt_tokens"] > small.kv.capacity
+    assert_usage(result["usage"], result["usage"]["prompt_tokens"], most=120)
+    message = result["choices"][0]["message"]
+    assert_equal(result, chat(small, LONG_MESSAGES, case))
+
+    chunks = chat(small, LONG_MESSAGES, case, stream=True)
+    if case in ("tool", "function"):
+        call = message["tool_calls"][0]["function"]
+        assert call["name"] == "set_flag"
+        assert_follows_schema(call["arguments"])
+        streamed = [
+            call["function"]["arguments"]
+            for chunk in chunks
+            for call in chunk["choices"][0]["delta"].get("tool_calls") or []
+        ]
+        assert "".join(streamed) == call["arguments"]
+    else:
+        contents = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+        assert "".join(contents) == message["content"]
+        assert chunks[-1]["choices"][0]["finish_reason"] == result["choices"][0]["finish_reason"]
+    if case == "JSON of a schema":
+        assert_follows_schema(message["content"])
+
+
+def chat(llm: llama_cpp.Llama, messages: Any, case: str, stream: bool = False) -> Any:
+    """A chat completion from scratch; the chunks of a stream as a list."""
+    llm.reset()
+    arguments = {"max_tokens": 40, "seed": 12, "logit_bias": ONLY_ASCII, **CHATS[case]}
+    result = llm.create_chat_completion(messages, stream=stream, **arguments)
+    return list(result) if stream else result
+
+
+def assert_usage(usage: dict[str, int], n_prompt: int, most: int) -> None:
+    assert usage["prompt_tokens"] == n_prompt
+    assert 0 < usage["completion_tokens"] <= most
+    assert usage["total_tokens"] == n_prompt + usage["completion_tokens"]

@@ -1,0 +1,59 @@
+"""What the tests of stories share: stories written in one go, or cut and saved in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyh2o import Llama
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.story import Story
+
+PROMPT = "Once upon a time"
+LOOPING = Sampling(temperature=0, repeat_penalty=1)
+
+
+@dataclasses.dataclass
+class Result:
+    """A story written to an end: its tokens, its text and why it ended."""
+
+    tokens: list[int]
+    text: str
+    held_back: str
+    finish: str | None
+    loops: int
+
+
+def whole(llm: Llama, count: int, **settings: Any) -> Result:
+    """A story written in one go."""
+    tale = Story(llm, PROMPT, **settings)
+    text = "".join(tale.write(count))
+    return result(tale, text)
+
+
+def result(tale: Story, text: str) -> Result:
+    assert tale.text() == text
+    return Result(tale.tokens, text, tale.held_back, tale.finish, tale.loops)
+
+
+def in_pieces(llms: Sequence[Llama], path: Path, lengths: Sequence[int], **settings: Any) -> Result:
+    """The same, saved after each of the lengths and loaded in the next model."""
+    tale = Story(llms[0], PROMPT, **settings)
+    text = ""
+    for number, length in enumerate(lengths):
+        if number:
+            tale = Story.load(path, llms[number % len(llms)])
+        text += "".join(tale.write(length))
+        tale.save(path)
+    return result(tale, text)
+
+
+def cuts(rng: np.random.Generator, total: int, pieces: int = 5) -> list[int]:
+    """`total` cut into pieces at random."""
+    ends = sorted(rng.choice(np.arange(1, total), pieces - 1, replace=False).tolist())
+    return [end - begin for begin, end in pairwise([0, *ends, total])]

@@ -1,0 +1,49 @@
+"""States in the prompt cache, as llama_cpp has them."""
+
+from __future__ import annotations
+
+import llama_cpp
+import pytest
+from llama_cpp import LlamaRAMCache
+
+from completions import complete
+from pyh2o import Llama
+from same_results import assert_equal
+from tiny_tokens import ONLY_ASCII
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_states_are_cached_as_in_llama_cpp(
+    stock: llama_cpp.Llama, full: Llama, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    arguments = {"seed": 8, "max_tokens": 10, "logit_bias": ONLY_ASCII, "stream": stream}
+    keys, answers, loads = [], [], []
+    real_load = llama_cpp.Llama.load_state
+    for model in (stock, full):
+        monkeypatch.setattr(model, "load_state", lambda s, m=model: loads.append(real_load(m, s)))
+        cache = LlamaRAMCache()
+        monkeypatch.setattr(model, "cache", cache)
+        for given in ("A prompt", "Another one", "A prompt"):
+            result = complete(model, given, **arguments)
+            answers.append(list(result) if stream else [result])
+        keys.append(list(cache.cache_state))
+    assert_equal(answers[:3], answers[3:])
+    assert keys[0] == keys[1]
+    assert len(loads) == 4
+
+
+def test_a_verbose_model_tells_of_the_cache(
+    full: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(full, "verbose", True)
+    monkeypatch.setattr(full, "cache", LlamaRAMCache())
+    complete(full, "A prompt", max_tokens=2)
+    complete(full, "A prompt", max_tokens=2)
+    messages = [line for line in capsys.readouterr().err.splitlines() if "prompt cache" in line]
+    n_prompt = len(full.tokenize(b"A prompt"))
+    assert messages == [
+        "prompt cache: nothing to re-use",
+        f"prompt cache: state after {n_prompt + 2} tokens saved",
+        f"prompt cache: state with {n_prompt} of the prompt's tokens loaded",
+        f"prompt cache: state after {n_prompt + 2} tokens saved",
+    ]

@@ -1,0 +1,115 @@
+"""A session fits the model and the settings that it was made with, and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyh2o.errors import SessionError
+from pyh2o.sessions import session_file as session_module
+from pyh2o.sessions.session_file import Session, check_same, model_identity, settings_identity
+from session_files import one_line
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=1)
+
+
+def session_of(llm: Any) -> Session:
+    header = {"model": model_identity(llm), "settings": settings_identity(llm)}
+    return Session(kind="story", header=header, tokens=[1, 2, 3], kv=b"")
+
+
+def after_json(session: Session) -> Session:
+    return replace(session, header=json.loads(json.dumps(session.header)))
+
+
+def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
+    settings = {"n_ctx": 100, "rope_freq_scale": 0.3, "yarn_attn_factor": 0.7}
+    made = after_json(session_of(tiny_llama(model, **settings)))
+    check_same(made, tiny_llama(model, **settings))
+    # the name does not matter, nor do batches
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.read_bytes())
+    check_same(made, tiny_llama(copy, n_batch=32, **settings))
+
+
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        ({"n_ctx": 200}, "made with --ctx 100, and the model is loaded with --ctx 200"),
+        ({"n_ctx": 100, "hh": 20}, "made with --hh 10, and the model is loaded with --hh 20"),
+        ({"n_ctx": 100, "recent": 9}, "--recent 10, and the model is loaded with --recent 9"),
+        ({"n_ctx": 100, "pinned": 1}, "--pinned 0"),
+        ({"n_ctx": 100, "slack": 5}, "--slack 5"),
+        ({"n_ctx": 100, "policy": "tova"}, "made with --policy h2o, .* with --policy tova"),
+        ({"n_ctx": 100, "positions": "dense"}, "made with --positions original"),
+        ({"n_ctx": 100, "evict": False}, "made with eviction, .* loaded with --no-evict"),
+        ({"n_ctx": 100, "type_k": 8, "type_v": 8}, "--kv-type f16, .* --kv-type q8_0"),
+        ({"n_ctx": 100, "flash_attn": False}, "flash_attn"),
+        ({"n_ctx": 100, "rope_freq_base": 5000.0}, "rope_freq_base"),
+        ({"n_ctx": 100, "last_n_tokens_size": 8}, "last_n_tokens_size"),
+    ],
+)
+def test_other_settings_are_refused(model: Path, mine: dict[str, Any], message: str) -> None:
+    made = after_json(session_of(tiny_llama(model, n_ctx=100)))
+    with pytest.raises(SessionError, match=message) as error:
+        check_same(made, tiny_llama(model, **mine))
+    assert "start a new session" in one_line(error)
+
+
+def test_another_model_of_the_same_name_is_refused(model: Path, tmp_path: Path) -> None:
+    made = session_of(tiny_llama(model, n_ctx=100))
+    other = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2)
+    with pytest.raises(SessionError, match=r"made with the model tiny\.gguf") as error:
+        check_same(made, tiny_llama(other, n_ctx=100))
+    one_line(error)
+
+
+def test_a_model_that_differs_only_in_its_size_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MODEL_HEADER_BYTES", 1000)
+    made = session_of(tiny_llama(model, n_ctx=100))
+    other = tmp_path / "longer.gguf"
+    other.write_bytes(model.read_bytes() + b"more")
+    with pytest.raises(SessionError, match="made with the model"):
+        check_same(made, tiny_llama(other, n_ctx=100))
+
+
+def test_a_model_file_that_is_gone_is_named(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "gone.gguf"
+    copy.write_bytes(model.read_bytes())
+    llm = tiny_llama(copy)
+    copy.unlink()
+    with pytest.raises(SessionError, match=r"gone\.gguf"):
+        model_identity(llm)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"header": {}},
+        {"header": {"model": 1, "settings": {}}},
+        {"header": {"model": {}, "settings": None}},
+        {"header": {"model": {}, "settings": {}}},
+        {"tokens": [-1]},
+        {"tokens": [384]},
+    ],
+)
+def test_a_session_that_makes_no_sense_is_refused(model: Path, changes: dict[str, Any]) -> None:
+    llm = tiny_llama(model, n_ctx=100)
+    with pytest.raises(SessionError) as error:
+        check_same(replace(session_of(llm), **changes), llm)
+    one_line(error)
+    without_a_setting = session_of(llm)
+    del without_a_setting.header["settings"]["positions"]
+    with pytest.raises(SessionError, match="--positions unknown"):
+        check_same(without_a_setting, llm)

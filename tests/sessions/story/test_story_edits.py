@@ -1,0 +1,62 @@
+"""A story whose text was edited goes on from the new text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import ContextLimitError
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.story import Story
+from stories import PROMPT
+
+EDITED = [
+    "Once upon a time there was a \N{SNOWMAN}.\n",  # the prompt is as it was
+    "Twice upon a time!",
+    "On",
+    "\N{SNOWMAN}" * 30,
+    "It has the word \u2581 in it",
+]
+
+
+@pytest.mark.parametrize("text", EDITED)
+@pytest.mark.parametrize("echo", [True, False])
+def test_an_edited_story_is_read_again(llm: Llama, tmp_path: Path, text: str, echo: bool) -> None:
+    tale = Story(llm, PROMPT, echo=echo, sampling=Sampling(seed=5))
+    "".join(tale.write(20))
+    prompt = tale.tokens[: tale.n_prompt]
+    tale.edit(text)
+    if echo:
+        assert tale.tokens == llm.tokenize(text.encode())
+    else:
+        assert tale.tokens[: len(prompt)] == prompt
+    assert (tale.text(), tale.finish) == (text, None)
+    n_read = len(tale.tokens)
+    more = "".join(tale.write(10))
+    assert (tale.n_read - len(prompt), tale.llm.n_tokens) == (n_read, n_read + 9)
+    assert tale.text() == text + more
+    # the edited text is the story's from now on
+    tale.save(tmp_path / "s.h2o")
+    loaded = Story.load(tmp_path / "s.h2o", llm)
+    assert loaded.text() == text + more
+    assert "".join(loaded.write(10)) == "".join(tale.write(10))
+
+
+def test_what_was_written_of_an_edited_story_counts(llm: Llama) -> None:
+    tale = Story(llm, PROMPT, echo=True)
+    n_prompt = tale.n_prompt
+    "".join(tale.write(20))
+    for edited in (f"{PROMPT} there was", f"{PROMPT.lower()} there was"):
+        tale.edit(edited)
+        assert tale.n_prompt == n_prompt
+        assert tale.written > 0
+
+
+def test_an_edited_story_that_is_too_long_is_refused(full: Llama) -> None:
+    tale = Story(full, PROMPT, echo=True)
+    text = "".join(tale.write(5))
+    with pytest.raises(ContextLimitError):
+        tale.edit("word " * 512)
+    assert tale.text() == text
