@@ -46,6 +46,9 @@ class Writer:
             written: all tokens that the earlier writer has drawn: penalties and random numbers go
                 on exactly after them.
             logits_processor: called before each draw. It must not raise: it is called from C.
+
+        Raises:
+            BusyError: another thread uses the model.
         """
         self._llm = llm
         self._sampler = _sampler(llm, sampling, logits_processor)
@@ -67,37 +70,40 @@ class Writer:
         Raises:
             ValueError: no tokens.
             ContextLimitError: there are no positions for `tokens`.
+            BusyError: another thread uses the model.
         """
         if not tokens:
             raise ValueError("there are no logits to draw from: evaluate at least one token")
         llm = self._llm
-        llm.eval(tokens)
         while True:
-            token = int(self._sampler.sample(llm._ctx, -1))
+            with llm.guard:  # until a token is drawn, the logits must stay those of this text
+                llm.eval(tokens)
+                token = int(self._sampler.sample(llm._ctx, -1))
             yield token
             if is_end_token(llm, token) or llm.n_tokens >= llm.position_limit:
                 return
-            llm.eval([token])
+            tokens = [token]
 
 
 def _sampler(llm: Llama, sampling: Sampling, logits_processor: LogitsProcessor | None) -> Any:
     """The chain of samplers that `Llama.generate` would use."""
-    seed_of_model = llm._seed
-    llm.set_seed(sampling.seed)
-    try:
-        return llm._init_sampler(
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            typical_p=sampling.typical_p,
-            temp=sampling.temperature,
-            repeat_penalty=sampling.repeat_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            presence_penalty=sampling.presence_penalty,
-            logits_processor=None if logits_processor is None else [logits_processor],
-        )
-    finally:
-        llm.set_seed(seed_of_model)
+    with llm.guard:  # another thread would draw with this seed
+        seed_of_model = llm._seed
+        llm.set_seed(sampling.seed)
+        try:
+            return llm._init_sampler(
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                typical_p=sampling.typical_p,
+                temp=sampling.temperature,
+                repeat_penalty=sampling.repeat_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                presence_penalty=sampling.presence_penalty,
+                logits_processor=None if logits_processor is None else [logits_processor],
+            )
+        finally:
+            llm.set_seed(seed_of_model)
 
 
 def _skip_random_numbers(sampler: Any, count: int) -> None:

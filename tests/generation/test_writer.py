@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from llama_cpp import LogitsProcessorList
 
 from pyh2o import Llama
+from pyh2o.errors import BusyError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import LogitsProcessor, Writer
 from tiny_gguf import write_tiny_gguf
@@ -153,6 +155,64 @@ def test_end_of_text_is_drawn_but_not_evaluated(llm: Llama) -> None:
     tokens = list(Writer(llm, Sampling(temperature=0), logits_processor=end).write(prompt))
     assert tokens == [llm.token_eos()]
     assert llm.n_tokens == len(prompt)
+
+
+def refused_to_another_thread(llm: Llama) -> bool:
+    """Whether another thread may not evaluate anything now."""
+    refused: list[BusyError] = []
+
+    def evaluate() -> None:
+        try:
+            llm.eval([40])
+        except BusyError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    return len(refused) == 1
+
+
+def test_no_other_thread_comes_between_an_evaluation_and_its_draw(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = start(llm)
+    expected = written(llm, Sampling(seed=5), 3)
+    moments: dict[str, list[bool]] = {"evaluated": [], "drawing": []}
+    evaluate = llm.eval
+
+    def evaluate_and_look(tokens: Sequence[int]) -> None:
+        evaluate(tokens)
+        if threading.current_thread() is threading.main_thread():
+            moments["evaluated"].append(refused_to_another_thread(llm))
+
+    def look(
+        input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        moments["drawing"].append(refused_to_another_thread(llm))
+        return endless(llm)(input_ids, logits)
+
+    llm.reset()
+    monkeypatch.setattr(llm, "eval", evaluate_and_look)
+    writing = Writer(llm, Sampling(seed=5), logits_processor=look).write(prompt)
+    assert list(islice(writing, 3)) == expected
+    assert moments == {"evaluated": [True] * 3, "drawing": [True] * 3}
+
+
+def test_a_writer_leaves_the_seed_of_a_model_that_another_thread_uses(llm: Llama) -> None:
+    refused: list[BusyError] = []
+
+    def begin() -> None:
+        try:
+            Writer(llm, Sampling(seed=5))
+        except BusyError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=begin)
+    with llm.guard:
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
 
 
 def test_nothing_to_evaluate_is_refused(llm: Llama) -> None:
