@@ -4,6 +4,7 @@
 
 #include "kernels/h2o-kernel-few.h"
 #include "kernels/h2o-kernel-many.h"
+#include "kernels/h2o-scan-impl.h"
 
 namespace {
 

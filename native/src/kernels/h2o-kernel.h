@@ -1,7 +1,7 @@
 // Attention over the rows of a cache and the update of their scores, in one pass on the CPU: what the
-// kernels read and write, and which of them this machine can run.
+// kernels read and write, and which of them this machine can run. They also scan keys, see h2o-scan.h.
 //
-// A kernel works in two steps with a barrier between them, on n_slots threads. Each step is called once
+// Attention works in two steps with a barrier between them, on n_slots threads. Each step is called once
 // by every thread. Few queries are split over the threads by ranges of cells, and the second step puts
 // the parts together; many queries are split by queries, in blocks that stay in the L2 cache.
 
@@ -70,12 +70,16 @@ constexpr uint32_t LLAMA_H2O_BLOCK = 64;
 // is enough for every batch.
 size_t llama_h2o_work_size(const llama_h2o_attention & attn);
 
+struct llama_h2o_scan;
+
 struct llama_h2o_kernel {
     const char * name;
     uint32_t n_lanes; // elements of a row have to be a multiple of this
 
     void (*attend)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
     void (*combine)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
+
+    void (*scan)(const llama_h2o_scan & scan);
 };
 
 // The kernel of that name, or null if this build or this machine does not have it.

@@ -44,6 +44,9 @@ inline vec v_sub(vec a, vec b) {
 inline vec v_mul(vec a, vec b) {
     return { _mm512_mul_ps(a.v, b.v) };
 }
+inline vec v_div(vec a, vec b) {
+    return { _mm512_div_ps(a.v, b.v) };
+}
 inline vec v_max(vec a, vec b) {
     return { _mm512_max_ps(a.v, b.v) };
 }
@@ -129,6 +132,9 @@ inline vec v_sub(vec a, vec b) {
 inline vec v_mul(vec a, vec b) {
     return { _mm256_mul_ps(a.v, b.v) };
 }
+inline vec v_div(vec a, vec b) {
+    return { _mm256_div_ps(a.v, b.v) };
+}
 inline vec v_max(vec a, vec b) {
     return { _mm256_max_ps(a.v, b.v) };
 }
@@ -210,6 +216,9 @@ inline vec v_sub(vec a, vec b) {
 }
 inline vec v_mul(vec a, vec b) {
     return { vmulq_f32(a.v, b.v) };
+}
+inline vec v_div(vec a, vec b) {
+    return { vdivq_f32(a.v, b.v) };
 }
 inline vec v_max(vec a, vec b) {
     return { vmaxq_f32(a.v, b.v) };
@@ -299,6 +308,9 @@ inline vec v_sub(vec a, vec b) {
 inline vec v_mul(vec a, vec b) {
     return v_each([&](int i) { return a.v[i] * b.v[i]; });
 }
+inline vec v_div(vec a, vec b) {
+    return v_each([&](int i) { return a.v[i] / b.v[i]; });
+}
 inline vec v_max(vec a, vec b) {
     return v_each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
@@ -367,6 +379,17 @@ inline vec v_exp(vec x) {
     p     = v_fma(v_mul(p, r), r, v_add(r, v_set(1.0f)));
 
     return v_where_ge(x, LOWEST, v_scale2(p, n));
+}
+
+inline vec v_tanh(vec x) {
+    const vec zero = v_set(0.0f);
+    const vec one  = v_set(1.0f);
+
+    const vec minus = v_sub(zero, x);
+    const vec e     = v_exp(v_mul(v_max(x, minus), v_set(-2.0f)));
+    const vec t     = v_div(v_sub(one, e), v_add(one, e));
+
+    return v_sub(v_where_ge(x, 0.0f, t), v_where_ge(minus, 0.0f, t));
 }
 
 } // namespace

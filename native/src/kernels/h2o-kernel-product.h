@@ -1,0 +1,73 @@
+// Products of rows with a block of columns, such as keys with queries that lie side by side, one in each lane.
+
+#pragma once
+
+#include "kernels/h2o-kernel-rows.h"
+
+namespace {
+
+// c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
+// BLOCK columns.
+template <int NK, int NR, bool ADD>
+inline void outer(const float * a, size_t step_k, size_t step_i, const float * b, uint32_t n, float * c) {
+    vec acc[NK][NR];
+    for (int k = 0; k < NK; ++k) {
+        for (int r = 0; r < NR; ++r) {
+            acc[k][r] = ADD ? v_load(c + k * BLOCK + r * W) : v_set(0.0f);
+        }
+    }
+
+    for (uint32_t i = 0; i < n; ++i) {
+        vec x[NR];
+        for (int r = 0; r < NR; ++r) {
+            x[r] = v_load(b + i * BLOCK + r * W);
+        }
+        for (int k = 0; k < NK; ++k) {
+            const vec y = v_set(a[k * step_k + i * step_i]);
+            for (int r = 0; r < NR; ++r) {
+                acc[k][r] = v_fma(y, x[r], acc[k][r]);
+            }
+        }
+    }
+
+    for (int k = 0; k < NK; ++k) {
+        for (int r = 0; r < NR; ++r) {
+            v_store(c + k * BLOCK + r * W, acc[k][r]);
+        }
+    }
+}
+
+// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W.
+template <bool ADD>
+void product(const float * a,
+        size_t step_k,
+        size_t step_i,
+        const float * b,
+        uint32_t n,
+        float * c,
+        uint32_t n_k,
+        uint32_t n_r) {
+    uint32_t r = 0;
+    for (; r + SIDE_BY_SIDE * W <= n_r; r += SIDE_BY_SIDE * W) {
+        for (uint32_t k = 0; k < n_k; k += 4) {
+            outer<4, SIDE_BY_SIDE, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+        }
+    }
+    for (; r < n_r; r += W) {
+        for (uint32_t k = 0; k < n_k; k += 4) {
+            outer<4, 1, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+        }
+    }
+}
+
+// Rows as floats, [n_rows][n].
+template <typename T>
+void read_rows(const char * rows, size_t nb_row, uint32_t n_rows, uint32_t n, float * res) {
+    for (uint32_t j = 0; j < n_rows; ++j) {
+        for (uint32_t i = 0; i < n; i += W) {
+            v_store(res + j * n + i, T::load(rows + j * nb_row, i));
+        }
+    }
+}
+
+} // namespace
