@@ -22,17 +22,25 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unk
 
 
 def compile_library(
-    name: str, sources: Iterable[Path], includes: Iterable[Path] = ()
+    name: str,
+    sources: Iterable[Path],
+    includes: Iterable[Path] = (),
+    libraries: Iterable[Path] = (),
 ) -> ctypes.CDLL:
     """Compile sources that may include the headers of native/; all warnings are errors.
 
+    The libraries are those that the sources call, as files.
     Where nothing has changed since the last time, the library is there already.
     """
     folders = [*includes, NATIVE / "src", NATIVE / "include"]
     sources = [*sources]
     compiler = (os.environ.get("CXX", "c++"), *FLAGS, "-Werror")
+    linked = [text for file in libraries for text in (str(file), f"-Wl,-rpath,{file.parent}")]
     headers = [file for folder in folders for file in sorted(folder.rglob("*.*h"))]
-    texts = [" ".join(compiler).encode(), *(file.read_bytes() for file in [*sources, *headers])]
+    texts = [
+        " ".join([*compiler, *linked]).encode(),
+        *(file.read_bytes() for file in [*sources, *headers]),
+    ]
     key = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
     library = CACHE / f"{name}-{key}.so"
     if not library.exists():
@@ -40,7 +48,8 @@ def compile_library(
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             unfinished = Path(folder) / library.name
             arguments = (*(f"-I{folder}" for folder in folders), *map(str, sources))
-            subprocess.run([*compiler, "-shared", *arguments, "-o", str(unfinished)], check=True)
+            command = [*compiler, "-shared", *arguments, *linked, "-o", str(unfinished)]
+            subprocess.run(command, check=True)
             unfinished.replace(library)
     return ctypes.CDLL(str(library))
 

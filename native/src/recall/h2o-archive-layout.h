@@ -1,0 +1,72 @@
+// How rows lie in a page of the archive.
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cstdint>
+#include <vector>
+
+// Of a layer that has a KV cache.
+struct llama_h2o_archive_layer {
+    uint32_t n_head_kv;
+    uint32_t n_embd_k; // elements of one head's row
+    uint32_t n_embd_v;
+};
+
+// A page is a header, the K rows of all layers and the V rows of all layers. Each part fills whole pages of memory, so that
+// whoever reads K does not touch V.
+class llama_h2o_archive_layout {
+public:
+    static constexpr uint32_t N_PAGE  = 64;   // tokens
+    static constexpr uint64_t PADDING = 4096; // bytes
+
+    // throws std::runtime_error where rows cannot be of this type
+    llama_h2o_archive_layout(std::vector<llama_h2o_archive_layer> layers, ggml_type type);
+
+    ggml_type type() const { return type_rows; }
+
+    const std::vector<llama_h2o_archive_layer> & layers() const { return shapes; }
+
+    // bytes of a page
+    uint64_t size() const { return n_bytes; }
+
+    // bytes of one row
+    uint64_t row_size_k(uint32_t ikv) const { return k[ikv].row_size; }
+    uint64_t row_size_v(uint32_t ikv) const { return v[ikv].row_size; }
+
+    // Where the N_PAGE rows of a head begin, one after the other in the order of the text.
+    uint64_t offset_k(uint32_t ikv, uint32_t head) const { return k[ikv].offset(head); }
+    uint64_t offset_v(uint32_t ikv, uint32_t head) const { return v[ikv].offset(head); }
+
+    uint64_t begin_k() const { return PADDING; }
+    uint64_t begin_v() const { return v_part; }
+
+private:
+    struct rows {
+        uint64_t first; // of head 0, in bytes
+        uint64_t row_size;
+
+        uint64_t offset(uint32_t head) const { return first + head * N_PAGE * row_size; }
+    };
+
+    ggml_type type_rows;
+    std::vector<llama_h2o_archive_layer> shapes;
+    std::vector<rows> k; // [n_layer]
+    std::vector<rows> v; // [n_layer]
+    uint64_t v_part  = 0;
+    uint64_t n_bytes = 0;
+};
+
+// What a page begins with. Without gaps, so that every byte has a value.
+struct llama_h2o_archive_page_header {
+    uint32_t page;
+    int32_t first;  // position of the first token that is held
+    uint32_t count; // tokens held, from that one on
+
+    // of the token at position N_PAGE * page + i
+    int32_t shift[llama_h2o_archive_layout::N_PAGE];
+    int32_t token[llama_h2o_archive_layout::N_PAGE];
+};
+
+static_assert(sizeof(llama_h2o_archive_page_header) <= llama_h2o_archive_layout::PADDING, "one part");

@@ -1,0 +1,109 @@
+// The archive of recall, for ctypes. What returns a number returns 0 where something was thrown; archive_error() says what.
+
+#include "recall/h2o-archive.h"
+
+#include <cstring>
+#include <exception>
+#include <string>
+
+static std::string error;
+
+template <typename F>
+static int32_t try_to(F fn) {
+    try {
+        fn();
+    } catch (const std::exception & err) {
+        error = err.what();
+        return 0;
+    }
+
+    return 1;
+}
+
+extern "C" {
+
+const char * archive_error() {
+    return error.c_str();
+}
+
+void * archive_new(const llama_h2o_archive_layer * layers, uint32_t n_layer, int32_t type, uint64_t max_bytes) {
+    void * res = nullptr;
+    try_to([&] { res = new llama_h2o_archive({ layers, layers + n_layer }, ggml_type(type), max_bytes); });
+
+    return res;
+}
+
+void archive_delete(llama_h2o_archive * archive) {
+    delete archive;
+}
+
+// numbers: [8]
+void archive_numbers(const llama_h2o_archive * archive, uint64_t * numbers) {
+    numbers[0] = archive->first();
+    numbers[1] = archive->next();
+    numbers[2] = archive->is_complete();
+    numbers[3] = archive->n_dropped();
+    numbers[4] = archive->page_begin();
+    numbers[5] = archive->page_end();
+    numbers[6] = archive->n_bytes();
+    numbers[7] = archive->type();
+}
+
+void archive_clear(llama_h2o_archive * archive) {
+    archive->clear();
+}
+
+int32_t archive_begin_at(llama_h2o_archive * archive, int32_t p) {
+    return try_to([&] { archive->begin_at(p); });
+}
+
+int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, int32_t shift, const int32_t * token_ids) {
+    return try_to([&] { archive->extend(n, shift, token_ids); });
+}
+
+int32_t archive_end_extend(llama_h2o_archive * archive) {
+    return try_to([&] { archive->end_extend(); });
+}
+
+// All rows of a token: k and v hold those of all heads, layer by layer.
+int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, const float * v) {
+    return try_to([&] {
+        for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
+            const auto & layer = archive->layers()[ikv];
+            for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
+                archive->set_k(ikv, head, p, k);
+                archive->set_v(ikv, head, p, v);
+            }
+        }
+    });
+}
+
+int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, float * v) {
+    return try_to([&] {
+        for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
+            const auto & layer = archive->layers()[ikv];
+            for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
+                archive->get_k(ikv, head, p, k);
+                archive->get_v(ikv, head, p, v);
+            }
+        }
+    });
+}
+
+// A copy of the N_PAGE rows of a head, as they are.
+int32_t archive_page(
+        const llama_h2o_archive * archive, uint32_t page, uint32_t ikv, uint32_t head, char * k, char * v) {
+    return try_to([&] {
+        const uint64_t n = llama_h2o_archive::N_PAGE;
+        std::memcpy(k, archive->k(page, ikv, head), n * archive->row_size_k(ikv));
+        std::memcpy(v, archive->v(page, ikv, head), n * archive->row_size_v(ikv));
+    });
+}
+
+int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * shift, int32_t * token) {
+    return try_to([&] {
+        *shift = archive->shift(p);
+        *token = archive->token(p);
+    });
+}
+}

@@ -1,0 +1,185 @@
+"""The archive of recall: rows come back as they were put in, whatever goes and stays."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from gguf.quants import quantize
+
+from archive import (
+    LAYERS,
+    N_PAGE,
+    TYPES,
+    Archive,
+    ArchiveError,
+    Token,
+    assert_holds,
+    compile_archive,
+    random_token,
+    rounded,
+)
+from random_cases import Cases
+
+
+@pytest.fixture(scope="module")
+def native() -> ctypes.CDLL:
+    return compile_archive()
+
+
+def append(
+    archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int, shift: int = 0
+) -> None:
+    """Random tokens to both."""
+    p = archive.held.stop
+    new = [random_token(rng, shift, archive.layers) for _ in range(n)]
+    archive.extend(new)
+    tokens |= {p + i: token for i, token in enumerate(new)}
+    for gone in tokens.keys() - {*archive.held}:
+        del tokens[gone]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_come_back(native: ctypes.CDLL, rng: np.random.Generator, kind: str) -> None:
+    archive, tokens = Archive(native, kind), dict[int, Token]()
+    for n, shift in ((1, 0), (62, 0), (1, 7), (3, 7), (130, 9)):
+        append(archive, tokens, rng, n, shift)
+        assert_holds(archive, tokens)
+    assert archive.numbers["type"] == TYPES[kind]
+    archive.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_of_a_head_lie_one_after_the_other(
+    native: ctypes.CDLL, rng: np.random.Generator, kind: str
+) -> None:
+    archive, tokens = Archive(native, kind), dict[int, Token]()
+    append(archive, tokens, rng, N_PAGE + 5)
+    for page, n in ((0, N_PAGE), (1, 5)):
+        at_k = at_v = 0
+        for layer, (n_head, n_k, n_v) in enumerate(LAYERS):
+            for head in range(n_head):
+                k, v = archive.page(page, layer, head)
+                for i in range(n):
+                    token = tokens[page * N_PAGE + i]
+                    for row, given in ((k[i], token.k[at_k:][:n_k]), (v[i], token.v[at_v:][:n_v])):
+                        stored = quantize(given, TYPES[kind]).view(np.uint8)
+                        np.testing.assert_array_equal(row, stored)
+                assert not k[n:].any()
+                assert not v[n:].any()
+                at_k, at_v = at_k + n_k, at_v + n_v
+    archive.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_rounded_rows_are_not_rounded_again(
+    native: ctypes.CDLL, rng: np.random.Generator, kind: str
+) -> None:
+    token = random_token(rng, 0)
+    once = Token(0, 0, rounded(token.k, kind), rounded(token.v, kind))
+    archive = Archive(native, kind)
+    archive.extend([once])
+    found = archive.get(0)
+    np.testing.assert_array_equal(found.k, once.k)
+    np.testing.assert_array_equal(found.v, once.v)
+    archive.close()
+
+
+def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -> None:
+    for _, rng in cases(range(30)):
+        limit = int(rng.integers(0, 4))
+        archive = Archive(native, max_bytes=limit * Archive(native).page_bytes())
+        tokens: dict[int, Token] = {}
+        shift = begin = 0
+        for _ in range(12):
+            step = rng.integers(8)
+            if step == 0:
+                archive.clear()
+                tokens, shift, begin = {}, 0, 0
+            elif step == 1:
+                begin = int(rng.integers(0, 300))
+                archive.begin_at(begin)
+                tokens = {}
+                assert archive.held == range(begin, begin)
+            else:
+                shift += int(rng.integers(0, 3))
+                append(archive, tokens, rng, int(rng.integers(1, 200)), shift)
+            assert_holds(archive, tokens)
+            numbers = archive.numbers
+            assert numbers["is_complete"] == (numbers["first"] == 0)
+            assert numbers["n_dropped"] == numbers["first"] - begin
+            n_pages = len({p // N_PAGE for p in tokens})
+            assert numbers["page_end"] - numbers["page_begin"] == n_pages
+            assert numbers["n_bytes"] == n_pages * archive.page_bytes()
+            assert not limit or n_pages <= limit
+        archive.close()
+
+
+def test_the_oldest_page_goes_where_the_limit_is_reached(
+    native: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    page = Archive(native).page_bytes()
+    archive, tokens = Archive(native, max_bytes=3 * page - 1), dict[int, Token]()
+    append(archive, tokens, rng, 2 * N_PAGE)
+    assert archive.held == range(2 * N_PAGE)
+    append(archive, tokens, rng, 1)
+    assert archive.held == range(N_PAGE, 2 * N_PAGE + 1)
+    # more in one go than there is room for
+    append(archive, tokens, rng, 5 * N_PAGE)
+    assert archive.held == range(6 * N_PAGE, 7 * N_PAGE + 1)
+    assert_holds(archive, tokens)
+    assert archive.numbers["n_bytes"] == 2 * page
+    archive.close()
+
+
+def test_a_limit_has_room_for_a_page(native: ctypes.CDLL) -> None:
+    page = Archive(native).page_bytes()
+    with pytest.raises(ArchiveError, match=f"limit of {page - 1} bytes is less than .* {page}$"):
+        Archive(native, max_bytes=page - 1)
+
+
+def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator) -> None:
+    most = 2**31 - 1
+    archive, tokens = Archive(native, max_bytes=5 * Archive(native).page_bytes()), {}
+    archive.begin_at(most - 200)
+    append(archive, tokens, rng, 200)
+    assert_holds(archive, tokens)
+    assert max(tokens) == most - 1
+    with pytest.raises(ArchiveError, match="ends at position 2147483647"):
+        archive.extend([random_token(rng, 0)])
+    assert_holds(archive, tokens)
+    archive.close()
+
+
+def test_what_is_not_held_is_refused(native: ctypes.CDLL, rng: np.random.Generator) -> None:
+    archive = Archive(native)
+    archive.begin_at(N_PAGE + 10)
+    archive.extend([random_token(rng, 0)] * 3)
+    for p in (0, N_PAGE + 9, N_PAGE + 13, -1):
+        with pytest.raises(ArchiveError, match="that the archive does not hold"):
+            archive.get(p)
+        with pytest.raises(ArchiveError, match="that the archive does not hold"):
+            archive.set(p, random_token(rng, 0))
+    for page in (0, 2):
+        with pytest.raises(ArchiveError, match="that the archive does not hold"):
+            archive.page(page, 0, 0)
+    with pytest.raises(ArchiveError, match="before the text"):
+        archive.begin_at(-1)
+    archive.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "reason"),
+    [
+        (3, LAYERS, "of type f32, f16, q8_0 or q4_0$"),
+        ("q8_0", ((1, 64, 48),), "row of 48 elements is not whole blocks of 32"),
+        ("q4_0", ((1, 64, 64), (1, 16, 64)), "row of 16 elements is not whole blocks of 32"),
+        ("f16", ((1, 0, 64),), "row of 0 elements"),
+    ],
+)
+def test_rows_that_cannot_be_stored_are_refused(
+    native: ctypes.CDLL, kind: str | int, layers: tuple[tuple[int, int, int], ...], reason: str
+) -> None:
+    with pytest.raises(ArchiveError, match=reason):
+        Archive(native, kind, layers=layers)
