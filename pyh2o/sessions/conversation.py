@@ -8,36 +8,23 @@ evicted: then the text is read again, and `on_recompute` is told so before.
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..errors import PyH2OError, SessionError, SettingsError
+from ..errors import PyH2OError, SettingsError
 from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
-from ..generation.generation import Generation
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
-from ..text.detokenizer import detokenizer
-from ..text.pieces import TextPieces
 from ..text.prompt import check_message
-from ..text.vocabulary import is_end_token
+from .answers import Answer, LatestAnswer, answer_generation, answer_seed
 from .places import Places
-from .saved_conversation import KIND, SavedConversation
-from .session_file import (
-    Session,
-    check_same,
-    damage_found,
-    model_identity,
-    read_session,
-    settings_identity,
-    write_session,
-)
-from .turns import Answer, Turn, answer_seed, n_equal, rewritten
+from .saved_conversation import KIND, open_saved_conversation
+from .session_file import Session, model_identity, settings_identity, write_session
+from .turns import Turn, n_equal, rewritten
 
 _DEFAULT_SAMPLING = Sampling()
 
@@ -102,9 +89,9 @@ class Conversation:
         self._on_recompute = on_recompute
         self._turns: tuple[Turn, ...] = ()
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
-        self._answering: weakref.ref[Generator[str]] | None = None
+        self._latest = LatestAnswer()
         self._template = template
-        self._text = CachedText(llm, on_taken=self._end_answer)
+        self._text = CachedText(llm, on_taken=self._latest.end)
         n_pinned = places.n_pinned(llm, template)
         self._text.take_model()
         self._text.begin(template.opening, n_pinned=n_pinned)
@@ -147,30 +134,15 @@ class Conversation:
             ContextLimitError: there are no positions for the message and an answer.
             PyH2OError: the template refuses the message, or the model has another text by now.
         """
-        return self._answered_by(self._say(message, max_tokens))
+        return self._latest.begin(self._say(message, max_tokens))
 
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Drop the last answer and draw another one, with another seed; otherwise as `say`."""
-        return self._answered_by(self._regenerate(max_tokens))
+        return self._latest.begin(self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         """Replace the last message and its answer; otherwise as `say`."""
-        return self._answered_by(self._edit(message, max_tokens))
-
-    def _answered_by(self, answering: Generator[str]) -> Generator[str]:
-        self._end_answer()
-        # Not held: a generator that its reader drops ends at once, and keeps what was said.
-        self._answering = weakref.ref(answering)
-        return answering
-
-    def _end_answer(self) -> None:
-        """End an answer that its reader left, but not for good."""
-        answering = self._answering and self._answering()
-        if not answering:
-            return
-        if inspect.getgeneratorstate(answering) == inspect.GEN_RUNNING:
-            raise PyH2OError("an answer is being written: wait for its end, or close its generator")
-        answering.close()
+        return self._latest.begin(self._edit(message, max_tokens))
 
     def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
         self._check_text()
@@ -225,7 +197,8 @@ class Conversation:
         check_message(self.llm, tokens, start)
         text = self._text
         before = self._turns, text.tokens[start:], text.n_known
-        answer = Answer(turn, self._generation(tokens, max_tokens))
+        generation = answer_generation(self.llm, self._template, text.tokens, tokens, max_tokens)
+        answer = Answer(turn, generation)
         rest: list[str] = []
         try:
             self._turns = turns
@@ -240,17 +213,6 @@ class Conversation:
                 rest = answer.take(answer.generation.end())
                 self._keep(answer, start, *before)
         yield from rest
-
-    def _generation(self, before: list[int], max_tokens: int | None) -> Generation:
-        """An answer behind the newest tokens of the text."""
-        llm, template = self.llm, self._template
-        return Generation(
-            self._text.tokens,
-            detokenizer(llm, before, starts_text=False),
-            TextPieces(template.stops),
-            is_end=lambda token: is_end_token(llm, token) or template.ends(token),
-            limit=max_tokens,
-        )
 
     def _draw(self, answer: Answer) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
@@ -310,7 +272,7 @@ class Conversation:
         Raises:
             PyH2OError: nothing has been said, or the model has another text by now.
         """
-        self._end_answer()
+        self._latest.end()
         self._check_text()
         last = self._last_turn()
         self._turns = self._turns[:-1]
@@ -323,7 +285,7 @@ class Conversation:
         Raises:
             PyH2OError: the model has another text by now.
         """
-        self._end_answer()
+        self._latest.end()
         self._check_text()
         if self._turns:
             start = self._turns[0].start
@@ -338,7 +300,7 @@ class Conversation:
                 for one.
             PyH2OError: the model has another text by now.
         """
-        self._end_answer()
+        self._latest.end()
         self._check_text()
         template = ChatTemplate(self.llm, text)
         n_pinned = self._places.n_pinned(self.llm, template)
@@ -358,7 +320,7 @@ class Conversation:
             SessionError: the file cannot be written; an old one is unchanged.
             PyH2OError: the model has another text by now.
         """
-        self._end_answer()
+        self._latest.end()
         self._check_text()
         header = {
             "model": model_identity(self.llm),
@@ -394,18 +356,7 @@ class Conversation:
             SessionError: no such file, or it is damaged, of another model, other settings, another
                 template or a newer format.
         """
-        session = read_session(path, KIND)
-        check_same(session, llm)
-        with damage_found(path):
-            saved = SavedConversation.of(session.header)
-        template = ChatTemplate(llm, saved.system)
-        if template.fingerprint != saved.template:
-            raise SessionError(
-                f"the session {path} was made with another chat template: load the model with the "
-                "same chat_format, or start a new session"
-            )
-        with damage_found(path):
-            saved.check_text(session.tokens, template.opening)
+        session, saved, template = open_saved_conversation(path, llm)
         conversation = cls.__new__(cls)
         conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
         n_known = saved.cached + saved.known

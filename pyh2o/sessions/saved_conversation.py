@@ -1,4 +1,4 @@
-"""What the header of a conversation's session file says."""
+"""Reads the session file of a conversation, and says what its header must hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..errors import SessionError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -14,9 +15,20 @@ from ..generation.finish import (
     FINISH_TRAINED_CONTEXT,
 )
 from ..generation.sampling import Sampling
+from ..llama import Llama
+from ..text.chat_template import ChatTemplate
 from .places import Places
 from .records import Count, in_one_line, record_of
-from .session_file import ModelIdentity, Settings, check_settings, damage_found, read_header
+from .session_file import (
+    ModelIdentity,
+    Session,
+    Settings,
+    check_same,
+    check_settings,
+    damage_found,
+    read_header,
+    read_session,
+)
 from .turns import Turn
 
 KIND = "conversation"
@@ -100,3 +112,30 @@ def read_saved_conversation(path: str | Path) -> SavedConversation:
     header = read_header(path, KIND)
     with damage_found(path):
         return SavedConversation.of(header)
+
+
+def open_saved_conversation(
+    path: str | Path, llm: Llama
+) -> tuple[Session, SavedConversation, ChatTemplate]:
+    """Read a conversation's session file to go on with it in a model.
+
+    Returns:
+        The session, what its header says, and the model's chat template with its system prompt.
+
+    Raises:
+        SessionError: no such file, or it is damaged, of another model, other settings, another
+            template or a newer format.
+    """
+    session = read_session(path, KIND)
+    check_same(session, llm)
+    with damage_found(path):
+        saved = SavedConversation.of(session.header)
+    template = ChatTemplate(llm, saved.system)
+    if template.fingerprint != saved.template:
+        raise SessionError(
+            f"the session {path} was made with another chat template: load the model with the "
+            "same chat_format, or start a new session"
+        )
+    with damage_found(path):
+        saved.check_text(session.tokens, template.opening)
+    return session, saved, template

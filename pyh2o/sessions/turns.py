@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from ..generation.generation import Generation
-from ..generation.sampling import LARGEST_SEED
 from ..text.chat_template import ChatTemplate
-from ..text.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -35,42 +30,6 @@ class Turn:
     answer_start: int
     end: int
     attempt: int = 0
-
-
-class Answer:
-    """An answer while it is drawn.
-
-    Attributes:
-        start: position of its first token.
-        attempt: answers the message had before this one.
-        generation: its tokens as they come.
-        finish: why it ended; empty before, and if an error ended it.
-    """
-
-    def __init__(self, turn: Turn, generation: Generation) -> None:
-        """Begin the answer of a turn that has none yet, or another one."""
-        self.start = turn.answer_start
-        self.attempt = turn.attempt
-        self.generation = generation
-        self.finish = ""
-        self._turn = turn
-        self._texts: list[str] = []
-
-    def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return their texts."""
-        texts = [piece.text for piece in pieces if piece.text]
-        self._texts += texts
-        return texts
-
-    def made_turn(self, end: int) -> Turn:
-        """The turn it makes, with the position behind the last token that is kept."""
-        return replace(self._turn, answer="".join(self._texts), finish=self.finish, end=end)
-
-
-def answer_seed(seed: int, turn: int, attempt: int) -> int:
-    """The seed of an answer; different ones for all turns and attempts, the same in every run."""
-    state = np.random.SeedSequence([seed, turn, attempt]).generate_state(1)
-    return int(state[0]) % (LARGEST_SEED + 1)
 
 
 def rewritten(

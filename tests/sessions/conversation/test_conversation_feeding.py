@@ -26,7 +26,7 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama, Turn
 from pyh2o.generation.sampling import Sampling
-from pyh2o.sessions.turns import answer_seed
+from pyh2o.sessions.answers import answer_seed
 from pyh2o.text.chat_template import ChatTemplate
 from tiny_chat import CHATML, LLAMA_2, write_chat_gguf
 from tiny_llama import tiny_llama

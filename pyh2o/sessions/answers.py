@@ -1,0 +1,108 @@
+"""The answers of a conversation while they are drawn: one at a time, each with its own seed."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import PyH2OError
+from ..generation.generation import Generation
+from ..generation.sampling import LARGEST_SEED
+from ..llama import Llama
+from ..text.chat_template import ChatTemplate
+from ..text.detokenizer import detokenizer
+from ..text.pieces import Piece, TextPieces
+from ..text.vocabulary import is_end_token
+from .turns import Turn
+
+
+class Answer:
+    """An answer while it is drawn.
+
+    Attributes:
+        start: position of its first token.
+        attempt: answers the message had before this one.
+        generation: its tokens as they come.
+        finish: why it ended; empty before, and if an error ended it.
+    """
+
+    def __init__(self, turn: Turn, generation: Generation) -> None:
+        """Begin the answer of a turn that has none yet, or another one."""
+        self.start = turn.answer_start
+        self.attempt = turn.attempt
+        self.generation = generation
+        self.finish = ""
+        self._turn = turn
+        self._texts: list[str] = []
+
+    def take(self, pieces: Sequence[Piece]) -> list[str]:
+        """Add pieces of its text; return their texts."""
+        texts = [piece.text for piece in pieces if piece.text]
+        self._texts += texts
+        return texts
+
+    def made_turn(self, end: int) -> Turn:
+        """The turn it makes, with the position behind the last token that is kept."""
+        return replace(self._turn, answer="".join(self._texts), finish=self.finish, end=end)
+
+
+class LatestAnswer:
+    """The generator of the answer that was begun last, which its reader may have left."""
+
+    def __init__(self) -> None:
+        self._generator: weakref.ref[Generator[str]] | None = None
+
+    def begin(self, generator: Generator[str]) -> Generator[str]:
+        """End the answer before it, and return the generator.
+
+        Raises:
+            PyH2OError: as for `end`.
+        """
+        self.end()
+        # Not held: a generator that its reader drops ends at once, and keeps what was said.
+        self._generator = weakref.ref(generator)
+        return generator
+
+    def end(self) -> None:
+        """End the answer for good, if it has not ended yet.
+
+        Raises:
+            PyH2OError: it is being written at this moment.
+        """
+        generator = self._generator and self._generator()
+        if not generator:
+            return
+        if inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING:
+            raise PyH2OError("an answer is being written: wait for its end, or close its generator")
+        generator.close()
+
+
+def answer_generation(
+    llm: Llama, template: ChatTemplate, text: list[int], before: Sequence[int], limit: int | None
+) -> Generation:
+    """What makes the text of an answer out of its tokens.
+
+    Args:
+        llm: the model.
+        template: says what ends an answer.
+        text: to which the tokens are added.
+        before: the tokens that come right before the answer.
+        limit: most tokens of the answer; None for as many as the model likes.
+    """
+    return Generation(
+        text,
+        detokenizer(llm, before, starts_text=False),
+        TextPieces(template.stops),
+        is_end=lambda token: is_end_token(llm, token) or template.ends(token),
+        limit=limit,
+    )
+
+
+def answer_seed(seed: int, turn: int, attempt: int) -> int:
+    """The seed of an answer; different ones for all turns and attempts, the same in every run."""
+    state = np.random.SeedSequence([seed, turn, attempt]).generate_state(1)
+    return int(state[0]) % (LARGEST_SEED + 1)
