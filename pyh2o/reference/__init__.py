@@ -9,15 +9,20 @@ tokens, the heavy hitters, collects most of the attention. So each (layer, KV he
 * the *heavy* rows, those that have collected most attention since they were written;
 * here also the *pinned* rows, the start of the text (attention sinks, system prompt),
 
-and drop the rest. What is dropped is gone: no later query sees it. Which rows are heavy is the
-matter of a policy; H2O is one of those in :mod:`pyh2o.policies`.
+and drop the rest. What is dropped is gone: no later query sees it, unless an archive has it and a
+question recalls it. Which rows are heavy is the matter of a policy; H2O is one of those in
+:mod:`pyh2o.policies`.
 
 Read in this order:
 
 * :mod:`~pyh2o.reference.eviction`: the parameters and the choice of the rows to keep;
 * :mod:`~pyh2o.reference.attention`: attention over the kept rows, and the score it adds;
+* :mod:`~pyh2o.reference.queries`: the last queries, for what looks at attention later;
+* :mod:`~pyh2o.reference.archive`: what has left the recent window, to be fetched back from;
 * :mod:`~pyh2o.reference.cache`: the rows of one layer: append, keep some, remove the tail;
 * :mod:`~pyh2o.reference.compaction`: the scores of all layers and heads, and the choice by them;
+* :mod:`~pyh2o.reference.recall_choice`: which evicted rows come back, and where they are placed;
+* :mod:`~pyh2o.reference.recall`: that choice made on the caches of a model, and its rows shown;
 * :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
 * :mod:`~pyh2o.reference.layers`: norms, rotary embeddings and the feed-forward block;
 * :mod:`~pyh2o.reference.model`: the forward pass, and when compactions happen.
@@ -25,11 +30,14 @@ Read in this order:
 Only reading a model file needs more than NumPy (the `gguf` package).
 """
 
+from .archive import Rounding, as_float16, as_float32
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, margin, quotas, select
 from .model import ReferenceLlama
+from .recall import Recalled
+from .recall_choice import RecalledSpan
 from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
 
 __all__ = [
@@ -38,8 +46,13 @@ __all__ = [
     "LayerCache",
     "LayerWeights",
     "LlamaWeights",
+    "Recalled",
+    "RecalledSpan",
     "ReferenceLlama",
     "RotaryPlace",
+    "Rounding",
+    "as_float16",
+    "as_float32",
     "attend",
     "collected_attention",
     "collected_squares",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .archive import LayerArchive, Rotate, Rounding, as_float16
 from .attention import attention_probabilities, mean_of_groups
+from .queries import LastQueries
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -25,6 +27,10 @@ class LayerCache:
     no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
     give the same outputs.
 
+    With an archive, rows are handed on to it before they can be evicted, and some of them may be
+    shown to all later queries again. Those recalled rows are no rows in use: they have no scores,
+    and a compaction does not see them.
+
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
         row_positions: [n_head_kv, n_stored] token positions.
@@ -33,9 +39,9 @@ class LayerCache:
             that, what it gave the row at the last compaction.
         row_squares: [n_head_kv, n_stored] squared attention collected, for policies that want it.
         evicted: [n_head_kv, n_stored] rows that no query may see.
-        queries: [n_head, n_queries, head_size] the last ones, rotated, for policies that want them.
-        query_positions, query_rotary_positions: [n_queries] of the text, and those they are rotated
-            to.
+        queries: the last ones, for policies that want them.
+        archive: of this layer, with the queries that recall asks for; or None.
+        recalled_keys, recalled_values: [n_head_kv, n_recalled, head_size] rows beside those stored.
     """
 
     def __init__(
@@ -46,8 +52,16 @@ class LayerCache:
         cache_dtype: npt.DTypeLike = np.float32,
         score_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
+        n_queries: int = 0,
+        recall_queries: int = 0,
+        archive_rounding: Rounding = as_float16,
     ) -> None:
         self.keep_all = keep_all
+        self.archive = None
+        if recall_queries:
+            self.archive = LayerArchive(
+                n_head_kv, head_size, n_queries=recall_queries, rounding=archive_rounding
+            )
         self.keys: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.values: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.row_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
@@ -55,9 +69,8 @@ class LayerCache:
         self.row_scores: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
-        self.queries: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=score_dtype)
-        self.query_positions: IntArray = np.empty(0, dtype=np.int64)
-        self.query_rotary_positions: IntArray = np.empty(0, dtype=np.int64)
+        self.queries = LastQueries(n_queries)
+        self.recalled_keys, self.recalled_values = self.keys, self.values
 
     @property
     def n_head_kv(self) -> int:
@@ -115,41 +128,58 @@ class LayerCache:
         causal = self.row_positions[:, None, :] <= query_positions[None, :, None]
         return causal & ~self.evicted[:, None, :]
 
+    def attended(self, query_positions: IntArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """What queries meet: all rows stored, and behind them the recalled ones.
+
+        Returns:
+            keys and values [n_head_kv, n_stored + n_recalled, head_size], and visible [n_head_kv,
+            n_queries, n_stored + n_recalled]: recalled rows are in every query's past.
+        """
+        visible = self.visible(query_positions)
+        n_recalled = self.recalled_keys.shape[1]
+        return (
+            np.concatenate([self.keys, self.recalled_keys], axis=1),
+            np.concatenate([self.values, self.recalled_values], axis=1),
+            np.pad(visible, ((0, 0), (0, 0), (0, n_recalled)), constant_values=True),
+        )
+
+    def show(self, keys: FloatArray, values: FloatArray) -> None:
+        """Show recalled rows, in place of those before; [n_head_kv, n_recalled, head_size]."""
+        self.recalled_keys = keys.astype(self.keys.dtype)
+        self.recalled_values = values.astype(self.values.dtype)
+
     def remember_queries(
-        self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray, *, n_most: int
+        self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray
     ) -> None:
-        """Keep the last `n_most` queries, of those there are and a chunk of new ones.
+        """Keep as many of the last queries as the policy and recall want.
 
         Args:
             queries: [n_head, n_tokens, head_size], rotated.
             positions, rotary_positions: [n_tokens].
-            n_most: >= 1.
         """
-        if self.query_positions.size:
-            queries = np.concatenate([self.queries, queries], axis=1)
-        self.queries = queries[:, -n_most:]
-        self.query_positions = np.concatenate([self.query_positions, positions])[-n_most:]
-        self.query_rotary_positions = np.concatenate(
-            [self.query_rotary_positions, rotary_positions]
-        )[-n_most:]
+        self.queries.remember(queries, positions, rotary_positions)
+        if self.archive is not None:
+            self.archive.queries.remember(queries, positions, rotary_positions)
 
     def queries_of(self, head: int) -> FloatArray:
         """[n_queries, group, head_size] the queries that meet the keys of one KV head."""
-        group = len(self.queries) // self.n_head_kv
-        of_head: FloatArray = self.queries[head * group : (head + 1) * group].swapaxes(0, 1)
+        queries = self.queries.rotated
+        group = len(queries) // self.n_head_kv
+        of_head: FloatArray = queries[head * group : (head + 1) * group].swapaxes(0, 1)
         return of_head
 
     def query_attention(self) -> FloatArray:
-        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use."""
-        n_queries = self.query_positions.size
-        if n_queries == 0:
-            return np.zeros((self.n_head_kv, 0, self.row_positions.shape[1]))
-        probabilities = attention_probabilities(
-            self.queries,
-            self.keys.astype(self.queries.dtype),
-            self.visible(self.query_positions),
-        )
-        return mean_of_groups(probabilities, self.n_head_kv)
+        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use.
+
+        Recalled rows get their share of each query as well, so the rest may sum to less than 1.
+        """
+        n_stored = self.row_positions.shape[1]
+        if self.queries.positions.size == 0:
+            return np.zeros((self.n_head_kv, 0, n_stored))
+        queries = self.queries.rotated
+        keys, _, visible = self.attended(self.queries.positions)
+        probabilities = attention_probabilities(queries, keys.astype(queries.dtype), visible)
+        return mean_of_groups(probabilities[..., :n_stored], self.n_head_kv)
 
     def add_scores(self, collected: FloatArray) -> None:
         """Add [n_head_kv, n_stored] attention to the scores. A row keeps its sum while it lives."""
@@ -183,11 +213,31 @@ class LayerCache:
             return
         self._gather(np.stack(rows))
 
-    def rebase(self, back: int, rotate: Callable[[FloatArray, IntArray], FloatArray]) -> None:
+    def archive_until(self, end: int, shift: int, rotate: Rotate) -> None:
+        """Write the rows of positions below `end` to the archive, but for those it has.
+
+        Args:
+            end: a position; every KV head still has the rows before it that the archive lacks.
+            shift: positions by which the text has been moved back so far.
+            rotate: turns [n_heads, n, head_size] by [n] positions.
+        """
+        if self.archive is None or end <= self.archive.n_positions:
+            return
+        is_new = (self.row_positions >= self.archive.n_positions) & (self.row_positions < end)
+        rows = np.stack([np.flatnonzero(of_head) for of_head in is_new])
+        self.archive.append(
+            np.take_along_axis(self.keys, rows[:, :, None], axis=1),
+            np.take_along_axis(self.values, rows[:, :, None], axis=1),
+            np.take_along_axis(self.rotary_positions, rows, axis=1),
+            shift,
+            rotate,
+        )
+
+    def rebase(self, back: int, rotate: Rotate) -> None:
         """Rotate the keys in use, and the queries, `back` positions back.
 
         Keys that would get a position below 0 are packed at the start, in the order of the text.
-        Queries are never packed: theirs may become negative.
+        Recalled rows stay where they are: whoever recalled them knows their new places.
 
         Args:
             back: positions.
@@ -201,10 +251,9 @@ class LayerCache:
             turned = rotate(keys[None], after - before)[0]
             self.keys[head, in_use] = turned.astype(self.keys.dtype)
             self.rotary_positions[head, in_use] = after
-        turns = np.full(self.query_positions.size, -back)
-        queries = rotate(self.queries.astype(np.float64), turns)
-        self.queries = queries.astype(self.queries.dtype)
-        self.query_rotary_positions = self.query_rotary_positions - back
+        self.queries.rebase(back, rotate)
+        if self.archive is not None:
+            self.archive.queries.rebase(back, rotate)
 
     def remove(self, first_position: int) -> None:
         """Drop all rows and queries of positions >= `first_position`; the scores of others stay."""
@@ -212,10 +261,9 @@ class LayerCache:
         if n_kept.min() != n_kept.max():
             raise ValueError(f"the KV heads do not keep the same rows from {first_position} on")
         self._gather(np.broadcast_to(np.arange(n_kept[0]), (self.n_head_kv, n_kept[0])))
-        stay = self.query_positions < first_position
-        self.queries = self.queries[:, stay]
-        self.query_positions = self.query_positions[stay]
-        self.query_rotary_positions = self.query_rotary_positions[stay]
+        self.queries.remove(first_position)
+        if self.archive is not None:
+            self.archive.queries.remove(first_position)
 
     def _gather(self, rows: IntArray) -> None:
         """Gather [n_head_kv, n_kept] rows, per KV head; drop the others."""

@@ -92,7 +92,7 @@ def _head_rows(
                 values=cache.values[head, rows],
                 query_attention=attention_of_queries[head][:, rows],
                 queries=cache.queries_of(head),
-                query_rotary_positions=cache.query_rotary_positions,
+                query_rotary_positions=cache.queries.rotary_positions,
                 next_rotary_position=place.next_position,
                 rope_frequencies=place.frequencies,
                 pinned=pinned_rows(positions, pinned=parameters.pinned, spans=parameters.spans),

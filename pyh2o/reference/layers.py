@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .weights import LayerWeights
+from .weights import LayerWeights, LlamaWeights
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -68,6 +68,26 @@ def rotate(
     rotated[..., 0::2] = even * cos - odd * sin
     rotated[..., 1::2] = even * sin + odd * cos
     return rotated
+
+
+class Rope:
+    """The rotary embedding of a model."""
+
+    def __init__(self, weights: LlamaWeights) -> None:
+        self._size = weights.hyperparameters.head_size
+        self._base = weights.hyperparameters.rope_base
+        self._scale = weights.hyperparameters.rope_scale
+        self._factors = weights.rope_factors
+
+    def frequencies(self) -> npt.NDArray[np.float64]:
+        """See :func:`rope_frequencies`."""
+        return rope_frequencies(
+            self._size, base=self._base, scale=self._scale, factors=self._factors
+        )
+
+    def rotate(self, x: FloatArray, positions: IntArray) -> FloatArray:
+        """Turn x [n_heads, n_tokens, head_size] by positions [n_tokens] (see :func:`rotate`)."""
+        return rotate(x, positions, base=self._base, scale=self._scale, factors=self._factors)
 
 
 def swiglu(x: FloatArray, layer: LayerWeights) -> FloatArray:

@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..policies import Policy, parse_policy
+from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, Span
-from .layers import rms_norm, rope_frequencies, rotate, split_heads, swiglu
+from .layers import Rope, rms_norm, split_heads, swiglu
+from .recall import Recall, Recalled
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -39,6 +41,9 @@ class ReferenceLlama:
         cache_dtype: type that K and V rows are rounded to when they are stored.
         keep_all: hide evicted rows instead of dropping them (see
             :class:`~pyh2o.reference.cache.LayerCache`).
+        recall_queries: last queries to remember for :meth:`recall`, those of recent tokens only;
+            0 for no recall, and no archive.
+        archive_rounding: rounds rows to the type of the archive.
 
     Attributes:
         n_tokens: tokens of the text so far, the position of the next token.
@@ -60,8 +65,13 @@ class ReferenceLlama:
         policy: Policy | str = "h2o",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
+        recall_queries: int = 0,
+        archive_rounding: Rounding = as_float16,
     ) -> None:
         self.weights = weights
+        self._rope = Rope(weights)
+        self._recall_queries = recall_queries
+        self._archive_rounding = archive_rounding
         self._first_eviction = eviction
         given = parse_policy(policy) if isinstance(policy, str) else policy
         self.policy = given.for_budget(eviction.budget) if eviction else given
@@ -83,6 +93,8 @@ class ReferenceLlama:
         policy: Policy | str = "h2o",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
+        recall_queries: int = 0,
+        archive_rounding: Rounding = as_float16,
         dtype: npt.DTypeLike = np.float32,
     ) -> ReferenceLlama:
         """Read a model from a GGUF file (see :func:`~pyh2o.reference.weights.read_gguf`).
@@ -93,7 +105,7 @@ class ReferenceLlama:
                 ever evicted.
             n_pos, dense: when rows are re-based (see
                 :class:`~pyh2o.reference.eviction.EvictionParameters`).
-            policy, cache_dtype, keep_all: as for the class.
+            policy, cache_dtype, keep_all, recall_queries, archive_rounding: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -115,6 +127,8 @@ class ReferenceLlama:
             policy=policy,
             cache_dtype=cache_dtype,
             keep_all=keep_all,
+            recall_queries=recall_queries,
+            archive_rounding=archive_rounding,
         )
 
     def reset(self) -> None:
@@ -129,6 +143,8 @@ class ReferenceLlama:
         self._newest_forgotten = -1
         self.smallest_margin = float("inf")
         self._first_removable = 0
+        # An older query would have rows in its future that a policy or recall takes for its past.
+        n_recent = self.eviction.recent if self.eviction else 0
         self._caches = [
             LayerCache(
                 hyper.n_head_kv,
@@ -136,9 +152,13 @@ class ReferenceLlama:
                 cache_dtype=self._cache_dtype,
                 score_dtype=self.weights.embedding.dtype,
                 keep_all=self._keep_all,
+                n_queries=min(self.policy.n_queries, n_recent),
+                recall_queries=min(self._recall_queries, n_recent),
+                archive_rounding=self._archive_rounding,
             )
             for _ in range(hyper.n_layer)
         ]
+        self._recall = Recall(self._caches, self._rope.rotate)
 
     @property
     def n_rows(self) -> int:
@@ -213,6 +233,33 @@ class ReferenceLlama:
         if self.n_tokens == 0:
             self._shift = 0
             self._newest_forgotten = -1
+
+    def recall(self, n_rows: int, n_queries: int = 16, min_mass: float = 0.0) -> None:
+        """Show evicted rows that the last queries look for to all later ones.
+
+        They take the place of those recalled before, even if none come.
+
+        Args:
+            n_rows: most rows that each (layer, KV head) recalls; 0 drops what is recalled.
+            n_queries: that ask, of those remembered; fewer if not so many are.
+            min_mass: share of their attention, 0 to 1, that evicted rows would have to get.
+
+        Raises:
+            ValueError: recall is off, or a count is too small.
+        """
+        self._recall.recall(
+            n_rows=n_rows, n_queries=n_queries, min_mass=min_mass, shift=self._shift
+        )
+
+    @property
+    def recalled(self) -> Recalled:
+        """What the last recall did; its rows are shown until the next one."""
+        return self._recall.recalled
+
+    @property
+    def n_recalled(self) -> int:
+        """Rows recalled in every (layer, KV head), beside those in use."""
+        return self.recalled.n_rows
 
     def pin(self, n_tokens: int) -> None:
         """Keep the first positions until the text is forgotten, in places of heavy rows.
@@ -289,8 +336,9 @@ class ReferenceLlama:
             next_position = max(next_position, eviction.n_pos // 2)
         back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
-            cache.rebase(back, self._rotated)
+            cache.rebase(back, self._rope.rotate)
         self._shift += back
+        self._recall.rebase(self._shift)
         self.n_rebases += 1
 
     def compact(self) -> None:
@@ -305,7 +353,9 @@ class ReferenceLlama:
 
     def _compact(self, eviction: EvictionParameters) -> None:
         self._forget(self.n_tokens - 1)
-        place = RotaryPlace(self.n_tokens - self._shift, self._rope_frequencies())
+        for cache in self._caches:
+            cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
+        place = RotaryPlace(self.n_tokens - self._shift, self._rope.frequencies())
         smallest = compact(self._caches, eviction, self.policy, place)
         self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
@@ -344,18 +394,17 @@ class ReferenceLlama:
         """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows."""
         hyper = self.weights.hyperparameters
         rotary = positions - self._shift
-        queries = self._rotated(split_heads(x @ layer.query.T, hyper.n_head), rotary)
-        keys = self._rotated(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
+        queries = self._rope.rotate(split_heads(x @ layer.query.T, hyper.n_head), rotary)
+        keys = self._rope.rotate(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
         values = split_heads(x @ layer.value.T, hyper.n_head_kv)
         cache.append(keys, values, positions, rotary)
 
+        all_keys, all_values, visible = cache.attended(positions)
         outputs, probabilities = attend(
-            queries,
-            cache.keys.astype(x.dtype),
-            cache.values.astype(x.dtype),
-            cache.visible(positions),
+            queries, all_keys.astype(x.dtype), all_values.astype(x.dtype), visible
         )
-        self._observe(cache, queries, probabilities, positions)
+        n_stored = cache.row_positions.shape[1]  # what recalled rows collect is dropped
+        self._observe(cache, queries, probabilities[..., :n_stored], positions)
         joined = outputs.swapaxes(0, 1).reshape(positions.size, -1)
         mixed: FloatArray = joined @ layer.attention_output.T
         return mixed
@@ -374,13 +423,7 @@ class ReferenceLlama:
             cache.add_scores(collected_attention(credited, n_head_kv))
         if policy.needs_squares:
             cache.add_squares(collected_squares(probabilities, n_head_kv))
-        if policy.n_queries and self.eviction is not None:
-            cache.remember_queries(
-                queries,
-                positions,
-                positions - self._shift,
-                n_most=min(policy.n_queries, self.eviction.recent),
-            )
+        cache.remember_queries(queries, positions, positions - self._shift)
 
     def _credited(
         self, cache: LayerCache, probabilities: FloatArray, positions: IntArray
@@ -399,22 +442,3 @@ class ReferenceLlama:
         group = probabilities.shape[0] // credit.shape[0]
         credited: FloatArray = probabilities * np.repeat(credit, group, axis=0)
         return credited
-
-    def _rope_frequencies(self) -> npt.NDArray[np.float64]:
-        hyper = self.weights.hyperparameters
-        return rope_frequencies(
-            hyper.head_size,
-            base=hyper.rope_base,
-            scale=hyper.rope_scale,
-            factors=self.weights.rope_factors,
-        )
-
-    def _rotated(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        hyper = self.weights.hyperparameters
-        return rotate(
-            x,
-            positions,
-            base=hyper.rope_base,
-            scale=hyper.rope_scale,
-            factors=self.weights.rope_factors,
-        )

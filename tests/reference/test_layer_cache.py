@@ -232,8 +232,16 @@ def test_squares_by_hand() -> None:
 # ---- queries ----
 
 
-def cache_of(rng: np.random.Generator, n_rows: int, *, first: int = 0) -> LayerCache:
-    cache = LayerCache(N_HEAD_KV, HEAD_SIZE, cache_dtype=np.float64, score_dtype=np.float64)
+def cache_of(
+    rng: np.random.Generator, n_rows: int, *, first: int = 0, n_queries: int
+) -> LayerCache:
+    cache = LayerCache(
+        N_HEAD_KV,
+        HEAD_SIZE,
+        cache_dtype=np.float64,
+        score_dtype=np.float64,
+        n_queries=n_queries,
+    )
     keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
     cache.append(keys, values, first + np.arange(n_rows))
     return cache
@@ -241,32 +249,32 @@ def cache_of(rng: np.random.Generator, n_rows: int, *, first: int = 0) -> LayerC
 
 def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
     """In chunks of any size; those of a text that is taken back go with it."""
-    cache = cache_of(rng, 30)
+    cache = cache_of(rng, 30, n_queries=5)
     queries = rng.standard_normal((4, 30, HEAD_SIZE))
     for start, end in ((0, 1), (1, 4), (4, 24), (24, 30)):
         positions = np.arange(start, end)
-        cache.remember_queries(queries[:, start:end], positions, positions - 3, n_most=5)
+        cache.remember_queries(queries[:, start:end], positions, positions - 3)
         expected = np.arange(max(0, end - 5), end)
-        assert cache.query_positions.tolist() == expected.tolist()
-        assert cache.query_rotary_positions.tolist() == (expected - 3).tolist()
-        np.testing.assert_array_equal(cache.queries, queries[:, expected])
+        assert cache.queries.positions.tolist() == expected.tolist()
+        assert cache.queries.rotary_positions.tolist() == (expected - 3).tolist()
+        np.testing.assert_array_equal(cache.queries.rotated, queries[:, expected])
     np.testing.assert_array_equal(cache.queries_of(1), queries[2:, 25:30].swapaxes(0, 1))
 
     cache.remove(27)
-    assert cache.query_positions.tolist() == [25, 26]
-    np.testing.assert_array_equal(cache.queries, queries[:, 25:27])
+    assert cache.queries.positions.tolist() == [25, 26]
+    np.testing.assert_array_equal(cache.queries.rotated, queries[:, 25:27])
     cache.remove(20)
-    assert cache.query_positions.size == 0
+    assert cache.queries.positions.size == 0
     assert cache.query_attention().shape == (2, 0, 20)
-    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]), n_most=5)
-    assert cache.query_positions.tolist() == [20, 21]
+    cache.remember_queries(queries[:, 20:22], np.array([20, 21]), np.array([20, 21]))
+    assert cache.queries.positions.tolist() == [20, 21]
 
 
 def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
     """Row by row: softmax over the rows in use up to the query's own, mean over the group."""
-    cache = cache_of(rng, 12)
+    cache = cache_of(rng, 12, n_queries=3)
     queries = rng.standard_normal((4, 3, HEAD_SIZE))
-    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]), n_most=3)
+    cache.remember_queries(queries, np.array([9, 10, 11]), np.array([9, 10, 11]))
     cache.keep_all = True
     cache.keep([np.array([0, 3, 8, 9, 10, 11]), np.array([1, 2, 4, 9, 10, 11])])
     attention = cache.query_attention()
@@ -282,18 +290,18 @@ def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("back", [5, 12, 60])
 def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None:
     """While no key is packed all distances stay, and so does the attention."""
-    cache = cache_of(rng, 20, first=60)
+    cache = cache_of(rng, 20, first=60, n_queries=6)
     queries = rng.standard_normal((4, 6, HEAD_SIZE))
     positions = np.arange(74, 80)
-    cache.remember_queries(queries, positions, positions, n_most=6)
+    cache.remember_queries(queries, positions, positions)
     before = cache.query_attention()
 
     def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
         return rotate_pairs(x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2))
 
     cache.rebase(back, rotate)
-    assert cache.query_rotary_positions.tolist() == (positions - back).tolist()
+    assert cache.queries.rotary_positions.tolist() == (positions - back).tolist()
     np.testing.assert_allclose(cache.query_attention(), before, atol=1e-12)
     cache.rebase(100, rotate)
-    assert cache.query_rotary_positions.max() < 0
+    assert cache.queries.rotary_positions.max() < 0
     assert cache.rotary_positions.min() == 0

@@ -85,14 +85,20 @@ def random_caches(rng: np.random.Generator, n_rows: int) -> list[LayerCache]:
     """
     caches = []
     for _ in range(N_LAYER):
-        cache = LayerCache(N_HEAD_KV, HEAD_SIZE, cache_dtype=np.float64, score_dtype=np.float64)
+        cache = LayerCache(
+            N_HEAD_KV,
+            HEAD_SIZE,
+            cache_dtype=np.float64,
+            score_dtype=np.float64,
+            n_queries=int(rng.integers(1, 9)),
+        )
         positions = np.arange(n_rows)
         keys, values = rng.standard_normal((2, N_HEAD_KV, n_rows, HEAD_SIZE))
         queries = rng.standard_normal((N_HEAD_KV * GROUP, n_rows, HEAD_SIZE))
         cache.append(keys, values, positions)
         cache.add_scores(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
         cache.add_squares(rng.integers(0, 12, (N_HEAD_KV, n_rows)) / 3)
-        cache.remember_queries(queries, positions, positions, n_most=int(rng.integers(1, 9)))
+        cache.remember_queries(queries, positions, positions)
         caches.append(cache)
     return caches
 
