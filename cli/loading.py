@@ -68,5 +68,7 @@ def usable_gpu_layers(asked: int) -> int:
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:
     """Say what an exact prefill takes, before it is taken."""
-    megabytes = -(-n_bytes // 2**20)
-    terminal.say(f"reading {n_tokens:,} tokens in full takes {megabytes:,} MiB until then")
+    # Imported here because it loads llama.cpp.
+    from pyh2o.cache.eviction import mib
+
+    terminal.say(f"reading {n_tokens:,} tokens in full takes {mib(n_bytes):,} MiB until then")

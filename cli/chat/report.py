@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyh2o.cache.statistics import KVStatistics
+from pyh2o.cache.statistics import KVStatistics, mib_text
 
 from ..terminal.wording import count, per_second
 from .answers import Answer
@@ -51,7 +51,7 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
     if kv.evicting:
         parts += [f"{kv.tokens_evicted:,} evicted", _memory(kv)]
     else:
-        parts += ["full cache", f"{mib(kv.bytes_total)} MiB"]
+        parts += ["full cache", f"{mib_text(kv.bytes_total)} MiB"]
     return " · ".join(parts)
 
 
@@ -83,18 +83,17 @@ def _cache(kv: KVStatistics) -> dict[str, str]:
     if not kv.evicting:
         return {
             "cache": f"{cells} · full cache, nothing is evicted",
-            "memory": f"{mib(kv.bytes_total)} MiB: K {mib(kv.bytes_k)} + V {mib(kv.bytes_v)}",
+            "memory": f"{mib_text(kv.bytes_total)} MiB: {kv.memory_parts()}",
         }
     budget = f"budget {kv.budget:,} ({kv.parts()})"
     compactions = f"{kv.compactions:,} in {kv.compaction_seconds:.3f} s"
-    tensors = f"K {mib(kv.bytes_k)} + V {mib(kv.bytes_v)} + scores {mib(kv.bytes_scores)}"
     return {
         "cache": f"{cells} · {budget} · slack {kv.slack:,} · window {kv.window:,}",
         "policy": kv.policy,
         "evicted": f"{count(kv.tokens_evicted, 'token')} · {count(kv.rows_evicted, 'row')}",
         "compactions": f"{compactions} · {count(kv.rows_moved, 'row')} moved",
         "re-bases": f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions",
-        "memory": f"{_memory(kv)} of a full cache: {tensors}",
+        "memory": f"{_memory(kv)} of a full cache: {kv.memory_parts()}",
     }
 
 
@@ -108,10 +107,5 @@ def _took(answers: Answer | Tally, steps: int) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def mib(size: int) -> str:
-    """Bytes in MiB, without the unit."""
-    return f"{size / 2**20:.1f}"
-
-
 def _memory(kv: KVStatistics) -> str:
-    return f"{mib(kv.bytes_total)} of {mib(kv.bytes_full)} MiB"
+    return f"{mib_text(kv.bytes_total)} of {mib_text(kv.bytes_full)} MiB"

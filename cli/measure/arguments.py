@@ -15,6 +15,7 @@ from pyh2o.system.threads import physical_cores
 from ..errors import InputError
 from ..loading import usable_gpu_layers
 from ..options import option_named, parse_rows
+from ..text_files import decoded
 
 T = TypeVar("T")
 
@@ -117,13 +118,10 @@ def read_text(file: Path) -> str:
         InputError: there is none, or it is not UTF-8 or empty.
     """
     try:
-        text = file.expanduser().read_text(encoding="utf-8-sig")
+        data = file.expanduser().read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no text file {file}: check --text") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8"
-        ) from None
+    text = decoded(data, str(file))
     if not text.strip():
         raise InputError(f"{file} is empty: give --text a file with text")
     return text

@@ -96,20 +96,19 @@ class KVStatistics:
 
     def summary(self) -> str:
         """One line for a person: cells, budget, evictions and memory."""
-        memory = f"{_mib(self.bytes_total)} MiB"
+        memory = f"{mib_text(self.bytes_total)} MiB"
         if not self.evicting:
             return f"KV {self.used}/{self.capacity} cells (full cache) · {memory}"
         return (
             f"KV {self.used}/{self.capacity} cells · budget {self.budget} ({self.parts()}) · "
-            f"{self.tokens_evicted:,} evicted · {memory} of {_mib(self.bytes_full)} MiB full"
+            f"{self.tokens_evicted:,} evicted · {memory} of {mib_text(self.bytes_full)} MiB full"
         )
 
     def details(self) -> str:
         """A second line for a person: where the memory goes, and what compactions did."""
         return (
-            f"K {_mib(self.bytes_k)} + V {_mib(self.bytes_v)} + scores {_mib(self.bytes_scores)} "
-            f"MiB · window {self.window:,} · policy {self.policy} · pinned {self.pinned} · "
-            f"slack {self.slack} · "
+            f"{self.memory_parts()} MiB · window {self.window:,} · policy {self.policy} · "
+            f"pinned {self.pinned} · slack {self.slack} · "
             f"{self.compactions:,} compactions · {self.rows_evicted:,} rows evicted · "
             f"{self.rebases:,} re-bases"
         )
@@ -119,6 +118,12 @@ class KVStatistics:
         pinned = f"{self.pinned} pinned + " if self.pinned else ""
         return f"{pinned}{self.heavy} heavy + {self.recent} recent"
 
+    def memory_parts(self) -> str:
+        """What takes how many MiB, for a person."""
+        scores = f" + scores {mib_text(self.bytes_scores)}" if self.evicting else ""
+        return f"K {mib_text(self.bytes_k)} + V {mib_text(self.bytes_v)}{scores}"
 
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.1f}"
+
+def mib_text(n_bytes: float) -> str:
+    """Bytes in MiB for a person, without the unit."""
+    return f"{n_bytes / 2**20:.1f}"

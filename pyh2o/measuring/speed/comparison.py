@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from ...cache.statistics import mib_text
 from ...errors import SettingsError
 from ...system.machine import available_bytes, machine_facts
 from ..caches import MeasuredCache
@@ -196,7 +197,7 @@ class Comparison:
         )
         available = available_bytes()
         note = (
-            f"the caches take {(ready.use.bytes_total + kv_rest) / 2**20:.1f} MiB, and "
+            f"the caches take {mib_text(ready.use.bytes_total + kv_rest)} MiB, and "
             f"{(ready.own_bytes + still) / 2**30:.2f} GiB with all that goes with them"
         )
         if available is not None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ...cache.statistics import mib_text
 from ..caches import MeasuredCache
 from ..tables import column
 from .caches import ELEMENT_BYTES
@@ -75,9 +76,7 @@ class Figures:
 
     cache: str = field(metadata=column("cache"))
     position: int
-    kv_bytes: int = field(
-        metadata=column("KV memory", lambda one: f"{one.kv_bytes / 2**20:.1f} MiB")
-    )
+    kv_bytes: int = field(metadata=column("KV memory", lambda one: f"{mib_text(one.kv_bytes)} MiB"))
     share_of_full: float = field(metadata=column("of full", ".1%"))
     peak_bytes: int = field(
         metadata=column("peak MiB", lambda one: f"{one.peak_bytes / 2**20:.0f}")
