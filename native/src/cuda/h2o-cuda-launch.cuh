@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/h2o-cuda-attend.cuh"
+#include "kernels/h2o-row-types.h"
 
 namespace {
 
@@ -15,24 +16,7 @@ void launch(void (*kernel)(T), dim3 grid, cudaStream_t stream, T argument) {
 #endif
 }
 
-// Calls fn(rows) with an object of the struct for this type.
-template <typename F>
-void with_rows(ggml_type type, F fn) {
-    switch (type) {
-        case GGML_TYPE_F16:
-            fn(rows_f16());
-            break;
-        case GGML_TYPE_Q8_0:
-            fn(rows_q8_0());
-            break;
-        case GGML_TYPE_Q4_0:
-            fn(rows_q4_0());
-            break;
-        default:
-            fn(rows_f32());
-            break;
-    }
-}
+using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
 
 template <typename ROWS>
 void launch_attend_rows(const llama_h2o_attention & a, cudaStream_t stream) {
@@ -52,7 +36,7 @@ void launch_attend_rows(const llama_h2o_attention & a, cudaStream_t stream) {
 }
 
 inline void launch_attend(const llama_h2o_attention & a, cudaStream_t stream) {
-    with_rows(a.k.type, [&](auto rows) { launch_attend_rows<decltype(rows)>(a, stream); });
+    row_types::with(a.k.type, [&](auto rows) { launch_attend_rows<decltype(rows)>(a, stream); });
 }
 
 inline void launch_combine(const llama_h2o_attention & a, cudaStream_t stream) {

@@ -285,11 +285,11 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const range cells = own_cells(a, s, ith, nth);
 
-        with_rows(a.k.type, [&](auto rows) { few_products_all<decltype(rows)>(a, w, s, cells); });
+        row_types::with(a.k.type, [&](auto rows) { few_products_all<decltype(rows)>(a, w, s, cells); });
 
         few_exps(a, w, s, cells, ith);
 
-        with_rows(a.v.type, [&](auto rows) { few_mix_all<decltype(rows)>(a, w, s, cells, ith); });
+        row_types::with(a.v.type, [&](auto rows) { few_mix_all<decltype(rows)>(a, w, s, cells, ith); });
     }
 }
 

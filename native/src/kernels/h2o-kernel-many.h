@@ -41,7 +41,7 @@ struct many_work {
 // A tile of K or V as floats, [TILE][n].
 void read_tile(const llama_h2o_attention::operand & x, uint32_t s, uint32_t h, uint32_t cell, uint32_t n, float * res) {
     const char * rows = rows_of(x, s, h, cell);
-    with_rows(x.type, [&](auto type) { read_rows<decltype(type)>(rows, x.nb_row, TILE, n, res); });
+    row_types::with(x.type, [&](auto type) { read_rows<decltype(type)>(rows, x.nb_row, TILE, n, res); });
 }
 
 // A block of queries of one KV head.

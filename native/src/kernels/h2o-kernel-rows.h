@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-types.h"
 #include "kernels/h2o-simd.h"
 
 namespace {
@@ -62,24 +63,7 @@ struct rows_q4_0 {
     }
 };
 
-// Calls fn(rows) with an object of the struct for this type.
-template <typename F>
-void with_rows(ggml_type type, F fn) {
-    switch (type) {
-        case GGML_TYPE_F16:
-            fn(rows_f16());
-            break;
-        case GGML_TYPE_Q8_0:
-            fn(rows_q8_0());
-            break;
-        case GGML_TYPE_Q4_0:
-            fn(rows_q4_0());
-            break;
-        default:
-            fn(rows_f32());
-            break;
-    }
-}
+using row_types = llama_h2o_row_types<rows_f32, rows_f16, rows_q8_0, rows_q4_0>;
 
 //
 // where things lie

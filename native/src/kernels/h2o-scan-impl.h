@@ -78,7 +78,7 @@ void scan_cap(float * logits, uint32_t n_lanes, float cap) {
 void scan_keys(const llama_h2o_scan & s, uint32_t key, float * res) {
     const uint32_t n  = min_u32(SCAN_BLOCK, s.n_keys - key);
     const char * rows = s.keys + key * s.nb_row;
-    with_rows(s.type, [&](auto type) { read_rows<decltype(type)>(rows, s.nb_row, n, s.n_embd, res); });
+    row_types::with(s.type, [&](auto type) { read_rows<decltype(type)>(rows, s.nb_row, n, s.n_embd, res); });
 
     for (uint32_t j = n; j < SCAN_BLOCK; ++j) {
         std::memcpy(res + j * s.n_embd, res, s.n_embd * sizeof(float));
