@@ -159,6 +159,10 @@ LLAMA_H2O_API const char * llama_h2o_strerror(int32_t status);
 // Whether rows of this model can be evicted at all. Asks before memory is taken for a context.
 LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);
 
+// How many positions this model has learned an embedding for; 0 if it computes them. llama.cpp aborts on a position
+// behind the last one.
+LLAMA_H2O_API uint32_t llama_h2o_n_pos_learned(const struct llama_model * model);
+
 // Attach eviction to a context that has not decoded anything yet. The context needs
 // n_ctx >= capacity cells per sequence, and kv_unified = false if it has several sequences.
 LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_h2o_params params);

@@ -76,6 +76,10 @@ int32_t llama_h2o_supports(const llama_model * model) {
     return LLAMA_H2O_OK;
 }
 
+uint32_t llama_h2o_n_pos_learned(const llama_model * model) {
+    return model && model->pos_embd ? uint32_t(model->pos_embd->ne[1]) : 0;
+}
+
 static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {
     for (const uint32_t il : kv.get_layer_ids()) {
         if (hparams.n_embd_head_k(il) % ggml_blck_size(kv.type_k()) != 0 ||

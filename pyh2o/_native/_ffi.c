@@ -584,11 +584,11 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 65), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 68), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 73), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
 /*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -611,12 +611,12 @@ static void *_cffi_types[] = {
 /* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 25 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 71), // float *
+/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // float *
 /* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // struct llama_h2o_span const *
+/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 77), // struct llama_h2o_span const *
 /* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -633,36 +633,39 @@ static void *_cffi_types[] = {
 /* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 73), // struct llama_context const *
+/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_context const *
 /* 50 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 51 */ _CFFI_OP(_CFFI_OP_POINTER, 75), // struct llama_h2o_stats *
+/* 51 */ _CFFI_OP(_CFFI_OP_POINTER, 78), // struct llama_h2o_stats *
 /* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_model const *
+/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 79), // struct llama_model const *
 /* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 78), // void const *
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 81), // void const *
 /* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
 /* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 72), // int64_t()(struct llama_context const *)
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 75), // int64_t()(struct llama_context const *)
 /* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 49),
 /* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 65 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // char const *
-/* 66 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 67 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 68 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 69 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
-/* 70 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
-/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 73 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 74 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
-/* 75 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
-/* 76 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
-/* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 78 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 14), // uint32_t()(struct llama_model const *)
+/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 54),
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 69), // char const *
+/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 70 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
+/* 71 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
+/* 72 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
+/* 73 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
+/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 76 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 77 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
+/* 78 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
+/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
+/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
@@ -1051,7 +1054,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(65));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(68));
   return pyresult;
 }
 #else
@@ -1375,6 +1378,44 @@ _cffi_f_llama_h2o_n_devices(PyObject *self, PyObject *noarg)
 #  define _cffi_f_llama_h2o_n_devices _cffi_d_llama_h2o_n_devices
 #endif
 
+static uint32_t _cffi_d_llama_h2o_n_pos_learned(struct llama_model const * x0)
+{
+  return llama_h2o_n_pos_learned(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
+{
+  struct llama_model const * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint32_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(54), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(54), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_n_pos_learned(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_n_pos_learned _cffi_d_llama_h2o_n_pos_learned
+#endif
+
 static int32_t _cffi_d_llama_h2o_pin(struct llama_context * x0, int32_t x1, uint32_t x2)
 {
   return llama_h2o_pin(x0, x1, x2);
@@ -1668,7 +1709,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(65));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(68));
   return pyresult;
 }
 #else
@@ -1812,6 +1853,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 16), (void *)_cffi_d_llama_h2o_marked },
   { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 60), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 65), (void *)_cffi_d_llama_h2o_n_pos_learned },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 29), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_share_fairly },
@@ -1839,13 +1881,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 14) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 68) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 71) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 67) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 70) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 65) },
+              _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1872,58 +1914,58 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 77) },
+              _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 77) },
+              _CFFI_OP(_CFFI_OP_NOOP, 80) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 80) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 73, _CFFI_F_OPAQUE,
+  { "llama_context", 76, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "llama_h2o_params", 42, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_span", 74, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 77, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 8, 2 },
-  { "llama_h2o_stats", 75, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 78, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 10, 16 },
-  { "llama_model", 76, _CFFI_F_OPAQUE,
+  { "llama_model", 79, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 67, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 70, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 68, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 71, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 69, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 72, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 70, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 73, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -1939,12 +1981,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  55,  /* num_globals */
+  56,  /* num_globals */
   5,  /* num_struct_unions */
   4,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  79,  /* num_types */
+  82,  /* num_types */
   0,  /* flags */
 };
 

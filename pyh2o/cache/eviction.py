@@ -96,7 +96,7 @@ class FullCache:
         if counters.n_cells == 0:  # of a kind that does not count them
             counters = replace(counters, n_cells=window, n_used=n_tokens)
         unpinned = replace(self.settings, pinned=0)
-        limits = Budget(unpinned, window=window, heavy=0, recent=counters.n_cells, slack=0)
+        limits = Budget(unpinned, window=window, heavy=0, recent=window, slack=0)
         return replace(
             _statistics(counters, limits, n_tokens, window),
             evicting=False,
@@ -119,7 +119,12 @@ class FullCache:
         pass
 
     def check_positions(self, n_tokens: int) -> None:
-        pass  # llama.cpp refuses what does not fit
+        # llama.cpp allocates whole blocks of cells, and would go on in the rest of the last one
+        if n_tokens > self.position_limit:
+            raise ContextLimitError(
+                f"{n_tokens} tokens are more than the window of {self.position_limit}: shorten "
+                "the text, raise n_ctx (--ctx), or turn eviction on"
+            )
 
     def making_room(self, n_new: int) -> AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -34,6 +34,12 @@ def check_model(model_address: int) -> None:
         )
 
 
+def learned_positions(model_address: int) -> int | None:
+    """How many positions a loaded model has learned embeddings for; None if it computes them."""
+    model = ffi.cast("struct llama_model *", model_address)
+    return lib.llama_h2o_n_pos_learned(model) or None
+
+
 def check_state_version(data: bytes) -> None:
     """Refuse a saved state that another version has written.
 

@@ -119,11 +119,7 @@ class EvictionSettings:
             SettingsError: the window is too small to keep anything of a text, or the budget is
                 larger than it or than `n_pos`.
         """
-        if window < LEAST_WINDOW:
-            raise SettingsError(
-                f"a window of {window} tokens is too small for any text: give n_ctx (--ctx) at "
-                f"least {LEAST_WINDOW}, or 0 for the context the model was trained on"
-            )
+        check_window(window)
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
         budget = self.pinned + heavy + recent
         if budget > window:
@@ -143,6 +139,19 @@ class EvictionSettings:
             )
         return Budget(
             self, window=window, heavy=heavy - excess, recent=recent, slack=slack, n_pos=n_pos
+        )
+
+
+def check_window(window: int) -> None:
+    """Refuse a window that is too small to hold anything, with eviction or without.
+
+    Raises:
+        SettingsError: with the least there is.
+    """
+    if window < LEAST_WINDOW:
+        raise SettingsError(
+            f"a window of {window} tokens is too small for any text: give n_ctx (--ctx) at "
+            f"least {LEAST_WINDOW}, or 0 for the context the model was trained on"
         )
 
 

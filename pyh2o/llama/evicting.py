@@ -10,9 +10,9 @@ from typing import Any
 import llama_cpp
 
 from ..cache.eviction import Eviction, FullCache, TextCache, mib
-from ..cache.kv_cache import FloatArray, IntArray, KVCache, check_model
+from ..cache.kv_cache import FloatArray, IntArray, KVCache, check_model, learned_positions
 from ..cache.rows import HeavyHitter, heavy_hitters
-from ..cache.settings import Budget, EvictionSettings
+from ..cache.settings import Budget, EvictionSettings, check_window
 from ..cache.statistics import KVStatistics
 from ..errors import PyH2OError, SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
@@ -28,21 +28,11 @@ VOCABULARY_CONTEXT = 512
 class EvictingLlama(DropIn):
     """The parent class with a cache that evicts, or with its full cache in the place of that.
 
+    What is not named here is as in `Llama`: arguments, attributes and errors.
+
     Args:
-        model_path: a GGUF file.
-        settings: what to keep.
-        evict: False for the full cache.
-        n_ctx: the window, in tokens; 0 for the model's trained context.
-        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill.
+        settings: what to keep; `Llama` takes each of them as an argument.
         **kwargs: as for `DropIn`.
-
-    Raises:
-        PyH2OError: as `Llama` says.
-
-    Attributes:
-        evicting: whether rows are evicted.
-        position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
-        n_layer: layers of the model.
     """
 
     def __init__(
@@ -81,13 +71,26 @@ class EvictingLlama(DropIn):
 
     def _model_loaded(self) -> None:
         """Between loading the model and creating the context: so many cells, and no more."""
-        if not self.evicting:
-            return
+        self._window = self._window or self._loaded_model.n_ctx_train()
+        if self.evicting:
+            self._fit_context()
+        elif not self.model_params.vocab_only:
+            self._check_full_window()
+
+    def _check_full_window(self) -> None:
+        check_window(self._window)
+        n_pos = learned_positions(_address(self._loaded_model.model))
+        if n_pos is not None and self._window > n_pos:
+            raise SettingsError(
+                f"the window has {self._window} tokens, and this model has learned no more than "
+                f"{n_pos} positions: lower n_ctx (--ctx) to that, or give 0"
+            )
+
+    def _fit_context(self) -> None:
+        """Let the context to be created have the cells of the budget."""
         model = self._loaded_model
         check_model(_address(model.model))
-        trained = model.n_ctx_train()
-        self._window = self._window or trained
-        n_pos = trained
+        n_pos = trained = model.n_ctx_train()
         if self._stretches_rope and self._window > trained:
             if llama_cpp.llama_model_rope_type(model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
                 raise SettingsError(
@@ -110,7 +113,7 @@ class EvictingLlama(DropIn):
     def _open_cache(self, kv: KVCache) -> TextCache:
         """Eviction, or the full cache in its place."""
         if self._budget is None:
-            self._window = super().n_ctx()
+            self._window = min(self._window, super().n_ctx())
             return FullCache(kv, self._settings, self._window)
         try:
             return Eviction(kv, self._budget, self._say_exact_prefill)
@@ -139,7 +142,7 @@ class EvictingLlama(DropIn):
 
     def n_ctx(self) -> int:
         """The window, in tokens: the context that was asked for."""
-        return self._window or int(super().n_ctx())
+        return self._window
 
     # ---------------------------------------------------------------------------------------------
     # What the cache holds

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
 
+from ..cache.settings import LEAST_WINDOW
 from ..errors import ModelError, SettingsError
 from ..llama import Llama
 from .caches import FULL_CACHE, Compute, open_llama
@@ -41,7 +42,9 @@ def open_for_tokens(model: Path) -> Llama:
     """
     # llama.cpp warns of sliding windows that it keeps in full.
     settings = {"evict": False, "swa_full": False}
-    return open_llama(model, FULL_CACHE, window=1, compute=Compute(threads=1), **settings)
+    return open_llama(
+        model, FULL_CACHE, window=LEAST_WINDOW, compute=Compute(threads=1), **settings
+    )
 
 
 def trained_context(llm: Llama) -> int:

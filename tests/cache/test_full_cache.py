@@ -1,0 +1,80 @@
+"""`Llama(evict=False)`: the window of the full cache, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyh2o.errors import ContextLimitError, SettingsError
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+TRAINED = 300
+"""No whole number of the blocks of cells that llama.cpp allocates."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=17)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "learned.gguf",
+        seed=17,
+        n_ctx_train=TRAINED,
+        arch_variant="learned_positions",
+    )
+
+
+def tokens(count: int) -> list[int]:
+    return [5 + i % 200 for i in range(count)]
+
+
+def test_window_is_what_was_asked_for(path: Path) -> None:
+    """Also where llama.cpp allocates more cells: a text in them would not be recorded."""
+    with tiny_llama(path, n_ctx=300, evict=False) as llm:
+        assert (llm.n_ctx(), llm.position_limit, llm.kv.window) == (300, 300, 300)
+        assert llm.kv.capacity == 300
+        llm.eval(tokens(300))
+        assert llm.input_ids[:300].tolist() == tokens(300)
+        for more in (1, 2):
+            with pytest.raises(ContextLimitError, match=r"window of 300: .* raise n_ctx") as error:
+                llm.eval(tokens(more))
+            assert "\n" not in str(error.value)
+        assert llm.n_tokens == 300
+
+
+def test_window_without_a_size_is_the_trained_context(learned: Path) -> None:
+    with tiny_llama(learned, evict=False) as llm:
+        assert llm.n_ctx() == llm.position_limit == TRAINED
+        llm.eval(tokens(TRAINED))
+        with pytest.raises(ContextLimitError):  # llama.cpp would end the process
+            llm.eval(tokens(1))
+
+
+def test_window_beyond_learned_positions_is_refused(learned: Path) -> None:
+    """There are no more embeddings: llama.cpp would end the process at the first such token."""
+    with pytest.raises(SettingsError, match=r"no more than 300 .* \(--ctx\)") as error:
+        tiny_llama(learned, n_ctx=TRAINED + 1, evict=False)
+    assert "\n" not in str(error.value)
+
+
+def test_window_beyond_computed_positions_is_allowed(tmp_path: Path) -> None:
+    for variant in ("llama", "alibi", "recurrent"):
+        path = write_tiny_gguf(
+            tmp_path / f"{variant}.gguf", seed=17, n_ctx_train=TRAINED, arch_variant=variant
+        )
+        with tiny_llama(path, n_ctx=512, evict=False) as llm:
+            llm.eval(tokens(TRAINED + 10))
+            assert llm.n_tokens == TRAINED + 10
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
+    with pytest.raises(SettingsError, match=r"16 tokens is too small .* at least 32, or 0"):
+        tiny_llama(path, n_ctx=16, evict=evict)
+    with tiny_llama(path, n_ctx=32, evict=evict) as llm:
+        assert llm.n_ctx() == 32
