@@ -193,6 +193,14 @@ def fidelity(
     stretch: Annotated[
         int, typer.Option(min=1, help="Tokens of a part that has a perplexity of its own.")
     ] = 2048,
+    keep_lines: Annotated[
+        bool,
+        typer.Option(
+            "--keep-lines",
+            help="Read the texts as they are: code, tables, a chat. Otherwise the lines of a "
+            "paragraph are joined, as books need it.",
+        ),
+    ] = False,
     positions: Annotated[
         str,
         typer.Option(
@@ -216,9 +224,10 @@ def fidelity(
         from pyh2o.measuring.model import NamedText, normalised
         from pyh2o.measuring.quality.fidelity import Fidelity, FidelitySettings
 
+        joined = str if keep_lines else normalised
         settings = FidelitySettings(
             **given,
-            texts=tuple(NamedText(name, normalised(one)) for name, one in words),
+            texts=tuple(NamedText(name, joined(one)) for name, one in words),
             tokens=lengths,
             start=start,
             first=first,

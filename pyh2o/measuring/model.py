@@ -79,7 +79,7 @@ class NamedText:
 
     Attributes:
         name: for tables.
-        text: normalised.
+        text: as it is read.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
@@ -71,7 +72,7 @@ def rows(text: str) -> list[list[str]]:
     """The cells of all tables, without their headings."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] != "cache"]
+    return [row for row in cells if row[0] not in ("cache", "text and cache")]
 
 
 def without_times(value: Any) -> Any:
@@ -180,20 +181,39 @@ def test_fidelity_of_several_texts_and_what_its_options_change(model: str) -> No
     assert output.code == 0, output.notes
     titles = [line for line in output.text.splitlines() if line.startswith("**")]
     assert titles == [
-        f"**{name}.txt, {tokens} tokens, {rest}**"
-        for name in "ac"
+        f"**2 texts{rest}**"
         for tokens in (300, 400)
-        for rest in ("over those from 200 on", "perplexity up to token")
+        for rest in (
+            f", {tokens} tokens, over those from 200 on",
+            f", {tokens} tokens, perplexity up to token",
+            f" together, {tokens} tokens",
+        )
     ]
     names = ["full", "h2o-mean, 30 %", "h2o-mean, 30 %, dense"]
     names += ["streaming, 30 %", "streaming, 30 %, dense"]
-    assert [row[0] for row in rows(output.text)] == 8 * names
+    of_texts = [f"{text}.txt, {name}" for text in "ac" for name in names]
+    shown = [row[0] for row in rows(output.text)]
+    assert shown == 2 * [*of_texts, *of_texts, *names]
     assert output.notes.count("the full cache's predictions take") == 2
     units = json.loads(Path("b.json").read_text())["units"]
     unit = next(one for one in units.values() if one["tokens"] == 400 and one["rows"])
     assert (unit["rows"], unit["pinned"], unit["recent"]) == (120, 8, 28)
     with np.load("b.npz") as arrays:
         assert {len(arrays[name]) for name in arrays.files} == {299, 399}
+
+
+def test_lines_of_a_text_are_joined_or_kept(model: str) -> None:
+    Path("a.txt").write_text("one\ntwo\n" * 100)
+    given = ["eval", "fidelity", "-m", model, "--threads", "1", "--text", "a.txt"]
+    given += ["--tokens", "300", "--budget", "100", "--policy", "h2o"]
+    for name, more in (("joined", []), ("kept", ["--keep-lines"])):
+        assert run(*given, *more, "--json", f"{name}.json").code == 0
+    digests = [
+        json.loads(Path(f"{name}.json").read_text())["settings"]["texts"][0]["sha256"]
+        for name in ("joined", "kept")
+    ]
+    texts = (" ".join(["one two"] * 100), "one\ntwo\n" * 100)
+    assert digests == [hashlib.sha256(text.encode()).hexdigest() for text in texts]
 
 
 def test_later_runs_may_ask_for_more(model: str, chat_model: str) -> None:

@@ -11,6 +11,7 @@ from pyh2o.measuring.quality.fidelity_figures import (
     FidelitySummary,
     fidelity_picture,
     fidelity_tables,
+    over_texts,
 )
 
 SUMMARY = FidelitySummary(
@@ -59,6 +60,27 @@ def test_fidelity_tables() -> None:
     assert len(first.headings) == len(first.rows[1])
     assert second.headings == ("cache", "2,048", "4,096")
     assert second.rows[1] == ("h2o, 20 %", "", "21.50")
+
+
+def test_several_texts_share_a_table_and_have_one_together() -> None:
+    other = replace(SUMMARY, cache="h2o, 10 %", gap_closed=None)
+    second = replace(SUMMARY, text="b.txt", gap_closed=-0.2, nll_to_full=0.0323, kl_mean=0.0121)
+    third = replace(SUMMARY, text="c.txt", gap_closed=None, same_top=0.5)
+    shown = [SUMMARY, other, second, replace(other, text="b.txt"), third]
+    figures, _, together = fidelity_tables(shown, 2048)
+    assert figures.title == "3 texts, 4,096 tokens, over those from 1,024 on"
+    assert figures.headings[0] == "text and cache"
+    assert [row[0] for row in figures.rows[:3]] == [
+        *("a.txt, h2o, 20 %", "a.txt, h2o, 10 %", "b.txt, h2o, 20 %"),
+    ]
+    assert together.title == "3 texts together, 4,096 tokens"
+    assert together.rows[0] == (
+        *("h2o, 20 %", "819 (1024)", "+0.0190", "21%", "-20%", "b.txt", "2"),
+        *("0.0254", "77.5%"),
+    )
+    assert together.rows[1][3:7] == ("", "", "", "0")
+    (one, _) = over_texts([replace(SUMMARY, nll_to_full=None), other])
+    assert (one.nll_to_full, one.gap_closed, one.worst_text) == (None, 0.615, "a.txt")
 
 
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

@@ -77,6 +77,31 @@ class FidelitySummary(OfCache):
     same_top: float | None = field(metadata=column("same top token", ".1%"))
     stretches: tuple[float | None, ...]
 
+    @property
+    def text_and_cache(self) -> str:
+        """Its name where several texts share a table."""
+        return f"{self.text}, {self.cache}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsSummary(OfCache):
+    """One cache over several texts of one length, each of which counts as much.
+
+    Attributes:
+        nll_to_full, kl_mean, same_top: means of those of the texts; None if one has none.
+        clear: texts with a gap between sinks and a window and the full cache (see CLEAR_GAP).
+        gap_closed: mean of what is closed of these gaps; None without any.
+        worst, worst_text: the least of it, and where.
+    """
+
+    nll_to_full: float | None = field(metadata=column("NLL - full", "+.4f"))
+    gap_closed: float | None = field(metadata=column("gap closed, mean", ".0%"))
+    worst: float | None = field(metadata=column("worst", ".0%"))
+    worst_text: str = field(metadata=column("worst on"))
+    clear: int = field(metadata=column("texts with a gap"))
+    kl_mean: float | None = field(metadata=column("KL mean", ".4f"))
+    same_top: float | None = field(metadata=column("same top token", ".1%"))
+
 
 def summed_up(
     unit: FidelityUnit,
@@ -135,16 +160,48 @@ def _gap_closed(
     return gap_closed(perplexity(full), perplexity(streaming), perplexity(nll))
 
 
+def over_texts(summaries: Sequence[FidelitySummary]) -> list[TextsSummary]:
+    """What the texts of one length come to, cache by cache."""
+    return [_over_texts(own) for own in grouped(summaries, lambda one: one.cache).values()]
+
+
+def _over_texts(summaries: list[FidelitySummary]) -> TextsSummary:
+    closed = [(one.gap_closed, one.text) for one in summaries if one.gap_closed is not None]
+    worst, worst_text = min(closed, default=(None, ""))
+    return TextsSummary(
+        **summaries[0].of_cache(),
+        nll_to_full=_mean([one.nll_to_full for one in summaries]),
+        gap_closed=_mean([share for share, _ in closed]),
+        worst=worst,
+        worst_text=worst_text,
+        clear=len(closed),
+        kl_mean=_mean([one.kl_mean for one in summaries]),
+        same_top=_mean([one.same_top for one in summaries]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
 def fidelity_tables(summaries: Sequence[FidelitySummary], stretch: int) -> list[TextTable]:
-    """A table for each text and length, and one of its stretches where it has several."""
+    """For each length a table of all texts, one of their stretches, and one over the texts."""
     tables = []
-    for (text, tokens), own in grouped(summaries, _text_and_tokens).items():
-        title = f"{text}, {tokens:,} tokens"
-        tables.append(table_of(f"{title}, over those from {own[0].first:,} on", own))
+    for tokens, own in grouped(summaries, lambda one: one.tokens).items():
+        n_texts = len({one.text for one in own})
+        names, figures = columns_of(FidelitySummary)[:1], columns_of(FidelitySummary)[1:]
+        if n_texts > 1:
+            names = (("text and cache", lambda one: one.text_and_cache),)
+        title = f"{own[0].text if n_texts == 1 else f'{n_texts} texts'}, {tokens:,} tokens"
+        columns = [*names, *figures]
+        tables.append(table_of(f"{title}, over those from {own[0].first:,} on", own, columns))
         if len(own[0].stretches) > 1:
-            names = columns_of(OfCache)[:1]
             columns = [*names, *map(_stretch_column, _ends(own[0], stretch), count())]
             tables.append(table_of(f"{title}, perplexity up to token", own, columns))
+        if n_texts > 1:
+            title = f"{n_texts} texts together, {tokens:,} tokens"
+            tables.append(table_of(title, over_texts(own)))
     return tables
 
 

@@ -1,0 +1,215 @@
+"""Collect texts of nine kinds for `pyh2o eval fidelity --keep-lines` from Debian packages.
+
+Nothing is downloaded here. The packages need not be installed, unpacking them is enough:
+
+    apt-get download debian-faq fortunes maxima-doc r-cran-janeaustenr wesnoth-1.16-httt
+    for package in *.deb; do dpkg-deb -x "$package" packages; done
+    python scripts/collect_texts.py texts --root packages
+
+What a line ends in prose is taken out; where lines mean something (code, tables, a chat) they stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Characters of a text: more than 8,192 tokens of any kind, and little enough to be read at once.
+MOST = 150_000
+
+INSTALLED = Path("/")
+STANDARD_LIBRARY = ("argparse", "tempfile", "textwrap", "statistics", "zipfile")
+LICENCES = ("GPL-3", "MPL-2.0", "GFDL-1.3", "Apache-2.0")
+NOVEL = "NORTHANGER ABBEY"
+TABLES = ("usr/share/zoneinfo/zone1970.tab", "usr/share/zoneinfo/iso3166.tab", "etc/services")
+
+
+class MissingError(Exception):
+    """A file is not there."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where files are looked for.
+
+    Attributes:
+        roots: folders, the first of which that has a file counts.
+    """
+
+    roots: tuple[Path, ...]
+
+    def text(self, *patterns: str) -> str:
+        """All files of some patterns, in the order of their names, decompressed.
+
+        Raises:
+            MissingError: a pattern has none.
+        """
+        return "\n".join(data.decode("utf-8", "replace") for data in self.data(*patterns))
+
+    def data(self, *patterns: str) -> Iterator[bytes]:
+        """As `text`, file by file."""
+        for pattern in patterns:
+            found = next(filter(None, (sorted(root.glob(pattern)) for root in self.roots)), None)
+            if found is None:
+                raise MissingError(pattern)
+            for path in found:
+                data = path.read_bytes()
+                yield gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+# -------------------------------------------------------------------------------------------------
+# The kinds
+# -------------------------------------------------------------------------------------------------
+
+
+def legal(files: Files) -> str:
+    return unwrapped(files.text(*(f"usr/share/common-licenses/{name}" for name in LICENCES)))
+
+
+def technical(files: Files) -> str:
+    """The questions and answers, without the list of contents before them."""
+    text = files.text("usr/share/doc/debian/FAQ/debian-faq.en.txt.gz")
+    return unwrapped(re.split(r"\n(?=Chapter\s1\.)", text, maxsplit=1)[-1])
+
+
+def manual(files: Files) -> str:
+    """The manual page of bash, as it is shown 80 characters wide."""
+    settings = {**os.environ, "MANWIDTH": "80", "LC_ALL": "C.UTF-8"}
+    command = ["man", "-P", "cat", "bash"]
+    try:
+        shown = subprocess.run(command, env=settings, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingError("the manual page of bash") from error
+    return shown.stdout
+
+
+def code(files: Files) -> str:
+    library = Path(sysconfig.get_path("stdlib"))
+    return "\n".join((library / f"{name}.py").read_text("utf-8") for name in STANDARD_LIBRARY)
+
+
+def tables(files: Files) -> str:
+    return files.text(*TABLES)
+
+
+def chat(files: Files) -> str:
+    """Pieces of conversations on IRC, each message on a line."""
+    pieces = files.text("usr/share/games/fortunes/knghtbrd").split("\n%\n")
+    talks = [piece for piece in pieces if len(re.findall(r"^<\S+>", piece, re.MULTILINE)) > 1]
+    return "\n\n".join(re.sub(r"\n\s+", " ", talk) for talk in talks)
+
+
+def dialogue(files: Files) -> str:
+    """What the characters of a game's campaign say, as in a play."""
+    text = files.text("usr/share/games/wesnoth/*/data/campaigns/Heir_To_The_Throne/scenarios/*.cfg")
+    said = re.compile(
+        r'\[message\]\s+speaker=(?P<who>[\w-]+)[^\[]*?message= *_ *"(?P<what>(?:[^"]|"")*)"'
+    )
+    return "\n\n".join(
+        f"{one['who'].capitalize()}: {' '.join(one['what'].split())}".replace('""', '"')
+        for one in said.finditer(text)
+    )
+
+
+def narrative(files: Files) -> str:
+    """A novel from R's data: compressed arrays of lines, one behind the other."""
+    (data,) = files.data("usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
+    while data:
+        # Its size, 4 bytes, comes first.
+        decompressor = zlib.decompressobj()
+        lines = r_strings(decompressor.decompress(data[4:]))
+        if lines[0] == NOVEL:
+            return unwrapped("\n".join(lines))
+        data = decompressor.unused_data
+    raise MissingError(NOVEL)
+
+
+def mathematics(files: Files) -> str:
+    """A part of the manual of Maxima, with formulas as they are written and shown."""
+    return files.text("usr/share/info/maxima.info-2.gz")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of text.
+
+    Attributes:
+        collect: makes the text.
+        package: that has what it is made of.
+    """
+
+    collect: Callable[[Files], str]
+    package: str
+
+
+KINDS = {
+    "legal": Kind(legal, "base-files"),
+    "technical": Kind(technical, "debian-faq"),
+    "manual": Kind(manual, "man-db and bash, installed"),
+    "code": Kind(code, "Python's standard library"),
+    "tables": Kind(tables, "tzdata and netbase"),
+    "chat": Kind(chat, "fortunes"),
+    "dialogue": Kind(dialogue, "wesnoth-1.16-httt"),
+    "narrative": Kind(narrative, "r-cran-janeaustenr"),
+    "mathematics": Kind(mathematics, "maxima-doc"),
+}
+
+
+# -------------------------------------------------------------------------------------------------
+# Texts
+# -------------------------------------------------------------------------------------------------
+
+
+def unwrapped(text: str) -> str:
+    """Paragraphs on a line each, with an empty line between them."""
+    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()))
+
+
+def r_strings(data: bytes) -> list[str]:
+    """The strings of a serialised array of R's, each behind its type and its length."""
+    strings = []
+    for match in re.finditer(rb"\x00\x04\x00\x09(.{4})", data, re.DOTALL):
+        size = int.from_bytes(match[1], "big")
+        strings.append(data[match.end() : match.end() + size].decode())
+    return strings
+
+
+def shortened(text: str) -> str:
+    """Its first lines, as far as they are no more than `MOST` characters."""
+    return text if len(text) <= MOST else text[: text.rindex("\n", 0, MOST)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the texts; 1 if something that a text is made of is missing."""
+    parser = argparse.ArgumentParser(description="Collect texts of nine kinds, a file for each.")
+    parser.add_argument("folder", type=Path, help="folder for the texts")
+    parser.add_argument(
+        "--root", type=Path, default=INSTALLED, help="folder where packages were unpacked"
+    )
+    given = parser.parse_args(arguments)
+    files = Files((given.root, INSTALLED))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    missing = 0
+    for name, kind in KINDS.items():
+        try:
+            text = shortened(kind.collect(files).strip()) + "\n"
+        except MissingError as error:
+            print(f"{name}: there is no {error}: get {kind.package}", file=sys.stderr)
+            missing += 1
+            continue
+        (given.folder / f"{name}.txt").write_text(text, "utf-8")
+        print(f"{name}.txt: {len(text):,} characters")
+    return int(missing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
