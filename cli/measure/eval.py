@@ -246,7 +246,8 @@ def recall(
         typer.Option(
             metavar="TASK,...",
             help="Tasks of RULER: niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, "
-            "niah_multiquery, vt, cwe, fwe; or all.",
+            "niah_multiquery, vt, cwe, fwe. Our own: niah_digits_64, pairs (several questions in "
+            "one text), updated, present, absent (asked for what is not there). Or all.",
         ),
     ] = "niah_single_1,niah_multikey_2,vt,cwe,fwe",
     tokens: Annotated[
@@ -269,7 +270,7 @@ def recall(
     ] = None,
     seed: Annotated[int, SEED] = 0,
 ) -> None:
-    """RULER's synthetic tasks: what stands somewhere in a long text, asked through each cache."""
+    """What stands somewhere in a long text, asked through each cache: RULER's and other tasks."""
     with reported_errors():
         run = Run(options)
         lengths = parse_list("--tokens", tokens, int, "4096,8192")
@@ -278,7 +279,7 @@ def recall(
         given = run.shared_settings()
 
         from pyh2o.measuring.model import NamedText, normalised
-        from pyh2o.measuring.quality.recall import Question, Recall, RecallSettings
+        from pyh2o.measuring.quality.recall import Recall, RecallSettings, When
         from pyh2o.measuring.quality.tasks import TASKS
 
         settings = RecallSettings(
@@ -286,7 +287,7 @@ def recall(
             tasks=tuple(TASKS) if tasks == ("all",) else tasks,
             tokens=lengths,
             samples=samples,
-            questions=parse_list("--question", question, one_of(Question), "before,after"),
+            questions=parse_list("--question", question, one_of(When), "before,after"),
             prose=None if words is None else NamedText(str(text), normalised(words)),
             seed=seed,
         )

@@ -18,6 +18,7 @@ from pyh2o.measuring.quality.metrics import (
     repeated,
     rouge_l_recall,
     self_bleu,
+    share_within,
     surprises,
     words_of,
 )
@@ -119,3 +120,13 @@ def test_self_bleu() -> None:
 def test_rouge_l_recall(candidate: str, expected: float) -> None:
     reference = ["never", "tell", "the", "word", "to", "anybody"]
     assert rouge_l_recall(reference, candidate.split()) == pytest.approx(expected)
+
+
+def test_share_of_places_within_spans() -> None:
+    spans = [(16, 80), (160, 224)]
+    places = [(16, 20), (70, 80), (70, 81), (160, 224), (100, 110)]
+    assert share_within(places, spans, before=1000) == 3 / 5
+    assert share_within(places, spans, before=100) == 2 / 3
+    assert share_within(places, [], before=1000) == 0.0
+    assert share_within(places, spans, before=10) is None
+    assert share_within([], spans, before=1000) is None

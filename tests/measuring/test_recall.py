@@ -12,13 +12,14 @@ import pytest
 
 from measured import Quiet, results, without_times
 from pyh2o.errors import SettingsError
-from pyh2o.measuring.caches import Compute
+from pyh2o.measuring.caches import Compute, open_llama
 from pyh2o.measuring.measurement import CacheSettings
 from pyh2o.measuring.model import NamedText
+from pyh2o.measuring.quality import recall as recall_module
 from pyh2o.measuring.quality.prompts import Prompter
 from pyh2o.measuring.quality.reading import answer_surprises
 from pyh2o.measuring.quality.recall import Recall, RecallSettings
-from pyh2o.measuring.quality.samples import Sample
+from pyh2o.measuring.quality.samples import Question, Sample
 from tiny_llama import tiny_llama
 
 
@@ -41,7 +42,8 @@ def recall_settings(path: Path, **changes: Any) -> RecallSettings:
 def test_prompt_is_cut_where_the_question_begins(
     path: Path, chat_path: Path, is_chat: bool
 ) -> None:
-    sample = Sample("Some text. A fact.", "\nWhat is it?", " It is", ("one", "two"))
+    question = Question("\nWhat is it?", " It is", ("one", "two"), ("A fact",), rival=" three")
+    sample = Sample("Some text. A fact.", (question,))
     with tiny_llama(chat_path if is_chat else path, n_ctx=512) as llm:
         prompter = Prompter(llm)
         prompt = prompter.prompt(sample)
@@ -51,7 +53,8 @@ def test_prompt_is_cut_where_the_question_begins(
             return llm.detokenize(tokens, special=True).decode()
 
         assert text(prompt.context).endswith("Some text. A fact.\n")
-        rest = text(prompt.rest)
+        (turn,) = prompt.turns
+        rest = text(turn.read)
         if is_chat:
             words = "What is it?<|im_end|> <|im_start|> assistant It is"
             assert " ".join(rest.split()) == words
@@ -59,9 +62,41 @@ def test_prompt_is_cut_where_the_question_begins(
         else:
             assert rest.strip().replace("  ", " ") == "What is it? It is"
             assert prompt.context[0] == llm.token_bos()
-        assert text(prompt.answer).strip() == "one, two"
-        other = prompter.prompt(replace(sample, question="\nWho?"))
+        assert text(turn.answer).strip() == "one, two"
+        assert text(turn.rival).strip() == "three"
+        ((start, end),) = turn.places
+        assert text(prompt.context[start:end]).strip() == "A fact"
+        assert prompt.n_tokens == len(prompt.context) + len(turn.read)
+        other = prompter.prompt(replace(sample, questions=(replace(question, text="\nWho?"),)))
         assert other.context == prompt.context
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_later_question_stands_behind_the_right_answer(
+    path: Path, chat_path: Path, is_chat: bool
+) -> None:
+    questions = tuple(
+        Question(f"\nWhat is {name}?", f" {name} is", (value,), (f"{name}={value}",))
+        for name, value in (("a", "one"), ("b", "two"))
+    )
+    sample = Sample("b=two a=one", questions)
+    with tiny_llama(chat_path if is_chat else path, n_ctx=512) as llm:
+        prompt = Prompter(llm).prompt(sample)
+        first, second = prompt.turns
+        words = " ".join(llm.detokenize(second.read, special=True).decode().split())
+        if is_chat:
+            expected = "<|im_end|> <|im_start|> user What is b?<|im_end|> <|im_start|> assistant"
+            assert words == f"one{expected} b is"
+        else:
+            assert words == "one What is b? b is"
+        assert second.read[: len(first.answer)] == first.answer
+        assert second.answer != first.answer
+        pieces = [
+            llm.detokenize(prompt.context[start:end], special=True).decode().strip()
+            for turn in prompt.turns
+            for start, end in turn.places
+        ]
+        assert pieces == ["a=one", "b=two"]
 
 
 def test_recall(path: Path, tmp_path: Path) -> None:
@@ -80,13 +115,23 @@ def test_recall(path: Path, tmp_path: Path) -> None:
     assert len(units) == 12
     for unit in units.values():
         assert 900 * 0.7 < unit["prompt_tokens"] <= 900 - 50
-        assert unit["answer"]
-        found = [one.lower() in unit["answer"].lower() for one in unit["references"]]
-        assert unit["score"] == sum(found) / len(found)
+        (one,) = unit["answers"]
+        assert one["answer"]
+        found = [reference.lower() in one["answer"].lower() for reference in one["references"]]
+        assert one["score"] == sum(found) / len(found)
+        assert one["wrong"] is one["margin"] is one["found"] is None
     by_cache = {(one.cache, one.question): one for one in summaries if one.task == "all"}
-    full = [unit["nll"] for unit in units.values() if unit["cache"] == "full"]
+
+    def losses(*of: str) -> list[float]:
+        return [
+            unit["answers"][0]["nll"]
+            for unit in units.values()
+            if (unit["cache"], unit["question"]) == of
+        ]
+
+    full = losses("full", "")
     for (cache, question), one in by_cache.items():
-        own = [u["nll"] for u in units.values() if (u["cache"], u["question"]) == (cache, question)]
+        own = losses(cache, question)
         assert one.samples == len(own) == 4
         assert one.nll == pytest.approx(np.mean(own))
         if cache != "full":
@@ -95,6 +140,68 @@ def test_recall(path: Path, tmp_path: Path) -> None:
             assert one.nll_to_full_error == pytest.approx(difference.std(ddof=1) / 2)
     # eviction changes what is expected, and not the same way in both settings
     assert len({one.nll for one in by_cache.values()}) == 3
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("path", 900), ("chat_path", 2500)])
+def test_questions_of_one_text_are_asked_as_if_each_text_ended_there(
+    model: str, tokens: int, request: pytest.FixtureRequest
+) -> None:
+    """An answer leaves no trace: the second question is asked as if the first answer was right."""
+    path = request.getfixturevalue(model)
+    settings = recall_settings(path, tasks=("pairs",), samples=1, tokens=(tokens,))
+    recall = Recall(settings, file := results(), Quiet())
+    recall.run()
+    (sample, prompt) = recall._samples["pairs", tokens, 0]
+    cache = settings.caches.for_text(tokens)[1]
+    full = file.units[f"pairs/{tokens}/any/full/0"]["answers"]
+    compute = settings.compute
+    for when, prefill in (("after", "stream"), ("before", "exact")):
+        answers = file.units[f"pairs/{tokens}/{when}/h2o, 150 rows/0"]["answers"]
+        assert [one["references"] for one in answers] == [
+            list(one.references) for one in sample.questions
+        ]
+        read: list[int] = []
+        for number, turn in enumerate(prompt.turns):
+            read += turn.read
+            with open_llama(path, cache, window=tokens, compute=compute, prefill=prefill) as llm:
+                if when == "after":
+                    llm.eval(prompt.context)
+                    llm.eval(read[:-1])
+                else:
+                    llm.eval([*prompt.context, *read[:-1]])
+                loss = answer_surprises(llm, read[-1], turn.answer).mean()
+            assert answers[number]["nll"] == pytest.approx(loss, abs=1e-3)
+            assert answers[number]["nll"] != pytest.approx(full[number]["nll"], abs=1e-3)
+    (table, by_question) = recall.tables(recall.summaries())
+    assert table.headings[-1] == "NLL - full"
+    assert by_question.title == f"pairs, {tokens:,} tokens, score of each question"
+    assert by_question.headings == ("cache", "question", *(f"question {i}" for i in range(1, 6)))
+
+
+def test_wrong_answers_and_recalled_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = recall_settings(path, tasks=("updated",), samples=2, questions=("after",))
+    recall = Recall(settings, file := results(), Quiet())
+    (place,) = recall._samples["updated", 900, 0][1].turns[0].places
+    asked = []
+
+    def spans(llm: object) -> list[tuple[int, int]]:
+        asked.append(llm)
+        return [] if len(asked) == 4 else [(0, place[0] + 1), place]
+
+    monkeypatch.setattr(recall_module, "recalled_spans", spans)
+    recall.run()
+    assert len(asked) == 4
+    of_h2o = [file.units[f"updated/900/after/h2o, 150 rows/{i}"]["answers"][0] for i in range(2)]
+    assert [one["found"] for one in of_h2o] == [1.0, 0.0]
+    assert [one["wrong"] for one in of_h2o] == [False, False]
+    (_, one) = recall.summaries()
+    assert (one.wrong, one.found) == (0.0, 0.5)
+    assert one.margin == pytest.approx(np.mean([of["margin"] for of in of_h2o]))
+    assert one.margin != 0
+    (table,) = recall.tables(recall.summaries())
+    assert table.headings[-3:] == (
+        *("wrong answer given", "NLL of the wrong one - right one", "recalled"),
+    )
 
 
 def test_recall_of_a_budget_that_covers_the_text_is_the_full_cache_s(path: Path) -> None:
@@ -137,7 +244,7 @@ def test_unit_with_other_figures_is_refused(path: Path) -> None:
     settings = recall_settings(path, tasks=("fwe",), samples=1, questions=("after",))
     recall = Recall(settings, file := results(), Quiet())
     recall.run()
-    del file.units["fwe/900/any/full/0"]["score"]
+    del file.units["fwe/900/any/full/0"]["answers"][0]["score"]
     with pytest.raises(SettingsError, match=r"damaged .fwe/900/any/full/0 has other figures"):
         recall.summaries()
 

@@ -11,7 +11,7 @@ import random
 from string import ascii_lowercase
 
 from ...errors import SettingsError
-from .samples import Sample
+from .samples import Question, Sample
 from .words import Prose, single_words
 
 COMMON = 10
@@ -61,22 +61,19 @@ def build_common(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sa
     n_example = 20 if is_short else 40
     if n_example + size > len(pool):
         raise SettingsError(f"cwe has no {size} different words: give fewer --tokens")
-    example = _common(pool[:n_example], *((3, 1) if is_short else (10, 3)), rng)
-    sample = _common(pool[n_example : n_example + size], *((6, 1) if is_short else (30, 3)), rng)
-    shown = f"{example.context}{example.question}{example.prefix} {_numbered(example.references)}"
-    return Sample(f"{shown}\n{sample.context}", sample.question, sample.prefix, sample.references)
+    shown, example = _common(pool[:n_example], *((3, 1) if is_short else (10, 3)), rng)
+    words = pool[n_example : n_example + size]
+    text, asked = _common(words, *((6, 1) if is_short else (30, 3)), rng)
+    shown += f"{example.text}{example.prefix} {_numbered(example.references)}"
+    return Sample(f"{shown}\n{text}", (asked,))
 
 
-def _common(words: list[str], often: int, seldom: int, rng: random.Random) -> Sample:
+def _common(words: list[str], often: int, seldom: int, rng: random.Random) -> tuple[str, Question]:
     """The first words of the list are the common ones."""
     listed = words[:COMMON] * often + words[COMMON:] * seldom
     rng.shuffle(listed)
-    return Sample(
-        _COMMON_CONTEXT.format(context=_numbered(listed)),
-        _COMMON_QUESTION,
-        _COMMON_PREFIX,
-        tuple(words[:COMMON]),
-    )
+    question = Question(_COMMON_QUESTION, _COMMON_PREFIX, tuple(words[:COMMON]))
+    return _COMMON_CONTEXT.format(context=_numbered(listed)), question
 
 
 def _numbered(words: list[str] | tuple[str, ...]) -> str:
@@ -107,12 +104,9 @@ def build_frequent(size: int, tokens: int, rng: random.Random, prose: Prose) -> 
     vocabulary = list(words)
     coded = [word for word, count in zip(vocabulary, counts, strict=True) for _ in range(count)]
     rng.shuffle(coded)
-    return Sample(
-        _FREQUENT_CONTEXT.format(context=" ".join(coded)),
-        _FREQUENT_QUESTION,
-        _FREQUENT_PREFIX,
-        tuple(vocabulary[1 : 1 + FREQUENT]),
-    )
+    frequent = tuple(vocabulary[1 : 1 + FREQUENT])
+    question = Question(_FREQUENT_QUESTION, _FREQUENT_PREFIX, frequent)
+    return Sample(_FREQUENT_CONTEXT.format(context=" ".join(coded)), (question,))
 
 
 def _counts(size: int, tokens: int) -> list[int]:

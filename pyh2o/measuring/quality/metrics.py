@@ -118,6 +118,23 @@ def gap_closed(full: float, baseline: float, value: float) -> float | None:
     return (baseline - value) / gap if gap > 0 else None
 
 
+def share_within(
+    places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], before: int
+) -> float | None:
+    """Share of the places in a text that lie in one of some spans as a whole.
+
+    Args:
+        places, spans: first position and the one behind the last.
+        before: places that end behind this position do not count.
+
+    Returns:
+        None if none counts.
+    """
+    counting = [place for place in places if place[1] <= before]
+    within = [any(a <= start and end <= b for a, b in spans) for start, end in counting]
+    return sum(within) / len(within) if within else None
+
+
 # -------------------------------------------------------------------------------------------------
 # Texts
 # -------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-from .samples import Sample
+from .samples import Question, Sample
 from .words import Prose, key_words
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+DIGITS = 7
 # Depths at which needles stand in prose, in percent.
 DEPTHS = [round(100 * i / 39) for i in range(40)]
 
@@ -45,6 +46,7 @@ class Needles:
             same form; a unit of it is the noise, a word or a needle.
         keys, values: kinds of what a needle joins.
         n_keys, n_values, n_queries: keys, values of each, and keys that are asked for.
+        digits: of a number.
     """
 
     haystack: Literal["noise", "prose", "needles"]
@@ -53,6 +55,7 @@ class Needles:
     n_keys: int = 1
     n_values: int = 1
     n_queries: int = 1
+    digits: int = DIGITS
 
     @property
     def least(self) -> int:
@@ -61,12 +64,12 @@ class Needles:
 
     def build(self, size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
         """A sample; `tokens` do not matter to it."""
-        keys = self._draw(self.keys, self.n_keys, rng)
-        values = self._draw(self.values, self.n_keys * self.n_values, rng)
+        keys = drawn(self.keys, self.n_keys, rng)
+        values = drawn(self.values, self.n_keys * self.n_values, rng, self.digits)
         of_key = {
             key: values[i * self.n_values : (i + 1) * self.n_values] for i, key in enumerate(keys)
         }
-        needles = [self._needle(key, value) for key in keys for value in of_key[key]]
+        needles = [needle(self.values, key, value) for key in keys for value in of_key[key]]
         rng.shuffle(needles)
         asked = rng.sample(keys, self.n_queries)
         query = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
@@ -77,36 +80,47 @@ class Needles:
             # Drawn after the needles, so that these are the same in a haystack of any size.
             context = _among_lines(self._distractors(size, rng, {*keys}, {*values}), needles, rng)
         else:
-            context = _in_prose(" ".join(prose.words(size)), needles, rng)
+            context = in_prose(" ".join(prose.words(size)), needles, rng)
         is_one = len(references) == 1
         kind = self.values.removesuffix("s") if is_one else self.values
         parts = _TEMPLATE_OF_ONE if is_one else _TEMPLATE
         texts = [part.format(kind=kind, query=query, context=context) for part in parts]
-        return Sample(texts[0], texts[1], texts[2], references)
-
-    def _needle(self, key: str, value: str) -> str:
-        return f"One of the special magic {self.values} for {key} is: {value}."
+        places = tuple(stated(key, value) for key in asked for value in of_key[key])
+        return Sample(texts[0], (Question(texts[1], texts[2], references, places),))
 
     def _distractors(
         self, size: int, rng: random.Random, keys: set[str], values: set[str]
     ) -> list[str]:
         """Needles that nobody asks for; of theirs no key and no value is one that counts."""
-        own_keys = [key for key in self._draw(self.keys, size + len(keys), rng) if key not in keys]
-        own_values = self._draw(self.values, size + len(values), rng)
+        own_keys = [key for key in drawn(self.keys, size + len(keys), rng) if key not in keys]
+        own_values = drawn(self.values, size + len(values), rng, self.digits)
         own_values = [value for value in own_values if value not in values]
         return [
-            self._needle(key, value)
+            needle(self.values, key, value)
             for key, value in zip(own_keys[:size], own_values[:size], strict=True)
         ]
 
-    @staticmethod
-    def _draw(kind: Kind, count: int, rng: random.Random) -> list[str]:
-        """So many different ones."""
-        if kind == "words":
-            return key_words(rng, count)
-        if kind == "numbers":
-            return [str(number) for number in rng.sample(range(1_000_000, 10_000_000), count)]
-        return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(count)]
+
+def needle(kind: Kind, key: str, value: str) -> str:
+    """A sentence that is hidden."""
+    return f"One of the special magic {kind} for {stated(key, value)}."
+
+
+def stated(key: str, value: str) -> str:
+    """The part of that sentence which nobody can do without."""
+    return f"{key} is: {value}"
+
+
+def drawn(kind: Kind, count: int, rng: random.Random, digits: int = DIGITS) -> list[str]:
+    """So many different ones."""
+    if kind == "words":
+        return key_words(rng, count)
+    if kind == "numbers":
+        numbers: dict[str, None] = {}
+        while len(numbers) < count:
+            numbers[str(rng.randrange(10 ** (digits - 1), 10**digits))] = None
+        return list(numbers)
+    return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(count)]
 
 
 def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> str:
@@ -118,8 +132,8 @@ def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> st
     return "\n".join(lines)
 
 
-def _in_prose(text: str, needles: list[str], rng: random.Random) -> str:
-    """Every needle between two sentences, at a depth drawn from `DEPTHS`."""
+def in_prose(text: str, needles: list[str], rng: random.Random) -> str:
+    """Every needle between two sentences, at depths drawn from `DEPTHS`; their order stays."""
     sentences = re.split(r"(?<=[.!?])\s+", text.strip())
     places = sorted(int(len(sentences) * depth / 100) for depth in rng.sample(DEPTHS, len(needles)))
     parts: list[str] = []

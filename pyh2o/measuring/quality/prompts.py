@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...generation.writer import Writer
 from ...llama import Llama
@@ -12,10 +15,28 @@ from ...text.detokenizer import detokenize, detokenizer
 from ...text.vocabulary import is_end_token
 from ..model import bos_tokens, plain_tokens
 from .reading import GREEDY
-from .samples import Sample
+from .samples import Question, Sample
 
 # Stands for a question that is not known yet.
 _OTHER_QUESTION = "\n?"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The tokens of a question.
+
+    Attributes:
+        read: all that comes behind the context or the turn before: the right answer to that one,
+            the question, and the beginning of the answer.
+        answer: the right one.
+        rival: the wrong one that it is compared with; perhaps none.
+        places: spans of the text, [first token, one behind the last], that have the answer in them.
+    """
+
+    read: list[int]
+    answer: list[int]
+    rival: list[int]
+    places: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -23,14 +44,17 @@ class Prompt:
     """The tokens of a sample.
 
     Attributes:
-        context: what can be read before the question is known.
-        rest: the question and the beginning of the answer.
-        answer: the right one.
+        context: what can be read before any question is known.
+        turns: the questions.
     """
 
     context: list[int]
-    rest: list[int]
-    answer: list[int]
+    turns: list[Turn]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the text up to the last answer."""
+        return len(self.context) + sum(len(turn.read) for turn in self.turns)
 
 
 class Prompter:
@@ -48,23 +72,39 @@ class Prompter:
 
     def prompt(self, sample: Sample) -> Prompt:
         """The tokens of a sample."""
-        tokens = self._asked(sample.context + sample.question)
+        first, *others = sample.questions
+        tokens = self._asked(sample.context + first.text)
         # The same for every question.
         other = self._asked(sample.context + _OTHER_QUESTION)
         pairs = enumerate(zip(tokens, other, strict=False))
         n_context = next((i for i, (a, b) in pairs if a != b), len(other))
-        prefix = sample.prefix.lstrip() if self.is_chat else sample.prefix
+        context = tokens[:n_context]
+        spelt = Spelt(self._llm, context)
+        turns = [self._turn(spelt, tokens[n_context:], first)]
+        for question in others:
+            asked = [*turns[-1].answer, *self._asked_next(question.text)]
+            turns.append(self._turn(spelt, asked, question))
+        return Prompt(context, turns)
+
+    def _turn(self, spelt: Spelt, asked: list[int], question: Question) -> Turn:
+        prefix = question.prefix.lstrip() if self.is_chat else question.prefix
         begun = self._text(prefix)
-        return Prompt(
-            tokens[:n_context],
-            [*tokens[n_context:], *begun],
-            self._continued(prefix, begun, sample.answer),
+        return Turn(
+            [*asked, *begun],
+            self._continued(prefix, begun, question.answer),
+            self._continued(prefix, begun, question.rival) if question.rival else [],
+            spelt.spans(question.places),
         )
 
     def _asked(self, message: str) -> list[int]:
         if self._template is not None:
             return self._template.first_turn(message)
         return [*bos_tokens(self._llm), *self._text(message)]
+
+    def _asked_next(self, message: str) -> list[int]:
+        if self._template is not None:
+            return self._template.next_turn(message.lstrip())
+        return self._text("\n" + message)
 
     def _continued(self, before: str, tokens: list[int], text: str) -> list[int]:
         """Tokens of a text that goes on after another one."""
@@ -73,6 +113,26 @@ class Prompter:
 
     def _text(self, text: str) -> list[int]:
         return plain_tokens(self._llm, text)
+
+
+class Spelt:
+    """Tokens and the text that they spell."""
+
+    def __init__(self, llm: Llama, tokens: Sequence[int]) -> None:
+        parts = detokenizer(llm, [], starts_text=False)
+        texts = [parts.feed(token) for token in tokens]
+        self._text = b"".join(texts)
+        # Where the bytes of each token end.
+        self._ends = list(accumulate(map(len, texts)))
+
+    def spans(self, pieces: Iterable[str]) -> list[tuple[int, int]]:
+        """[first token, one behind the last] of each piece of the text that is there."""
+        found = [(self._text.find(piece.encode()), len(piece.encode())) for piece in pieces]
+        return [
+            (bisect_right(self._ends, start), bisect_right(self._ends, start + size - 1) + 1)
+            for start, size in found
+            if start >= 0
+        ]
 
 
 def greedy_answer(llm: Llama, last: int, max_tokens: int) -> str:

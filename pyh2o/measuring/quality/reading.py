@@ -76,6 +76,16 @@ def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray
     return np.concatenate(parts)
 
 
+def recalled_spans(llm: Llama) -> Sequence[tuple[int, int]] | None:
+    """Spans of the text whose evicted rows were fetched back for what was read last.
+
+    Returns:
+        First position and the one behind the last of each; None for a cache that fetches none.
+    """
+    spans: Sequence[tuple[int, int]] | None = getattr(llm, "recalled_spans", None)
+    return spans
+
+
 @contextmanager
 def taken_back(llm: Llama) -> Iterator[None]:
     """At the end the text and the cache are what they were, with all scores.

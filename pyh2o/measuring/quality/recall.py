@@ -1,9 +1,12 @@
-"""Recall: RULER's synthetic tasks through caches that evict.
+"""Recall: what stands somewhere in a long text, asked through caches that evict.
 
 A task can be asked in two ways. With the question "after", the context streams through the cache as
 a conversation would, and what will be asked is not known when rows are evicted. With the question
 "before", context and question are read in full, the cache is compacted once, and the answer follows
 (as H2O's authors and kvpress with `query_aware` do it). The full cache knows no difference.
+
+A text may have several questions. Each is asked behind those before it and the right answers to
+them, whatever the model has answered.
 
 A weak model fails most tasks with any cache: the likelihood of the right answer is measured, too.
 
@@ -15,39 +18,34 @@ the assistant's header, also without the space before it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from ...errors import SettingsError
 from ...llama import Llama
-from ..caches import FULL, MeasuredCache, check_budgets
-from ..measurement import (
-    Job,
-    Measurement,
-    OfCache,
-    Progress,
-    QualitySettings,
-    Unit,
-    grouped,
-    told_of,
-)
+from ..caches import MeasuredCache, check_budgets
+from ..measurement import Job, Measurement, Progress, QualitySettings, told_of
 from ..model import NamedText, open_for_tokens, trained_context
-from ..pictures import draw_lines, figure_bytes, new_figure
 from ..results import ResultFile
-from ..tables import TextTable, column, samples, table_of
-from .metrics import difference
-from .prompts import Prompt, Prompter, greedy_answer
-from .reading import answer_surprises
-from .samples import Sample, string_match_all
+from ..tables import TextTable
+from .metrics import share_within
+from .prompts import Prompt, Prompter, Turn, greedy_answer
+from .reading import answer_surprises, recalled_spans, taken_back
+from .recall_figures import (
+    Answered,
+    RecallSummary,
+    RecallUnit,
+    recall_picture,
+    recall_tables,
+    summed_up,
+)
+from .samples import Question, Sample
 from .tasks import Task, task_named
 from .words import Prose
 
-Question = Literal["before", "after"]
-
-# What stands for several tasks together.
-ALL = "all"
+When = Literal["before", "after"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class RecallSettings(QualitySettings):
     """What the user asks for.
 
     Attributes:
-        tasks: names of RULER's tasks.
+        tasks: names (see tasks.py).
         tokens: lengths of a sample, with its answer.
         samples: of each task and length.
         questions: when the question is known.
@@ -66,7 +64,7 @@ class RecallSettings(QualitySettings):
     tasks: tuple[str, ...]
     tokens: tuple[int, ...]
     samples: int
-    questions: tuple[Question, ...]
+    questions: tuple[When, ...]
     prose: NamedText | None = None
     seed: int = 0
 
@@ -77,55 +75,6 @@ class RecallSettings(QualitySettings):
         record = super().record()
         del record["prose"]
         return record
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecallUnit(Unit):
-    """One answer.
-
-    Attributes:
-        task, tokens, question, sample: which; the question of the full cache is "".
-        prompt_tokens: of the prompt, with the beginning of the answer.
-        references: what the answer should have in it.
-        answer: that was generated.
-        score: share of the references in it.
-        nll: mean loss of the tokens of the right answer, in nats.
-    """
-
-    task: str
-    tokens: int
-    question: str
-    sample: int
-    prompt_tokens: int
-    references: list[str]
-    answer: str
-    score: float
-    nll: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecallSummary(OfCache):
-    """One cache in one task; the task "all" is the mean over all tasks.
-
-    Attributes:
-        task, tokens, question: see RecallUnit.
-        samples: answers.
-        score: mean of their scores, in percent.
-        score_of_full: what share of the full cache's score that is; None where that is 0.
-        nll: mean loss of the right answers' tokens.
-        nll_to_full, nll_to_full_error: mean difference to the full cache's, sample by sample, and
-            its standard error; None where there is none.
-    """
-
-    task: str
-    tokens: int
-    question: str = field(metadata=column("question"))
-    samples: int
-    score: float = field(metadata=column("score", ".1f"))
-    score_of_full: float | None = field(metadata=column("of full", ".0%"))
-    nll: float = field(metadata=column("NLL of the answer", ".3f"))
-    nll_to_full: float | None = field(metadata=column("NLL - full", "+±"))
-    nll_to_full_error: float | None
 
 
 @dataclass(frozen=True)
@@ -191,8 +140,8 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
 
                 def fits(sample: Sample, task: Task = task, tokens: int = tokens) -> bool:
                     prompt = prompter.prompt(sample)
-                    size = len(prompt.context) + len(prompt.rest)
-                    return size + max(task.answer_tokens, len(prompt.answer)) <= tokens
+                    answer = max(task.answer_tokens, len(prompt.turns[-1].answer))
+                    return prompt.n_tokens + answer <= tokens
 
                 for index in range(settings.samples):
                     sample = task.sample(index, tokens, settings.seed, prose, fits)
@@ -220,16 +169,21 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
 
     def measured(self, llm: Llama, job: RecallJob) -> RecallUnit:
         sample, prompt = self._samples[job.task.name, job.tokens, job.sample]
+        answers = []
         llm.reset()
-        if job.question == "before":
-            llm.eval([*prompt.context, *prompt.rest[:-1]])
-        else:
-            llm.eval(prompt.context)
-            if len(prompt.rest) > 1:
-                llm.eval(prompt.rest[:-1])
-        last = prompt.rest[-1]
-        losses = answer_surprises(llm, last, prompt.answer)
-        answer = greedy_answer(llm, last, job.task.answer_tokens)
+        unread = list(prompt.context)
+        if job.question != "before":
+            llm.eval(unread)
+            unread = []
+        for question, turn in zip(sample.questions, prompt.turns, strict=True):
+            unread += turn.read
+            if job.question == "before":
+                # Together with all that comes before it, and the cache is compacted behind it.
+                llm.reset()
+            llm.eval(unread[:-1])
+            answers.append(_answered(llm, job, question, turn))
+            if job.question != "before":
+                unread = unread[-1:]
         self._progress.advance(f"{job.task.name}, {_title(job.question, job.cache)}", job.tokens)
         return RecallUnit(
             **told_of(job.cache, llm),
@@ -237,85 +191,43 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
             tokens=job.tokens,
             question=job.question,
             sample=job.sample,
-            prompt_tokens=len(prompt.context) + len(prompt.rest),
-            references=list(sample.references),
-            answer=answer,
-            score=string_match_all(answer, sample.references),
-            nll=float(losses.mean(dtype=np.float64)),
+            prompt_tokens=prompt.n_tokens,
+            answers=answers,
         )
 
     def summaries(self) -> list[RecallSummary]:
-        found = self._units()
-        units = grouped(found, lambda unit: (unit.task, unit.tokens, unit.question, unit.cache))
-        if len(self._tasks) > 1:
-            units |= grouped(found, lambda unit: (ALL, unit.tokens, unit.question, unit.cache))
-        order = [*self._settings.tasks, ALL]
-        return [
-            _summary(key[0], units[key], units.get((key[0], key[1], "", FULL)))
-            for key in sorted(units, key=lambda key: (key[1], order.index(key[0])))
-        ]
+        return summed_up(self._units(), self._settings.tasks)
 
     def tables(self, summaries: Sequence[RecallSummary]) -> list[TextTable]:
-        """A table for each task and length."""
-        tables = []
-        for (task, tokens), own in grouped(summaries, lambda one: (one.task, one.tokens)).items():
-            name = "all tasks" if task == ALL else task
-            n = samples(max(one.samples for one in own), "sample", "samples")
-            tables.append(table_of(f"{name}, {tokens:,} tokens, {n}", own))
-        return tables
+        return recall_tables(summaries)
 
     def picture(self, summaries: Sequence[RecallSummary], file_format: str) -> bytes:
-        """Scores and losses by budget: those of all tasks together where there are several."""
-        own = [one for one in summaries if one.task == ALL or len(self._tasks) == 1]
-        figure = new_figure(13, 6)
-        scores, losses = figure.subplots(1, 2)
-        lines = grouped([one for one in own if one.rows], _line)
-        for axis, name in ((scores, "score"), (losses, "nll")):
-            for one in own:
-                if not one.rows:
-                    label = f"full, {one.tokens:,}"
-                    axis.axhline(getattr(one, name), color="k", linestyle="--", label=label)
-            draw_lines(
-                axis,
-                {
-                    label: [(one.rows, getattr(one, name)) for one in some]
-                    for label, some in lines.items()
-                },
-            )
-        scores.set(xlabel="rows", ylabel="score, %")
-        losses.set(xlabel="rows", ylabel="NLL of the right answer, per token")
-        return figure_bytes(figure, file_format)
+        return recall_picture(summaries, file_format)
 
 
-def _summary(task: str, units: list[RecallUnit], full: list[RecallUnit] | None) -> RecallSummary:
-    first = units[0]
-    losses = np.array([unit.nll for unit in units])
-    score = float(np.mean([unit.score for unit in units]))
-    of_full = reference = None
-    if full is not None and len(full) == len(units):
-        score_of_full = float(np.mean([unit.score for unit in full]))
-        of_full = score / score_of_full if score_of_full else None
-        if first.cache != FULL:
-            reference = np.array([unit.nll for unit in full])
-    to_full = difference(losses, reference)
-    return RecallSummary(
-        **first.of_cache(),
-        task=task,
-        tokens=first.tokens,
-        question=first.question,
-        samples=len(units),
-        score=100 * score,
-        score_of_full=of_full,
-        nll=float(losses.mean()),
-        nll_to_full=to_full[0],
-        nll_to_full_error=to_full[1],
+def _answered(llm: Llama, job: RecallJob, question: Question, turn: Turn) -> Answered:
+    """What comes behind a question that was read but for its last token; nothing of it stays."""
+    last = turn.read[-1]
+    spans = recalled_spans(llm)
+    found = None
+    if spans is not None:
+        found = share_within(turn.places, spans, before=llm.n_tokens - job.cache.recent)
+    nll = float(answer_surprises(llm, last, turn.answer).mean(dtype=np.float64))
+    rival = None
+    if turn.rival:
+        rival = float(answer_surprises(llm, last, turn.rival).mean(dtype=np.float64))
+    with taken_back(llm):
+        answer = greedy_answer(llm, last, job.task.answer_tokens)
+    return Answered(
+        references=list(question.references),
+        answer=answer,
+        score=question.score(answer),
+        nll=nll,
+        wrong=question.is_wrong(answer) if question.wrong else None,
+        margin=None if rival is None else rival - nll,
+        found=found,
     )
 
 
 def _title(question: str, cache: MeasuredCache) -> str:
     return f"question {question}, {cache.name}" if question else cache.name
-
-
-def _line(one: RecallSummary) -> str:
-    """Caches that differ in their budget only are on one line."""
-    return f"{one.policy}, question {one.question}, {one.tokens:,} tokens"

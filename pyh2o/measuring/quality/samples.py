@@ -1,8 +1,9 @@
-"""A sample of a recall task, and the largest one that fits a number of tokens."""
+"""A sample of a recall task, what counts as an answer, and the largest sample that fits."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,25 +11,54 @@ from ...errors import SettingsError
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A text with something in it, and a question about that.
+class Question:
+    """A question about a text.
 
     Attributes:
-        context: the text, with what is said before it.
-        question: what follows it.
+        text: what is asked.
         prefix: what the answer begins with; the model goes on from there.
         references: what the answer has to have in it.
+        places: pieces of the text that have the answer in them, each of which is there once; none
+            where the answer is nowhere in particular.
+        wrong: pattern of what must not be given in the place of the answer; "" where anything but
+            the answer is equally wrong.
+        rival: a wrong answer of that kind, whose likelihood is compared with the right one's.
     """
 
-    context: str
-    question: str
+    text: str
     prefix: str
     references: tuple[str, ...]
+    places: tuple[str, ...] = ()
+    wrong: str = ""
+    rival: str = ""
 
     @property
     def answer(self) -> str:
         """The right answer after the prefix, as its likelihood is measured."""
         return " " + ", ".join(self.references)
+
+    def is_wrong(self, answer: str) -> bool:
+        """Whether an answer gives what it must not, before anything that it has to have."""
+        match = re.search(self.wrong, answer) if self.wrong else None
+        return match is not None and not string_match_all(answer[: match.start()], self.references)
+
+    def score(self, answer: str) -> float:
+        """RULER's score of an answer; 0 for one that is wrong."""
+        return 0.0 if self.is_wrong(answer) else string_match_all(answer, self.references)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text with something in it, and questions about that.
+
+    Attributes:
+        context: the text, with what is said before it.
+        questions: asked one after the other in the same text, each behind the right answers to
+            those before it.
+    """
+
+    context: str
+    questions: tuple[Question, ...]
 
 
 # A sample with a haystack of so many units; the same random numbers give the same needles.

@@ -1,4 +1,4 @@
-"""The recall tasks by their names: those of RULER that need no corpus."""
+"""The recall tasks by their names: those of RULER that need no corpus, and a few of our own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import SettingsError
-from . import counting, tracing
+from . import counting, facts, pairs, tracing
 from .niah import Needles
 from .samples import Sample, largest_sample
 from .words import Prose
+
+# Size, most tokens, random numbers, prose.
+Build = Callable[[int, int, random.Random, Prose], Sample]
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Task:
     """How samples of a task are made and answered.
 
     Attributes:
-        name: RULER's.
+        name: RULER's, or our own.
         answer_tokens: most tokens of an answer.
         build: makes a sample from its size, the most tokens it may have, random numbers and prose.
         least: size of the smallest sample of so many tokens.
@@ -27,7 +30,7 @@ class Task:
 
     name: str
     answer_tokens: int
-    build: Callable[[int, int, random.Random, Prose], Sample]
+    build: Build
     least: Callable[[int], int]
     needs_prose: bool = False
 
@@ -65,6 +68,10 @@ def _niah(name: str, needles: Needles) -> Task:
     )
 
 
+def _fact(name: str, build: Build) -> Task:
+    return Task(name, 32, build, lambda tokens: facts.LEAST, needs_prose=True)
+
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -79,6 +86,13 @@ TASKS: dict[str, Task] = {
         Task("vt", 30, tracing.build, lambda tokens: tracing.LEAST),
         Task("cwe", 120, counting.build_common, lambda tokens: counting.COMMON_LEAST),
         Task("fwe", 50, counting.build_frequent, counting.frequent_least),
+        # Our own: a number of 64 digits, pairs with several questions, and numbers that change or
+        # are not there.
+        _niah("niah_digits_64", Needles("prose", digits=64)),
+        Task("pairs", 32, pairs.build, lambda tokens: pairs.LEAST),
+        _fact("updated", facts.build_updated),
+        _fact("present", facts.build_present),
+        _fact("absent", facts.build_absent),
     )
 }
 
