@@ -246,8 +246,9 @@ def recall(
         typer.Option(
             metavar="TASK,...",
             help="Tasks of RULER: niah_single_1/2/3, niah_multikey_1/2/3, niah_multivalue, "
-            "niah_multiquery, vt, cwe, fwe. Our own: niah_digits_64, pairs (several questions in "
-            "one text), updated, present, absent (asked for what is not there). Or all.",
+            "niah_multiquery, vt, cwe, fwe. Our own: niah_digits_64, pairs, turns (several "
+            "questions in one text), updated, present, absent (asked for what is not there). Or "
+            "all.",
         ),
     ] = "niah_single_1,niah_multikey_2,vt,cwe,fwe",
     tokens: Annotated[

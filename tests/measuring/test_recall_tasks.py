@@ -246,6 +246,16 @@ def test_pairs_and_questions_from_all_parts_of_them() -> None:
         assert key in question.prefix
 
 
+def test_all_numbers_are_asked_for_in_turn() -> None:
+    sample = sample_of("turns")
+    needles = {key: value for _, key, value in NEEDLE.findall(sample.context)}
+    assert len(needles) == len(sample.questions) == facts.KEYS
+    for question in sample.questions:
+        (key,) = [key for key in needles if key in question.text]
+        assert question.references == (needles.pop(key),)
+        assert question.text.count("special magic number") == 1
+
+
 def test_updated_number_comes_later() -> None:
     for index in range(5):
         sample = sample_of("updated", index=index)

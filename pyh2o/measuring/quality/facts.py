@@ -1,7 +1,8 @@
-"""Numbers that change later, and numbers that are not there at all: tasks of our own.
+"""Numbers asked for in turn, that change later, or that are not there: tasks of our own.
 
-All are hidden in prose as in RULER's niah_multikey_1 (see niah.py), and one key is asked for.
+All are hidden in prose as in RULER's niah_multikey_1 (see niah.py).
 
+* turns: one key after the other is asked for.
 * updated: every number is changed later in the text; the newer one counts.
 * present, absent: the model is told to say so if the text has no number for a key. In one task
   there is one, in the other there is none. A model that always refuses fails in the first, one that
@@ -38,10 +39,26 @@ _QUESTION = (
     "number for it, say that it is not mentioned."
 )
 _PREFIX = " The special magic number for {key} is"
+_TURN_QUESTION = "\nWhat is the special magic number for {key} mentioned in the provided text?"
+
+
+def build_turns(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
+    """A sample with `size` words of prose; `tokens` do not matter to it."""
+    keys, values = drawn("words", KEYS, rng), drawn("numbers", KEYS, rng)
+    questions = tuple(
+        Question(
+            _TURN_QUESTION.format(key=key),
+            _PREFIX.format(key=key),
+            (value,),
+            places=(stated(key, value),),
+        )
+        for key, value in zip(keys, values, strict=True)
+    )
+    return _sample(size, _needles(keys, values, rng), questions, rng, prose)
 
 
 def build_updated(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """A sample with `size` words of prose; `tokens` do not matter to it."""
+    """As `build_turns`, with two numbers for each key and one question."""
     keys, values = drawn("words", KEYS, rng), drawn("numbers", 2 * KEYS, rng)
     old = dict(zip(keys, values[:KEYS], strict=True))
     new = dict(zip(keys, values[KEYS:], strict=True))
@@ -57,11 +74,11 @@ def build_updated(size: int, tokens: int, rng: random.Random, prose: Prose) -> S
         wrong=old[key],
         rival=f" {old[key]}",
     )
-    return _sample(size, hidden, question, rng, prose)
+    return _sample(size, hidden, (question,), rng, prose)
 
 
 def build_present(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """As `build_updated`, with a key that has a number."""
+    """As `build_turns`, with one question for a key that has a number."""
     keys, values = drawn("words", KEYS, rng), drawn("numbers", KEYS, rng)
     key, value = keys[0], values[0]
     question = Question(
@@ -72,11 +89,11 @@ def build_present(size: int, tokens: int, rng: random.Random, prose: Prose) -> S
         wrong=REFUSAL,
         rival=f" {REFUSAL}",
     )
-    return _sample(size, _needles(keys, values, rng), question, rng, prose)
+    return _sample(size, _needles(keys, values, rng), (question,), rng, prose)
 
 
 def build_absent(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
-    """As `build_updated`, with a key that has no number; the rival is that of another one."""
+    """As `build_turns`, with one question for a key that has none; the rival is another one's."""
     key, *keys = drawn("words", KEYS + 1, rng)
     values = drawn("numbers", KEYS, rng)
     question = Question(
@@ -86,7 +103,7 @@ def build_absent(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sa
         wrong=NUMBER,
         rival=f" {values[0]}",
     )
-    return _sample(size, _needles(keys, values, rng), question, rng, prose)
+    return _sample(size, _needles(keys, values, rng), (question,), rng, prose)
 
 
 def _needles(keys: list[str], values: list[str], rng: random.Random) -> list[str]:
@@ -96,7 +113,7 @@ def _needles(keys: list[str], values: list[str], rng: random.Random) -> list[str
 
 
 def _sample(
-    size: int, hidden: list[str], question: Question, rng: random.Random, prose: Prose
+    size: int, hidden: list[str], asked: tuple[Question, ...], rng: random.Random, prose: Prose
 ) -> Sample:
     text = in_prose(" ".join(prose.words(size)), hidden, rng)
-    return Sample(_CONTEXT.format(context=text), (question,))
+    return Sample(_CONTEXT.format(context=text), asked)

@@ -86,10 +86,11 @@ TASKS: dict[str, Task] = {
         Task("vt", 30, tracing.build, lambda tokens: tracing.LEAST),
         Task("cwe", 120, counting.build_common, lambda tokens: counting.COMMON_LEAST),
         Task("fwe", 50, counting.build_frequent, counting.frequent_least),
-        # Our own: a number of 64 digits, pairs with several questions, and numbers that change or
-        # are not there.
+        # Our own: a number of 64 digits, several questions about one text, and numbers that change
+        # or are not there.
         _niah("niah_digits_64", Needles("prose", digits=64)),
         Task("pairs", 32, pairs.build, lambda tokens: pairs.LEAST),
+        _fact("turns", facts.build_turns),
         _fact("updated", facts.build_updated),
         _fact("present", facts.build_present),
         _fact("absent", facts.build_absent),
