@@ -42,6 +42,7 @@ NUMBERS = (
     "page_begin",
     "page_end",
     "n_bytes",
+    "max_bytes",
     "type",
 )
 
@@ -60,6 +61,8 @@ def compile_archive() -> ctypes.CDLL:
         [ggml],
     )
     native.archive_error.restype = ctypes.c_char_p
+    native.archive_write_error.restype = ctypes.c_char_p
+    native.archive_write_state.restype = ctypes.c_uint64
     native.archive_new.restype = ctypes.c_void_p
     return native
 
@@ -132,6 +135,53 @@ class Archive:
     def begin_at(self, p: int) -> None:
         self.call("begin_at", p)
 
+    def open_file(self, path: Path, text: bytes = b"one of the texts") -> None:
+        self.call("open_file", str(path).encode(), text)
+
+    def close_file(self) -> None:
+        self.call("close_file")
+
+    def flush(self) -> None:
+        self.call("flush")
+
+    @property
+    def write_error(self) -> str:
+        error: bytes = self.native.archive_write_error(ctypes.c_void_p(self.made))
+        return error.decode()
+
+    def truncate_to(self, page: int) -> None:
+        self.call("truncate_to", page)
+
+    def release(self) -> None:
+        """All pages."""
+        for page in range(self.numbers["page_begin"], self.numbers["page_end"]):
+            self.call("release", page)
+
+    def is_sound(self, page: int) -> tuple[bool, bool]:
+        """K and V."""
+        sound = np.zeros(2, dtype=np.uint8)
+        self.call("is_sound", page, pointer(sound))
+        return bool(sound[0]), bool(sound[1])
+
+    def replace(self, page: int, tokens: dict[int, Token]) -> None:
+        self.call("replace", page)
+        for p in range(page * N_PAGE, page * N_PAGE + N_PAGE):
+            if p in self.held:
+                self.set(p, tokens[p])
+        self.call("end_replace", page)
+
+    def state(self) -> bytes:
+        size = self.native.archive_write_state(ctypes.c_void_p(self.made), None, ctypes.c_uint64(0))
+        state = ctypes.create_string_buffer(size)
+        self.native.archive_write_state(ctypes.c_void_p(self.made), state, ctypes.c_uint64(size))
+        return state.raw
+
+    def read_state(self, state: bytes) -> int:
+        """Returns how many tokens are missing."""
+        n_missing = ctypes.c_int32()
+        self.call("read_state", state, ctypes.c_uint64(len(state)), ctypes.byref(n_missing))
+        return n_missing.value
+
     def extend(self, tokens: Sequence[Token]) -> None:
         """All of one shift."""
         p = self.held.stop
@@ -172,11 +222,29 @@ class Archive:
         return PADDING + padded(1) + padded(2)
 
 
+def append(
+    archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int, shift: int = 0
+) -> None:
+    """Random tokens to both; those that the archive drops go from the other one, too."""
+    p = archive.held.stop
+    new = [random_token(rng, shift, archive.layers) for _ in range(n)]
+    archive.extend(new)
+    tokens |= {p + i: token for i, token in enumerate(new)}
+    for gone in tokens.keys() - {*archive.held}:
+        del tokens[gone]
+
+
 def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
     """Exactly these tokens, rounded to the type of the archive."""
     assert [*archive.held] == sorted(tokens)
-    for p, token in tokens.items():
-        found = archive.get(p)
-        assert (found.id, found.shift) == (token.id, token.shift)
-        np.testing.assert_array_equal(found.k, rounded(token.k, archive.kind))
-        np.testing.assert_array_equal(found.v, rounded(token.v, archive.kind))
+    if not tokens:
+        return
+    found = [archive.get(p) for p in tokens]
+    assert [(token.id, token.shift) for token in found] == [
+        (token.id, token.shift) for token in tokens.values()
+    ]
+    for part in ("k", "v"):
+        rows, given = (
+            np.stack([getattr(token, part) for token in of]) for of in (found, tokens.values())
+        )
+        np.testing.assert_array_equal(rows, rounded(given, archive.kind))

@@ -15,6 +15,7 @@ from archive import (
     Archive,
     ArchiveError,
     Token,
+    append,
     assert_holds,
     compile_archive,
     random_token,
@@ -26,18 +27,6 @@ from random_cases import Cases
 @pytest.fixture(scope="module")
 def native() -> ctypes.CDLL:
     return compile_archive()
-
-
-def append(
-    archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int, shift: int = 0
-) -> None:
-    """Random tokens to both."""
-    p = archive.held.stop
-    new = [random_token(rng, shift, archive.layers) for _ in range(n)]
-    archive.extend(new)
-    tokens |= {p + i: token for i, token in enumerate(new)}
-    for gone in tokens.keys() - {*archive.held}:
-        del tokens[gone]
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -87,7 +76,7 @@ def test_rounded_rows_are_not_rounded_again(
 
 
 def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -> None:
-    for _, rng in cases(range(30)):
+    for _, rng in cases(range(15)):
         limit = int(rng.integers(0, 4))
         archive = Archive(native, max_bytes=limit * Archive(native).page_bytes())
         tokens: dict[int, Token] = {}

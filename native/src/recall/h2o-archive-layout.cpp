@@ -1,11 +1,24 @@
 #include "recall/h2o-archive-layout.h"
 
+#include "cache/h2o-checksum.h"
+
+#include <cstddef>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 static constexpr uint32_t N_PAGE  = llama_h2o_archive_layout::N_PAGE;
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
+
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676501; // "h2opage", and the version in the last byte
+
+static uint64_t checksum_of(const void * data, size_t size) {
+    llama_h2o_checksum res;
+    res.add(data, size);
+
+    return res.value();
+}
 
 static uint64_t padded(uint64_t size) {
     return (size + PADDING - 1) / PADDING * PADDING;
@@ -37,19 +50,65 @@ llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive
     type_rows(type), shapes(std::move(layers)) {
     check_type(type);
 
-    uint64_t end = begin_k();
+    uint64_t end = PADDING;
     for (const auto & layer : shapes) {
         k.push_back({ end, row_size(type, layer.n_embd_k) });
         end = k.back().offset(layer.n_head_kv);
     }
 
-    v_part = padded(end);
+    begin_v = padded(end);
 
-    end = begin_v();
+    end = begin_v;
     for (const auto & layer : shapes) {
         v.push_back({ end, row_size(type, layer.n_embd_v) });
         end = v.back().offset(layer.n_head_kv);
     }
 
     n_bytes = padded(end);
+}
+
+uint64_t llama_h2o_archive_layout::checksum() const {
+    const uint32_t type = type_rows;
+
+    llama_h2o_checksum res;
+    res.add(&type, sizeof(type));
+    res.add(shapes.data(), shapes.size() * sizeof(shapes[0]));
+
+    return res.value();
+}
+
+uint64_t llama_h2o_archive_layout::checksum_k(const char * page) const {
+    return checksum_of(page + PADDING, begin_v - PADDING);
+}
+
+uint64_t llama_h2o_archive_layout::checksum_v(const char * page) const {
+    return checksum_of(page + begin_v, n_bytes - begin_v);
+}
+
+void llama_h2o_archive_page_header::start(int32_t begin, int32_t p, uint64_t text_before) {
+    this->magic       = PAGE_MAGIC;
+    this->page        = uint32_t(p) / N_PAGE;
+    this->begin       = begin;
+    this->first       = p;
+    this->text_before = text_before;
+}
+
+uint64_t llama_h2o_archive_page_header::text() const {
+    return checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum_k));
+}
+
+bool llama_h2o_archive_page_header::is_whole() const {
+    // no text gets beyond the last page of all
+    static constexpr uint32_t MAX_PAGES = std::numeric_limits<int32_t>::max() / N_PAGE;
+
+    return magic == PAGE_MAGIC && page < MAX_PAGES && uint32_t(first) / N_PAGE == page &&
+           count == N_PAGE - uint32_t(first) % N_PAGE && begin >= 0 && begin <= first;
+}
+
+bool llama_h2o_archive_page_header::is_sound() const {
+    return checksum == checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum));
+}
+
+void llama_h2o_archive_page_header::set_checksum() {
+    checksum = checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum));
 }

@@ -39,8 +39,12 @@ public:
     uint64_t offset_k(uint32_t ikv, uint32_t head) const { return k[ikv].offset(head); }
     uint64_t offset_v(uint32_t ikv, uint32_t head) const { return v[ikv].offset(head); }
 
-    uint64_t begin_k() const { return PADDING; }
-    uint64_t begin_v() const { return v_part; }
+    // of the shape itself
+    uint64_t checksum() const;
+
+    // of a whole part
+    uint64_t checksum_k(const char * page) const;
+    uint64_t checksum_v(const char * page) const;
 
 private:
     struct rows {
@@ -54,19 +58,53 @@ private:
     std::vector<llama_h2o_archive_layer> shapes;
     std::vector<rows> k; // [n_layer]
     std::vector<rows> v; // [n_layer]
-    uint64_t v_part  = 0;
+    uint64_t begin_v = 0;
     uint64_t n_bytes = 0;
 };
 
 // What a page begins with. Without gaps, so that every byte has a value.
 struct llama_h2o_archive_page_header {
+    static constexpr uint32_t N_PAGE = llama_h2o_archive_layout::N_PAGE;
+
+    uint64_t magic;
     uint32_t page;
+    int32_t begin;  // where the archive began
     int32_t first;  // position of the first token that is held
     uint32_t count; // tokens held, from that one on
 
     // of the token at position N_PAGE * page + i
-    int32_t shift[llama_h2o_archive_layout::N_PAGE];
-    int32_t token[llama_h2o_archive_layout::N_PAGE];
+    int32_t shift[N_PAGE];
+    int32_t token[N_PAGE];
+
+    uint64_t text_before; // text() of the page before; 0 where the archive begins
+
+    // set where the page is written to a file
+    uint64_t checksum_k;
+    uint64_t checksum_v;
+    uint64_t checksum; // of all before it
+
+    // a page without tokens, whose first one will be that at position p; all bytes are zero before
+    void start(int32_t begin, int32_t p, uint64_t text_before);
+
+    // of all tokens up to the last one here: it tells which page continues which text
+    uint64_t text() const;
+
+    // whether it is the header of a page that makes sense, with all tokens that belong into it
+    bool is_whole() const;
+
+    // whether it is what it was when its checksum was set
+    bool is_sound() const;
+
+    void set_checksum();
 };
 
 static_assert(sizeof(llama_h2o_archive_page_header) <= llama_h2o_archive_layout::PADDING, "one part");
+
+// the one of a page
+inline llama_h2o_archive_page_header & llama_h2o_archive_header(char * page) {
+    return *reinterpret_cast<llama_h2o_archive_page_header *>(page);
+}
+
+inline const llama_h2o_archive_page_header & llama_h2o_archive_header(const char * page) {
+    return *reinterpret_cast<const llama_h2o_archive_page_header *>(page);
+}

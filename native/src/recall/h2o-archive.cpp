@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 static constexpr std::align_val_t ALIGNMENT { llama_h2o_archive_layout::PADDING };
@@ -43,79 +43,202 @@ static void to_float(ggml_type type, const char * stored, uint32_t n_embd, float
     }
 }
 
-static llama_h2o_archive_page_header & header_in(char * page) {
-    return *reinterpret_cast<llama_h2o_archive_page_header *>(page);
-}
-
-static const llama_h2o_archive_page_header & header_in(const char * page) {
-    return *reinterpret_cast<const llama_h2o_archive_page_header *>(page);
-}
-
 void llama_h2o_archive::free_page::operator()(char * data) const {
     ::operator delete(data, ALIGNMENT);
 }
 
 llama_h2o_archive::llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes) :
-    layout(std::move(layers), type), max_pages(pages_within(max_bytes, layout.size())) {}
+    layout(std::move(layers), type), max_pages_own(pages_within(max_bytes, layout.size())), max_pages(max_pages_own) {}
+
+//
+// the file
+//
+
+void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_archive_id & id) {
+    expect(pages.empty(), "a file is opened for an empty archive");
+
+    file      = std::make_unique<llama_h2o_archive_file>(path, layout, id, max_pages_own);
+    max_pages = file->max_pages();
+
+    hold_pages_of_file();
+    if (!pages.empty()) {
+        pos_begin = llama_h2o_archive_header(pages.back().data).begin;
+    }
+}
+
+void llama_h2o_archive::close_file() {
+    begin_at(0);
+    file.reset();
+    max_pages = max_pages_own;
+}
+
+void llama_h2o_archive::flush() {
+    try {
+        if (file) {
+            file->sync();
+        }
+    } catch (const std::exception & err) {
+        write_error = err.what();
+    }
+}
+
+// Those that are current there, of an archive without pages.
+void llama_h2o_archive::hold_pages_of_file() {
+    for (uint32_t i = file->page_begin(); i < file->page_end(); ++i) {
+        auto & page = pages.emplace_back();
+        page.data   = file->page(i);
+        page.k      = UNKNOWN;
+        page.v      = UNKNOWN;
+    }
+
+    n_in_file = pages.size();
+    if (n_in_file > 0) {
+        pos_first = llama_h2o_archive_header(pages.front().data).first;
+        pos_next  = int32_t(file->page_end() * N_PAGE);
+    }
+}
+
+// As far as they have all their tokens.
+void llama_h2o_archive::write_pages() {
+    if (!file || !write_error.empty()) {
+        return;
+    }
+
+    try {
+        for (; n_in_file < pages.size(); ++n_in_file) {
+            auto & page = pages[n_in_file];
+            if (!llama_h2o_archive_header(page.data).is_whole()) {
+                return;
+            }
+            file->append(page.memory.get());
+            page.data = file->page(page_begin() + uint32_t(n_in_file));
+            spare     = std::move(page.memory);
+        }
+    } catch (const std::exception & err) {
+        write_error = err.what();
+    }
+}
 
 //
 // writing
 //
 
-void llama_h2o_archive::expect_held(int32_t p) const {
-    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
-}
-
 void llama_h2o_archive::begin_at(int32_t p) {
     expect(p >= 0, "an archive cannot begin before the text");
 
     pages.clear();
+    n_in_file = 0;
+    write_error.clear();
     pos_begin = pos_first = pos_next = p;
 }
 
-void llama_h2o_archive::drop_page() {
+void llama_h2o_archive::truncate_to(uint32_t page) {
+    if (page <= page_begin()) {
+        begin_at(std::min(int32_t(page * N_PAGE), pos_next));
+        return;
+    }
+    while (page_end() > page) {
+        pages.pop_back();
+        pos_next = int32_t(page_end() * N_PAGE);
+    }
+    n_in_file = std::min(n_in_file, pages.size());
+}
+
+llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
+    page_memory res = std::move(spare);
+    if (!res) {
+        res.reset(static_cast<char *>(::operator new(layout.size(), ALIGNMENT)));
+    }
+
+    return res;
+}
+
+// For one more page.
+void llama_h2o_archive::make_room() {
+    if (max_pages == 0 || pages.size() < max_pages) {
+        return;
+    }
+
+    if (pages.front().memory) {
+        spare = std::move(pages.front().memory);
+    } else {
+        --n_in_file;
+    }
     pages.pop_front();
     pos_first = int32_t((page_of(pos_first) + 1) * N_PAGE);
 }
 
+void llama_h2o_archive::append_page(page_memory memory) {
+    make_room();
+
+    auto & page = pages.emplace_back();
+    page.data   = memory.get();
+    page.memory = std::move(memory);
+}
+
 // For the token that comes next.
-void llama_h2o_archive::append_page() {
-    page_memory memory;
-    if (max_pages > 0 && pages.size() == max_pages) {
-        memory = std::move(pages.front());
-        drop_page();
-    } else {
-        memory.reset(static_cast<char *>(::operator new(layout.size(), ALIGNMENT)));
+void llama_h2o_archive::begin_page() {
+    const uint64_t text = pages.empty() ? 0 : llama_h2o_archive_header(pages.back().data).text();
+
+    make_room(); // whose memory may be of use
+    page_memory memory = new_memory();
+    std::memset(memory.get(), 0, layout.size());
+    llama_h2o_archive_header(memory.get()).start(pos_begin, pos_next, text);
+    append_page(std::move(memory));
+}
+
+void llama_h2o_archive::append_token(int32_t shift, int32_t id) {
+    const uint32_t i = uint32_t(pos_next) % N_PAGE;
+    if (i == 0 || pages.empty()) {
+        begin_page();
     }
 
-    std::memset(memory.get(), 0, layout.size());
-    auto & header = header_in(memory.get());
-    header.page   = page_of(pos_next);
-    header.first  = pos_next;
-    pages.push_back(std::move(memory));
+    auto & header   = llama_h2o_archive_header(pages.back().memory.get());
+    header.shift[i] = shift;
+    header.token[i] = id;
+    ++header.count;
+    ++pos_next;
+}
+
+void llama_h2o_archive::remove_last_token() {
+    auto & header = llama_h2o_archive_header(pages.back().memory.get());
+    if (--header.count == 0) {
+        pages.pop_back();
+    }
+    --pos_next;
 }
 
 void llama_h2o_archive::extend(uint32_t n, int32_t shift, const int32_t * token_ids) {
+    expect(write_error.empty(), write_error.c_str());
     expect(n <= uint32_t(std::numeric_limits<int32_t>::max() - pos_next), "an archive ends at position 2147483647");
 
-    for (uint32_t i = 0; i < n; ++i) {
-        const uint32_t slot = uint32_t(pos_next) % N_PAGE;
-        if (slot == 0 || pages.empty()) {
-            append_page();
+    const int32_t p0 = pos_next;
+    try {
+        for (uint32_t i = 0; i < n; ++i) {
+            append_token(shift, token_ids[i]);
         }
-
-        auto & header      = header_in(pages.back().get());
-        header.shift[slot] = shift;
-        header.token[slot] = token_ids[i];
-        ++header.count;
-        ++pos_next;
+    } catch (const std::bad_alloc &) {
+        while (pos_next > p0) {
+            remove_last_token();
+        }
+        throw;
     }
+}
+
+void llama_h2o_archive::end_extend() {
+    write_pages();
+}
+
+void llama_h2o_archive::expect_held(int32_t p) const {
+    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
 }
 
 char * llama_h2o_archive::page_to_set(int32_t p) {
     expect_held(p);
+    char * res = pages[page_of(p) - page_begin()].memory.get();
+    expect(res, "a row that is in the archive's file");
 
-    return pages[page_of(p) - page_begin()].get();
+    return res;
 }
 
 void llama_h2o_archive::set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
@@ -132,40 +255,96 @@ void llama_h2o_archive::set_v(uint32_t ikv, uint32_t head, int32_t p, const floa
 // reading
 //
 
-const char * llama_h2o_archive::page_at(uint32_t page) const {
+const llama_h2o_archive::held_page & llama_h2o_archive::page_at(uint32_t page) const {
     expect(page >= page_begin() && page < page_end(), "a page that the archive does not hold");
 
-    return pages[page - page_begin()].get();
+    return pages[page - page_begin()];
 }
 
-const char * llama_h2o_archive::page_with(int32_t p) const {
+const llama_h2o_archive::held_page & llama_h2o_archive::page_with(int32_t p) const {
     expect_held(p);
 
     return page_at(page_of(p));
 }
 
 const char * llama_h2o_archive::k(uint32_t page, uint32_t ikv, uint32_t head) const {
-    return page_at(page) + layout.offset_k(ikv, head);
+    return page_at(page).data + layout.offset_k(ikv, head);
 }
 
 const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) const {
-    return page_at(page) + layout.offset_v(ikv, head);
+    return page_at(page).data + layout.offset_v(ikv, head);
 }
 
 void llama_h2o_archive::get_k(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
-    const char * rows = page_with(p) + layout.offset_k(ikv, head);
+    const char * rows = page_with(p).data + layout.offset_k(ikv, head);
     to_float(type(), rows + p % N_PAGE * row_size_k(ikv), layers()[ikv].n_embd_k, row);
 }
 
 void llama_h2o_archive::get_v(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
-    const char * rows = page_with(p) + layout.offset_v(ikv, head);
+    const char * rows = page_with(p).data + layout.offset_v(ikv, head);
     to_float(type(), rows + p % N_PAGE * row_size_v(ikv), layers()[ikv].n_embd_v, row);
 }
 
 int32_t llama_h2o_archive::shift(int32_t p) const {
-    return header_in(page_with(p)).shift[p % N_PAGE];
+    return llama_h2o_archive_header(page_with(p).data).shift[p % N_PAGE];
 }
 
 int32_t llama_h2o_archive::token(int32_t p) const {
-    return header_in(page_with(p)).token[p % N_PAGE];
+    return llama_h2o_archive_header(page_with(p).data).token[p % N_PAGE];
+}
+
+void llama_h2o_archive::release(uint32_t page) const {
+    if (!page_at(page).memory) {
+        file->release(page);
+    }
+}
+
+//
+// damage
+//
+
+bool llama_h2o_archive::is_sound_k(uint32_t page) const {
+    const auto & held = page_at(page);
+    if (held.k == UNKNOWN) {
+        const bool is_sound = layout.checksum_k(held.data) == llama_h2o_archive_header(held.data).checksum_k;
+        held.k              = is_sound ? SOUND : DAMAGED;
+    }
+
+    return held.k == SOUND;
+}
+
+bool llama_h2o_archive::is_sound_v(uint32_t page) const {
+    const auto & held = page_at(page);
+    if (held.v == UNKNOWN) {
+        const bool is_sound = layout.checksum_v(held.data) == llama_h2o_archive_header(held.data).checksum_v;
+        held.v              = is_sound ? SOUND : DAMAGED;
+    }
+
+    return held.v == SOUND;
+}
+
+void llama_h2o_archive::replace(uint32_t page) {
+    expect(!page_at(page).memory, "a page that is not in a file needs no other");
+
+    page_memory memory = new_memory();
+    auto & held        = pages[page - page_begin()];
+    std::memcpy(memory.get(), held.data, layout.size());
+    held.data   = memory.get();
+    held.memory = std::move(memory);
+}
+
+void llama_h2o_archive::end_replace(uint32_t page) {
+    expect(page_at(page).memory && page - page_begin() < n_in_file, "a page that was not taken to memory");
+
+    auto & held = pages[page - page_begin()];
+    held.k      = SOUND;
+    held.v      = SOUND;
+    try {
+        file->replace(held.memory.get());
+    } catch (const std::exception & err) {
+        write_error = err.what();
+        return;
+    }
+    held.data = file->page(page);
+    spare     = std::move(held.memory);
 }

@@ -2,18 +2,26 @@
 
 #pragma once
 
+#include "recall/h2o-archive-file.h"
 #include "recall/h2o-archive-layout.h"
 
 #include "ggml.h"
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 // The K and V rows, of all layers and KV heads, of the tokens at positions first() <= p < next() of one text, in pages:
 // page g has room for positions N_PAGE * g and those behind it. Rows are rounded to the type of the archive. A layer's
 // place among those that have a KV cache is its `ikv`.
+//
+// Pages are in memory or, once they have all their tokens, in a file; the newest page is in memory until then, and a saved
+// state carries what is in memory.
 //
 // One thread at a time changes the archive; setting rows of different (layer, KV head) may be split over threads. Any
 // number of threads may read while nobody changes it. What cannot be done throws std::runtime_error.
@@ -32,6 +40,28 @@ public:
     uint64_t row_size_v(uint32_t ikv) const { return layout.row_size_v(ikv); }
 
     //
+    // the file
+    //
+
+    // Pages of an empty archive go to this file from now on, as far as they have all their tokens. It is made if there is
+    // none; otherwise the newest pages in it are held now. The limit is the one that the file was made with. Throws with
+    // the reason, in one line, where the file cannot be opened or is of another model, type or text.
+    //   id   of the text
+    void open_file(const std::string & path, const llama_h2o_archive_id & id);
+
+    // Empty, and in memory. The file stays as it is.
+    void close_file();
+
+    bool has_file() const { return file != nullptr; }
+
+    // What was written is there after a power cut. Before a state is saved that relies on it.
+    void flush();
+
+    // Why nothing can be written any more, in one line; empty while all is well. What is held stays and can be read, but
+    // the archive cannot be extended until it is cleared.
+    const std::string & error() const { return write_error; }
+
+    //
     // what is held
     //
 
@@ -40,7 +70,7 @@ public:
 
     bool is_complete() const { return pos_first == 0; }
 
-    // tokens that went because of the limit
+    // tokens that were held and are not any more: because of the limit, or as a state did not find its file
     int32_t n_dropped() const { return pos_first - pos_begin; }
 
     // pages with tokens that are held: page_begin() <= page < page_end()
@@ -49,32 +79,40 @@ public:
 
     static uint32_t page_of(int32_t p) { return uint32_t(p) / N_PAGE; }
 
-    // bytes that the pages take
+    // bytes that the pages take, in memory and in the file
     uint64_t n_bytes() const { return layout.size() * pages.size(); }
+
+    // that they may take; 0: no limit
+    uint64_t max_bytes() const { return layout.size() * max_pages; }
 
     //
     // writing
     //
 
-    // empty, at the start of a text
+    // Empty, at the start of a text. What is in the file stays until a page is written there, so a state that needs it
+    // can be read after this.
     void clear() { begin_at(0); }
 
     // empty, and the next token is the one at position p: what lies before it is not in the archive
     void begin_at(int32_t p);
 
+    // The text was set back: this page and those behind it are not of the text any more.
+    void truncate_to(uint32_t page);
+
     // Makes room for the next n tokens, whose keys are rotated to the positions p - shift. Their rows follow, see below;
-    // then end_extend(). Where the limit is reached the oldest page goes: what is newest in a text is asked for most,
-    // and an archive has to be contiguous to be read as a text. So only rows from first() on can be set.
+    // then end_extend(). With a file, memory is needed for all pages that this touches. Where the limit is reached the
+    // oldest page goes: what is newest in a text is asked for most, and an archive has to be contiguous to be read as a
+    // text. So only rows from first() on can be set.
     //   token_ids   [n]
     void extend(uint32_t n, int32_t shift, const int32_t * token_ids);
 
-    // of the tokens of the last extend()
+    // of the tokens of the last extend(), or of the page that is replaced
     //   row   [n_embd_k] or [n_embd_v]
     void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
     void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
 
-    // all rows of the last extend() are set
-    void end_extend() {}
+    // All rows of the last extend() are set. Writes to the file what can be; see error().
+    void end_extend();
 
     //
     // reading
@@ -92,6 +130,37 @@ public:
     int32_t shift(int32_t p) const;
     int32_t token(int32_t p) const;
 
+    // A page that was read is not read for a while: the memory that it takes is given back where the file has it.
+    void release(uint32_t page) const;
+
+    //
+    // damage
+    //
+
+    // Whether K or V of a page is what was written; asked for the first time of a page that was in the file when that was
+    // opened, it reads all of that part.
+    bool is_sound_k(uint32_t page) const;
+    bool is_sound_v(uint32_t page) const;
+
+    // Takes a page of the file to memory, so that its rows can be set to what was computed again; then end_replace().
+    void replace(uint32_t page);
+    void end_replace(uint32_t page);
+
+    //
+    // states
+    //
+
+    using write_fn = std::function<void(const void * data, size_t size)>;
+    using read_fn  = std::function<void(void * data, size_t size)>;
+
+    // what is not in the file
+    void write_state(const write_fn & write) const;
+
+    // Takes the place of what is held. What the file has of it is held again; where that is not enough the archive begins
+    // behind it. Nothing changes if the state does not fit, or if `read` throws.
+    //   returns   tokens that the archive held when the state was written, and does not hold now
+    int32_t read_state(const read_fn & read);
+
 private:
     struct free_page {
         void operator()(char * data) const;
@@ -99,20 +168,47 @@ private:
 
     using page_memory = std::unique_ptr<char, free_page>;
 
-    const llama_h2o_archive_layout layout;
-    const uint64_t max_pages; // 0: no limit
+    enum soundness : int8_t {
+        UNKNOWN,
+        SOUND,
+        DAMAGED,
+    };
 
-    std::deque<page_memory> pages; // from page_begin() on
+    struct held_page {
+        page_memory memory;          // none where it is in the file
+        const char * data = nullptr; // wherever it is
+
+        mutable std::atomic<soundness> k { SOUND };
+        mutable std::atomic<soundness> v { SOUND };
+    };
+
+    const llama_h2o_archive_layout layout;
+    const uint64_t max_pages_own; // without a file
+
+    uint64_t max_pages; // 0: no limit
+
+    std::unique_ptr<llama_h2o_archive_file> file;
+    std::string write_error;
+
+    std::deque<held_page> pages; // from page_begin() on
+    size_t n_in_file = 0;        // of these, at the front
+    page_memory spare;           // of a page that was written, for the next one
 
     int32_t pos_begin = 0; // where the archive began
     int32_t pos_first = 0;
     int32_t pos_next  = 0;
 
-    void append_page();
-    void drop_page();
+    page_memory new_memory();
+    void make_room();
+    void append_page(page_memory memory);
+    void begin_page();
+    void append_token(int32_t shift, int32_t id);
+    void remove_last_token();
+    void write_pages();
+    void hold_pages_of_file();
 
     void expect_held(int32_t p) const;
-    const char * page_at(uint32_t page) const;
-    const char * page_with(int32_t p) const;
+    const held_page & page_at(uint32_t page) const;
+    const held_page & page_with(int32_t p) const;
     char * page_to_set(int32_t p);
 };

@@ -2,8 +2,10 @@
 
 #include "recall/h2o-archive.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
 
 static std::string error;
@@ -37,7 +39,7 @@ void archive_delete(llama_h2o_archive * archive) {
     delete archive;
 }
 
-// numbers: [8]
+// numbers: [9]
 void archive_numbers(const llama_h2o_archive * archive, uint64_t * numbers) {
     numbers[0] = archive->first();
     numbers[1] = archive->next();
@@ -46,7 +48,8 @@ void archive_numbers(const llama_h2o_archive * archive, uint64_t * numbers) {
     numbers[4] = archive->page_begin();
     numbers[5] = archive->page_end();
     numbers[6] = archive->n_bytes();
-    numbers[7] = archive->type();
+    numbers[7] = archive->max_bytes();
+    numbers[8] = archive->type();
 }
 
 void archive_clear(llama_h2o_archive * archive) {
@@ -104,6 +107,84 @@ int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * sh
     return try_to([&] {
         *shift = archive->shift(p);
         *token = archive->token(p);
+    });
+}
+
+//
+// files
+//
+
+// id: [16]
+int32_t archive_open_file(llama_h2o_archive * archive, const char * path, const uint8_t * id) {
+    llama_h2o_archive_id of_text;
+    std::copy(id, id + of_text.size(), of_text.begin());
+
+    return try_to([&] { archive->open_file(path, of_text); });
+}
+
+int32_t archive_close_file(llama_h2o_archive * archive) {
+    return try_to([&] { archive->close_file(); });
+}
+
+int32_t archive_truncate_to(llama_h2o_archive * archive, uint32_t page) {
+    return try_to([&] { archive->truncate_to(page); });
+}
+
+int32_t archive_flush(llama_h2o_archive * archive) {
+    return try_to([&] { archive->flush(); });
+}
+
+const char * archive_write_error(const llama_h2o_archive * archive) {
+    return archive->error().c_str();
+}
+
+int32_t archive_release(const llama_h2o_archive * archive, uint32_t page) {
+    return try_to([&] { archive->release(page); });
+}
+
+// sound: [2] of K and of V
+int32_t archive_is_sound(const llama_h2o_archive * archive, uint32_t page, uint8_t * sound) {
+    return try_to([&] {
+        sound[0] = archive->is_sound_k(page);
+        sound[1] = archive->is_sound_v(page);
+    });
+}
+
+int32_t archive_replace(llama_h2o_archive * archive, uint32_t page) {
+    return try_to([&] { archive->replace(page); });
+}
+
+int32_t archive_end_replace(llama_h2o_archive * archive, uint32_t page) {
+    return try_to([&] { archive->end_replace(page); });
+}
+
+//
+// states
+//
+
+// Writes as much of the state as there is room for; returns the bytes of all of it.
+uint64_t archive_write_state(const llama_h2o_archive * archive, char * state, uint64_t size) {
+    uint64_t n = 0;
+    archive->write_state([&](const void * data, size_t n_data) {
+        if (n + n_data <= size) {
+            std::memcpy(state + n, data, n_data);
+        }
+        n += n_data;
+    });
+
+    return n;
+}
+
+int32_t archive_read_state(llama_h2o_archive * archive, const char * state, uint64_t size, int32_t * n_missing) {
+    return try_to([&] {
+        *n_missing = archive->read_state([&](void * data, size_t n_data) {
+            if (n_data > size) {
+                throw std::runtime_error("the state has an end");
+            }
+            std::memcpy(data, state, n_data);
+            state += n_data;
+            size  -= n_data;
+        });
     });
 }
 }

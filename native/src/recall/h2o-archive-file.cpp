@@ -1,0 +1,270 @@
+#include "recall/h2o-archive-file.h"
+
+#include "cache/h2o-checksum.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
+
+static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
+static constexpr uint32_t VERSION = 1;
+
+// memory is mapped in steps of this size
+static constexpr uint64_t EXTENT_BYTES = 1 << 28;
+
+// What the file begins with; the shapes of the layers and a checksum follow. Without gaps.
+struct file_header {
+    char magic[sizeof(MAGIC)];
+    uint32_t version;
+    uint32_t type;
+    uint32_t n_page; // tokens of a page
+    uint32_t n_layer;
+    uint64_t page_size;
+    uint64_t max_pages;
+    llama_h2o_archive_id id;
+};
+
+static uint64_t size_of_layers(uint32_t n_layer) {
+    return n_layer * sizeof(llama_h2o_archive_layer);
+}
+
+static uint64_t checksum_of(const std::vector<char> & bytes, uint64_t size) {
+    llama_h2o_checksum res;
+    res.add(bytes.data(), size);
+
+    return res.value();
+}
+
+static std::vector<char> make_header(
+        const llama_h2o_archive_layout & layout, const llama_h2o_archive_id & id, uint64_t max_pages) {
+    file_header header = {};
+    std::memcpy(header.magic, MAGIC, sizeof(MAGIC));
+    header.version   = VERSION;
+    header.type      = layout.type();
+    header.n_page    = llama_h2o_archive_layout::N_PAGE;
+    header.n_layer   = layout.layers().size();
+    header.page_size = layout.size();
+    header.max_pages = max_pages;
+    header.id        = id;
+
+    const uint64_t size = sizeof(header) + size_of_layers(header.n_layer);
+    std::vector<char> res((size + sizeof(uint64_t) + PADDING - 1) / PADDING * PADDING);
+    std::memcpy(res.data(), &header, sizeof(header));
+    std::memcpy(res.data() + sizeof(header), layout.layers().data(), size_of_layers(header.n_layer));
+
+    const uint64_t checksum = checksum_of(res, size);
+    std::memcpy(res.data() + size, &checksum, sizeof(checksum));
+
+    return res;
+}
+
+// Why a header is not the one it has to be, where both have the same limit. Both begin with whole structs.
+static const char * difference(const std::vector<char> & found, const std::vector<char> & wanted) {
+    file_header a;
+    file_header b;
+    std::memcpy(&a, found.data(), sizeof(a));
+    std::memcpy(&b, wanted.data(), sizeof(b));
+
+    if (a.version != b.version) {
+        return "is an archive of another version";
+    }
+
+    const uint64_t size = sizeof(a) + size_of_layers(a.n_layer);
+    uint64_t checksum   = 0;
+    if (size + sizeof(checksum) <= found.size()) {
+        std::memcpy(&checksum, found.data() + size, sizeof(checksum));
+    }
+    if (checksum == 0 || checksum != checksum_of(found, size)) {
+        return "is a damaged archive";
+    }
+    if (a.type != b.type) {
+        return "is an archive of rows of another type";
+    }
+
+    return a.id != b.id ? "is the archive of another text" : "is an archive of another model";
+}
+
+llama_h2o_archive_file::llama_h2o_archive_file(const std::string & path,
+        const llama_h2o_archive_layout & layout,
+        const llama_h2o_archive_id & id,
+        uint64_t max_pages) : layout(layout), file(path) {
+    limit      = open_header(path, id, max_pages);
+    first_page = make_header(layout, id, limit).size();
+    n_extent   = std::max<uint64_t>(1, EXTENT_BYTES / layout.size());
+
+    read_places();
+}
+
+// Returns the limit of the file.
+uint64_t llama_h2o_archive_file::open_header(
+        const std::string & path, const llama_h2o_archive_id & id, uint64_t max_pages) {
+    std::vector<char> wanted = make_header(layout, id, max_pages);
+    std::vector<char> found(std::min<uint64_t>(file.size(), wanted.size()));
+    file.read(0, found.data(), found.size());
+
+    // a file without pages whose header was not written to its end is made anew, but never what somebody else has written
+    const bool is_new = found.size() < wanted.size() && std::equal(found.begin(), found.end(), wanted.begin());
+    if (is_new) {
+        file.write(0, wanted.data(), wanted.size());
+        return max_pages;
+    }
+
+    found.resize(wanted.size());
+    file_header header;
+    std::memcpy(&header, found.data(), sizeof(header));
+    if (!std::equal(MAGIC, MAGIC + sizeof(MAGIC), header.magic)) {
+        throw std::runtime_error(path + " is not an archive");
+    }
+
+    wanted = make_header(layout, id, header.max_pages);
+    if (found != wanted) {
+        throw std::runtime_error(path + " " + difference(found, wanted));
+    }
+
+    return header.max_pages;
+}
+
+//
+// what is in the file
+//
+
+void llama_h2o_archive_file::read_places() {
+    const uint64_t size = file.size();
+    const uint64_t n    = size < first_page ? 0 : (size - first_page) / layout.size();
+
+    places.resize(limit > 0 ? std::min(n, limit) : n);
+    const place * newest = nullptr;
+    for (uint64_t i = 0; i < places.size(); ++i) {
+        llama_h2o_archive_page_header header;
+        file.read(offset_of(i), &header, sizeof(header));
+        if (!header.is_sound() || !header.is_whole() || (limit == 0 && header.page < i)) {
+            continue;
+        }
+
+        map_place(i);
+        places[i] = { header.page, header.text_before, header.text() };
+        if (!newest || newest->page < header.page) {
+            newest         = &places[i];
+            page_of_place0 = limit > 0 ? (header.page + limit - i) % limit : header.page - i;
+        }
+    }
+
+    if (newest) {
+        find(newest->page + 1, newest->text);
+    }
+}
+
+uint64_t llama_h2o_archive_file::place_of(uint64_t page) const {
+    return limit > 0 ? (page + limit - page_of_place0) % limit : page - page_of_place0;
+}
+
+const llama_h2o_archive_file::place * llama_h2o_archive_file::find_page(uint64_t page, uint64_t text) const {
+    const uint64_t i = place_of(page);
+    const bool is_it = text != 0 && i < places.size() && places[i].page == page && places[i].text == text;
+
+    return is_it ? &places[i] : nullptr;
+}
+
+void llama_h2o_archive_file::find(uint32_t page_end, uint64_t text) {
+    current_begin = page_end;
+    current_end   = page_end;
+    has_others    = true;
+
+    while (current_begin > 0) {
+        const place * before = find_page(current_begin - 1, text);
+        if (!before) {
+            return;
+        }
+        text = before->text_before;
+        --current_begin;
+    }
+}
+
+void llama_h2o_archive_file::map_place(uint64_t i) {
+    while (extents.size() <= i / n_extent) {
+        extents.push_back(file.map(offset_of(extents.size() * n_extent), n_extent * layout.size()));
+    }
+}
+
+const char * llama_h2o_archive_file::page(uint32_t page) const {
+    const uint64_t i = place_of(page);
+
+    return extents[i / n_extent] + i % n_extent * layout.size();
+}
+
+void llama_h2o_archive_file::release(uint32_t page) const {
+    llama_h2o_mapped_file::release(this->page(page), layout.size());
+}
+
+//
+// writing
+//
+
+void llama_h2o_archive_file::forget_page(uint64_t i) {
+    static constexpr char ZEROS[PADDING] = {};
+
+    places[i] = {};
+    file.write(offset_of(i), ZEROS, sizeof(ZEROS));
+}
+
+void llama_h2o_archive_file::forget_others() {
+    if (current_begin == current_end) {
+        places.clear();
+        file.truncate(first_page);
+    }
+
+    for (uint64_t i = 0; i < places.size(); ++i) {
+        const auto & each     = places[i];
+        const bool is_current = each.page >= current_begin && each.page < current_end && place_of(each.page) == i;
+        if (each.text != 0 && !is_current) {
+            forget_page(i);
+        }
+    }
+
+    has_others = false;
+}
+
+// The header last: a page without one does not count.
+void llama_h2o_archive_file::write(uint64_t i, char * page) {
+    auto & header     = *reinterpret_cast<llama_h2o_archive_page_header *>(page);
+    header.checksum_k = layout.checksum_k(page);
+    header.checksum_v = layout.checksum_v(page);
+    header.set_checksum();
+
+    file.write(offset_of(i) + PADDING, page + PADDING, layout.size() - PADDING);
+    file.write(offset_of(i), page, PADDING);
+}
+
+void llama_h2o_archive_file::append(char * page) {
+    const auto & header = llama_h2o_archive_header(page);
+
+    if (header.page != current_end || !find_page(header.page - 1, header.text_before)) {
+        find(header.page, header.text_before);
+    }
+    if (current_begin == current_end) {
+        page_of_place0 = limit > 0 ? header.page % limit : header.page;
+    }
+    if (has_others) {
+        forget_others();
+    }
+    if (current_end - current_begin == limit && limit > 0) {
+        ++current_begin;
+    }
+
+    const uint64_t i = place_of(header.page);
+    map_place(i);
+    places.resize(std::max(uint64_t(places.size()), i + 1));
+    if (places[i].text != 0) {
+        forget_page(i);
+    }
+
+    write(i, page);
+    places[i]   = { header.page, header.text_before, header.text() };
+    current_end = header.page + 1;
+}
+
+void llama_h2o_archive_file::replace(char * page) {
+    write(place_of(llama_h2o_archive_header(page).page), page);
+}

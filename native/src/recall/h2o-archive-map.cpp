@@ -1,0 +1,132 @@
+#include "recall/h2o-archive-map.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static_assert(sizeof(off_t) == sizeof(uint64_t), "files have 64-bit offsets");
+
+// of one call; systems differ in how much they take at once
+static constexpr size_t MAX_PIECE = 1 << 26;
+
+static uint64_t system_page() {
+    static const uint64_t res = sysconf(_SC_PAGESIZE);
+
+    return res;
+}
+
+// Calls fn(offset, done, size) for what is left until all is done; fn returns what it did, or -1.
+template <typename F>
+static bool in_pieces(uint64_t offset, size_t size, F fn) {
+    for (size_t done = 0; done < size;) {
+        const ssize_t n = fn(off_t(offset + done), done, std::min(size - done, MAX_PIECE));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n < 0 ? errno : EIO; // an end where there should be none
+            return false;
+        }
+        done += size_t(n);
+    }
+
+    return true;
+}
+
+llama_h2o_mapped_file::llama_h2o_mapped_file(const std::string & path) :
+    path(path), fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR)) {
+    if (fd < 0) {
+        fail("opened");
+    }
+
+    struct stat info;
+    const bool is_file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    // some file systems have no locks
+    const bool is_ours = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (!is_file || !is_ours) {
+        close(fd);
+        throw std::runtime_error(path + (is_file ? " is in use: by another model or process" : " is not a file"));
+    }
+}
+
+llama_h2o_mapped_file::~llama_h2o_mapped_file() {
+    for (const auto & each : mappings) {
+        munmap(each.data, each.size);
+    }
+    close(fd);
+}
+
+void llama_h2o_mapped_file::fail(const char * what) const {
+    throw std::runtime_error(path + " cannot be " + what + ": " + std::system_category().message(errno));
+}
+
+uint64_t llama_h2o_mapped_file::size() const {
+    struct stat info;
+    if (fstat(fd, &info) != 0) {
+        fail("read");
+    }
+
+    return uint64_t(info.st_size);
+}
+
+void llama_h2o_mapped_file::read(uint64_t offset, void * data, size_t size) const {
+    const auto piece = [&](off_t at, size_t done, size_t n) {
+        return pread(fd, static_cast<char *>(data) + done, n, at);
+    };
+    if (!in_pieces(offset, size, piece)) {
+        fail("read");
+    }
+}
+
+void llama_h2o_mapped_file::write(uint64_t offset, const void * data, size_t size) {
+    const auto piece = [&](off_t at, size_t done, size_t n) {
+        return pwrite(fd, static_cast<const char *>(data) + done, n, at);
+    };
+    if (!in_pieces(offset, size, piece)) {
+        fail("written");
+    }
+}
+
+void llama_h2o_mapped_file::truncate(uint64_t size) {
+    if (ftruncate(fd, off_t(size)) != 0) {
+        fail("written");
+    }
+}
+
+void llama_h2o_mapped_file::sync() {
+#ifdef __APPLE__
+    // fsync() there leaves it in the memory of the disk; not every disk can do more
+    const bool is_done = fcntl(fd, F_FULLFSYNC) == 0 || fsync(fd) == 0;
+#else
+    const bool is_done = fdatasync(fd) == 0;
+#endif
+    if (!is_done) {
+        fail("written");
+    }
+}
+
+const char * llama_h2o_mapped_file::map(uint64_t offset, uint64_t size) {
+    const uint64_t before = offset % system_page();
+
+    void * data = mmap(nullptr, before + size, PROT_READ, MAP_SHARED, fd, off_t(offset - before));
+    if (data == MAP_FAILED) {
+        fail("read");
+    }
+    mappings.push_back({ data, before + size });
+
+    return static_cast<const char *>(data) + before;
+}
+
+void llama_h2o_mapped_file::release(const char * data, uint64_t size) {
+    // neighbours that share a page of the system are loaded again when they are read
+    const uint64_t before = reinterpret_cast<uintptr_t>(data) % system_page();
+
+    madvise(const_cast<char *>(data - before), before + size, MADV_DONTNEED);
+}

@@ -1,0 +1,118 @@
+// The part of an archive that is not in a file, on its way into a saved state and back.
+
+#include "recall/h2o-archive.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch", and the version in the last byte
+
+// Without gaps, so that every byte that is written has a value. The pages follow, as they are.
+struct archive_state {
+    uint64_t magic;
+    uint64_t layout; // its checksum
+    int32_t begin;
+    int32_t first;
+    int32_t next;
+    uint32_t page; // the first one that follows
+    uint64_t text; // of all tokens before that page
+};
+
+static void expect(bool fits, const char * what) {
+    if (!fits) {
+        throw std::runtime_error(std::string("the state's archive ") + what);
+    }
+}
+
+static bool is_empty(const archive_state & state) {
+    return state.first == state.next;
+}
+
+static uint32_t end_of_pages(const archive_state & state) {
+    return is_empty(state) ? state.page : llama_h2o_archive::page_of(state.next - 1) + 1;
+}
+
+static void expect_state(const archive_state & state, uint64_t layout) {
+    expect(state.magic == STATE_MAGIC, "is of another version");
+    expect(state.layout == layout, "is of another model or type");
+    expect(state.begin >= 0 && state.begin <= state.first && state.first <= state.next,
+            "has positions that are out of range");
+
+    const uint32_t begin = llama_h2o_archive::page_of(state.first);
+    const uint32_t end   = end_of_pages(state);
+    // pages in a file are whole
+    const bool ends_in_file = state.page == end && state.next % llama_h2o_archive::N_PAGE == 0;
+    expect(is_empty(state) ? state.page == begin && state.text == 0
+                           : state.page >= begin && (state.page < end || ends_in_file),
+            "has pages that are out of range");
+}
+
+// This page has to follow those that have this text.
+static void expect_page(
+        const llama_h2o_archive_page_header & found, const archive_state & state, uint32_t page, uint64_t text) {
+    const int32_t begin = int32_t(page * llama_h2o_archive::N_PAGE);
+
+    llama_h2o_archive_page_header wanted = {};
+    wanted.start(state.begin, std::max(begin, state.first), text);
+    wanted.count = uint32_t(std::min<int64_t>(begin + int64_t(llama_h2o_archive::N_PAGE), state.next) - wanted.first);
+
+    expect(found.magic == wanted.magic && found.page == wanted.page && found.begin == wanted.begin &&
+                    found.first == wanted.first && found.count == wanted.count && found.text_before == text,
+            "has pages that do not go together");
+}
+
+void llama_h2o_archive::write_state(const write_fn & write) const {
+    archive_state state = {};
+    state.magic         = STATE_MAGIC;
+    state.layout        = layout.checksum();
+    state.begin         = pos_begin;
+    state.first         = pos_first;
+    state.next          = pos_next;
+    state.page          = page_begin() + uint32_t(n_in_file);
+    if (n_in_file < pages.size()) {
+        state.text = llama_h2o_archive_header(pages[n_in_file].data).text_before;
+    } else if (n_in_file > 0) {
+        state.text = llama_h2o_archive_header(pages.back().data).text();
+    }
+    write(&state, sizeof(state));
+
+    for (size_t i = n_in_file; i < pages.size(); ++i) {
+        write(pages[i].data, layout.size());
+    }
+}
+
+int32_t llama_h2o_archive::read_state(const read_fn & read) {
+    archive_state state;
+    read(&state, sizeof(state));
+    expect_state(state, layout.checksum());
+
+    std::vector<page_memory> memories;
+    uint64_t text = state.text;
+    for (uint32_t page = state.page; page < end_of_pages(state); ++page) {
+        page_memory memory = new_memory();
+        read(memory.get(), layout.size());
+
+        const auto & header = llama_h2o_archive_header(memory.get());
+        expect_page(header, state, page, text);
+        text = header.text();
+        memories.push_back(std::move(memory));
+    }
+
+    const int64_t stored = int64_t(state.page) * N_PAGE;
+    begin_at(std::max(state.first, int32_t(std::min<int64_t>(stored, state.next))));
+    if (file) {
+        file->find(state.page, state.text);
+        hold_pages_of_file();
+    }
+    for (auto & memory : memories) {
+        append_page(std::move(memory));
+    }
+    pos_begin = state.begin;
+    pos_next  = state.next;
+    write_pages();
+
+    return std::max(0, pos_first - state.first);
+}

@@ -1,0 +1,155 @@
+"""What a saved state carries of an archive, and that no state can harm one."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from archive import (
+    LAYERS,
+    N_PAGE,
+    Archive,
+    ArchiveError,
+    Token,
+    append,
+    assert_holds,
+    compile_archive,
+)
+
+# of the numbers in front of the pages
+NUMBERS = {"magic": (0, "Q"), "begin": (16, "i"), "first": (20, "i"), "next": (24, "i")}
+NUMBERS |= {"page": (28, "I"), "text": (32, "Q")}
+SIZE = 40
+
+
+@pytest.fixture(scope="module")
+def native() -> ctypes.CDLL:
+    return compile_archive()
+
+
+@pytest.mark.parametrize("begin", [0, 77])
+@pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 200])
+def test_a_state_has_all_that_is_in_memory(
+    native: ctypes.CDLL, rng: np.random.Generator, begin: int, n: int
+) -> None:
+    archive, tokens = Archive(native, "q8_0"), dict[int, Token]()
+    archive.begin_at(begin)
+    if n:
+        append(archive, tokens, rng, n, 3)
+    other = Archive(native, "q8_0")
+    append(other, {}, rng, 100)
+    assert other.read_state(archive.state()) == 0
+    assert other.held == archive.held
+    assert_holds(other, tokens)
+    append(other, tokens, rng, 70)
+    assert_holds(other, tokens)
+    archive.close()
+    other.close()
+
+
+def test_a_state_may_have_more_than_the_limit(
+    native: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    archive, tokens = Archive(native), dict[int, Token]()
+    append(archive, tokens, rng, 300)
+    other = Archive(native, max_bytes=2 * archive.page_bytes())
+    n_missing = 300 // N_PAGE * N_PAGE - N_PAGE
+    assert other.read_state(archive.state()) == n_missing
+    assert other.numbers["n_dropped"] == n_missing
+    assert_holds(other, {p: tokens[p] for p in range(n_missing, 300)})
+    archive.close()
+    other.close()
+
+
+def test_a_state_of_memory_goes_to_a_file(
+    native: ctypes.CDLL, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    archive, tokens = Archive(native), dict[int, Token]()
+    append(archive, tokens, rng, 150)
+    other = Archive(native)
+    other.open_file(tmp_path / "archive")
+    append(other, {}, rng, 300)
+    assert other.read_state(archive.state()) == 0
+    assert_holds(other, tokens)
+    other.close_file()
+    other.open_file(tmp_path / "archive")
+    assert_holds(other, {p: tokens[p] for p in range(2 * N_PAGE)})
+    archive.close()
+    other.close()
+
+
+def test_a_state_without_its_file_begins_behind_it(
+    native: ctypes.CDLL, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    archive, tokens = Archive(native), dict[int, Token]()
+    archive.open_file(tmp_path / "archive")
+    append(archive, tokens, rng, 150)
+    state = archive.state()
+    assert len(state) == SIZE + archive.page_bytes()
+    other = Archive(native)
+    assert other.read_state(state) == 2 * N_PAGE
+    tail = {p: tokens[p] for p in range(2 * N_PAGE, 150)}
+    assert_holds(other, tail)
+    append(other, tail, rng, 100)
+    assert_holds(other, tail)
+    archive.close()
+    other.close()
+
+
+def changed(state: bytes, **numbers: int) -> bytes:
+    result = bytearray(state)
+    for name, value in numbers.items():
+        struct.pack_into(f"={NUMBERS[name][1]}", result, NUMBERS[name][0], value)
+    return bytes(result)
+
+
+def test_a_state_that_makes_no_sense_changes_nothing(
+    native: ctypes.CDLL, rng: np.random.Generator
+) -> None:
+    archive, tokens = Archive(native), dict[int, Token]()
+    archive.begin_at(70)
+    append(archive, tokens, rng, 100)  # pages 1 and 2
+    state, page = archive.state(), archive.page_bytes()
+    other, others = Archive(native), dict[int, Token]()
+    append(other, others, rng, 90)
+    for damaged, reason in (
+        (changed(state, magic=1), "another version"),
+        (changed(state, begin=-1), "positions that are out of range"),
+        (changed(state, begin=71), "positions that are out of range"),
+        (changed(state, first=171), "positions that are out of range"),
+        (changed(state, next=-(2**31)), "positions that are out of range"),
+        (changed(state, page=0), "pages that are out of range"),
+        (changed(state, page=3), "pages that are out of range"),
+        (changed(state, page=2**32 - 1), "pages that are out of range"),
+        (changed(state, first=170), "pages that are out of range"),
+        (changed(state, page=2), "pages that do not go together"),
+        (changed(state, begin=69), "pages that do not go together"),
+        (changed(state, first=71), "pages that do not go together"),
+        (changed(state, next=171), "pages that do not go together"),
+        (changed(state, next=193), "pages that do not go together"),
+        (changed(state, next=2**31 - 1), "pages that do not go together"),
+        (changed(state, text=1), "pages that do not go together"),
+        (state[:SIZE] + state[SIZE + page :] + state[SIZE : SIZE + page], "do not go together"),
+        (state[: SIZE - 1], "has an end"),
+        (state[:-1], "has an end"),
+    ):
+        with pytest.raises(ArchiveError, match=reason):
+            other.read_state(damaged)
+        assert_holds(other, others)
+    archive.close()
+    other.close()
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("f16", LAYERS), ("f32", LAYERS[:1])])
+def test_a_state_of_another_archive_is_refused(
+    native: ctypes.CDLL, kind: str, layers: tuple[tuple[int, int, int], ...]
+) -> None:
+    archive, other = Archive(native), Archive(native, kind, layers=layers)
+    with pytest.raises(ArchiveError, match="of another model or type"):
+        other.read_state(archive.state())
+    archive.close()
+    other.close()
