@@ -45,6 +45,7 @@ class MeasuredCache:
         budget: as it was asked for, in words.
         rows: that stay at a compaction; 0 for a full cache, which has no limit.
         heavy, recent, pinned: the parts of rows.
+        recall: evicted rows that are fetched back for a question; 0 fetches none.
         positions: for the rotary embeddings.
         cells: that it allocates, where the speed is measured; for transformers most tokens it comes
             to hold.
@@ -61,6 +62,7 @@ class MeasuredCache:
     heavy: int = 0
     recent: int = 0
     pinned: int = 0
+    recall: int = 0
     positions: Positions = "original"
     cells: int = 0
     kv_type: str = "f16"
@@ -74,8 +76,8 @@ class MeasuredCache:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether this is sinks and a window, which the others are compared with."""
-        return is_streaming(self.policy)
+        """Whether this is sinks and a window alone, which the others are compared with."""
+        return is_streaming(self.policy) and not self.recall
 
     @property
     def is_stock(self) -> bool:
@@ -86,12 +88,14 @@ class MeasuredCache:
         """The fields of EvictionSettings that it sets; those of a full cache evict nothing."""
         if self.is_full:
             return {"hh": 0.5, "recent": 0.5}
+        recall = {"recall": self.recall} if self.recall else {}
         return {
             "hh": self.heavy,
             "recent": self.recent,
             "pinned": self.pinned,
             "positions": self.positions,
             "policy": self.policy,
+            **recall,
         }
 
     def target(self, history: int) -> int:

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -82,6 +83,7 @@ class CacheSettings:
         recent_share: of the rows that are not pinned, kept because they are recent.
         pinned: first positions that are never evicted; they are a part of the budget.
         positions: schemes for the rotary embeddings.
+        recalls: evicted rows to fetch back for a question: fractions or counts likewise; 0 is none.
     """
 
     policies: tuple[str, ...]
@@ -89,6 +91,7 @@ class CacheSettings:
     recent_share: float
     pinned: int = 0
     positions: tuple[Positions, ...] = ("original",)
+    recalls: tuple[float | int, ...] = (0,)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any text.
@@ -118,18 +121,21 @@ class CacheSettings:
         caches = [FULL_CACHE]
         for budget in self.budgets:
             parts = parts_of(budget, tokens, recent_share=self.recent_share, pinned=self.pinned)
-            for policy in self.policies:
-                for positions in self.positions if policy != FULL else ():
-                    name = f"{policy}, {budget_name(budget)}"
-                    caches.append(
-                        MeasuredCache(
-                            name if positions == "original" else f"{name}, {positions}",
-                            policy=policy,
-                            budget=budget_name(budget),
-                            positions=positions,
-                            **parts,
-                        )
+            evicting = [policy for policy in self.policies if policy != FULL]
+            for policy, positions, recall in product(evicting, self.positions, self.recalls):
+                name = [policy, budget_name(budget)]
+                name += [] if positions == "original" else [positions]
+                name += [f"recall {budget_name(recall)}"] if recall else []
+                caches.append(
+                    MeasuredCache(
+                        ", ".join(name),
+                        policy=policy,
+                        budget=budget_name(budget),
+                        positions=positions,
+                        recall=recall if isinstance(recall, int) else int(recall * tokens),
+                        **parts,
                     )
+                )
         return caches
 
 
@@ -192,6 +198,7 @@ class OfCache:
         cache: its name.
         policy, budget, rows: see MeasuredCache.
         capacity: rows that it has at most, just before a compaction; 0 without a limit.
+        recall: evicted rows that it fetches back beside them.
     """
 
     cache: str = field(metadata=column("cache"))
@@ -199,11 +206,18 @@ class OfCache:
     budget: str
     rows: int = field(metadata=column("rows (at most)", lambda one: one.rows_at_most))
     capacity: int
+    recall: int = 0
 
     @property
     def rows_at_most(self) -> str:
         """Between two compactions a cache fills up its slack."""
-        return f"{self.rows} ({self.capacity})" if self.rows else ""
+        own = f"{self.rows} ({self.capacity})" if self.rows else ""
+        return f"{own} + {self.recall}" if self.recall else own
+
+    @property
+    def policy_and_recall(self) -> str:
+        """What caches have in common that differ in their budget only."""
+        return f"{self.policy}, recall {self.recall}" if self.recall else self.policy
 
     def of_cache(self) -> dict[str, Any]:
         """These fields alone, for another record."""
@@ -363,6 +377,7 @@ def told_of(cache: MeasuredCache, llm: Llama | None) -> dict[str, Any]:
         "budget": cache.budget,
         "rows": cache.rows,
         "capacity": 0 if cache.is_full or llm is None else llm.kv.capacity,
+        "recall": cache.recall,
     }
 
 

@@ -40,6 +40,20 @@ def test_parts_of_a_budget() -> None:
     assert [one.heavy for one in all_recent.for_text(600)] == [0, 0]
 
 
+def test_recall_is_a_count_or_a_fraction_and_a_cache_of_its_own() -> None:
+    settings = CacheSettings(("h2o",), (100,), 0.5, recalls=(0, 0.1, 64))
+    caches = settings.for_text(600)[1:]
+    assert [(one.name, one.recall, one.rows) for one in caches] == [
+        ("h2o, 100 rows", 0, 100),
+        ("h2o, 100 rows, recall 10 %", 60, 100),
+        ("h2o, 100 rows, recall 64 rows", 64, 100),
+    ]
+    assert "recall" not in caches[0].eviction()
+    assert caches[1].eviction() == {**caches[0].eviction(), "recall": 60}
+    streaming = replace(settings, policies=("streaming",)).for_text(600)[1:]
+    assert [one.is_streaming for one in streaming] == [True, False, False]
+
+
 def test_share_and_policies_are_those_of_the_settings() -> None:
     assert default_recent_share() == 0.5
     assert policy_named("snap:queries=32") == "snap"

@@ -308,6 +308,10 @@ def test_wrong_answer_counts_unless_the_right_one_comes_first(
     assert (question.score(answer), question.is_wrong(answer)) == (score, is_wrong)
 
 
+def test_refusal_of_what_is_there_is_wrong_however_it_is_written() -> None:
+    assert asked(sample_of("present")).is_wrong("Not Mentioned")
+
+
 @pytest.mark.parametrize(
     ("answer", "score", "is_wrong"),
     [

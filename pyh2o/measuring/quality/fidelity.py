@@ -242,7 +242,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
         )
 
     def _streaming_like(self, job: FidelityJob) -> MeasuredCache | None:
-        """Sinks and a window with the budget of a cache, if it was asked for."""
+        """Sinks and a window with the budget of a cache, if it was asked for; without recall."""
         own = (job.cache.budget, job.cache.positions)
         return next(
             (

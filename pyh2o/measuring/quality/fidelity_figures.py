@@ -123,7 +123,8 @@ def summed_up(
     """
     nll, kl, same_top = (arrays[name][first - 1 :] for name in ("nll", "kl", "same_top"))
     to_full = difference(nll, full, BLOCK)
-    to_streaming = difference(nll, None if is_streaming(unit.policy) else streaming, BLOCK)
+    is_baseline = is_streaming(unit.policy) and not unit.recall
+    to_streaming = difference(nll, None if is_baseline else streaming, BLOCK)
     quantiles: Sequence[float | None] = [None] * 3
     if kl.size:
         quantiles = [float(value) for value in np.quantile(kl, (0.5, 0.9, 0.99))]
@@ -249,4 +250,4 @@ def _text_and_tokens(one: FidelitySummary) -> tuple[str, int]:
 
 def _policy_and_positions(one: FidelitySummary) -> str:
     """Caches that differ in their budget only are on one line."""
-    return one.policy + (", dense" if one.positions == "dense" else "")
+    return one.policy_and_recall + (", dense" if one.positions == "dense" else "")

@@ -208,4 +208,4 @@ def recall_picture(summaries: Sequence[RecallSummary], file_format: str) -> byte
 
 def _line(one: RecallSummary) -> str:
     """Caches that differ in their budget only are on one line."""
-    return f"{one.policy}, question {one.question}, {one.tokens:,} tokens"
+    return f"{one.policy_and_recall}, question {one.question}, {one.tokens:,} tokens"

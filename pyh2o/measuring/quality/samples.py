@@ -20,8 +20,8 @@ class Question:
         references: what the answer has to have in it.
         places: pieces of the text that have the answer in them, each of which is there once; none
             where the answer is nowhere in particular.
-        wrong: pattern of what must not be given in the place of the answer; "" where anything but
-            the answer is equally wrong.
+        wrong: pattern, in any case, of what must not be given in the place of the answer; "" where
+            anything but the answer is equally wrong.
         rival: a wrong answer of that kind, whose likelihood is compared with the right one's.
     """
 
@@ -39,7 +39,7 @@ class Question:
 
     def is_wrong(self, answer: str) -> bool:
         """Whether an answer gives what it must not, before anything that it has to have."""
-        match = re.search(self.wrong, answer) if self.wrong else None
+        match = re.search(self.wrong, answer, re.IGNORECASE) if self.wrong else None
         return match is not None and not string_match_all(answer[: match.start()], self.references)
 
     def score(self, answer: str) -> float:
