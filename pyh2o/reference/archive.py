@@ -35,8 +35,7 @@ def as_float16(rows: FloatArray) -> FloatArray:
 class LayerArchive:
     """K and V rows of positions 0 .. n_positions - 1 of one layer, for all KV heads.
 
-    The key of position p is rotated to p - shift, where shift is that of the text when it came: the
-    same for all heads, even where a head had packed it at the start of the positions.
+    The key of position p is rotated to p - shift, where shift is that of the text when it came.
 
     Attributes:
         keys, values: [n_head_kv, n_positions, head_size], rounded.
@@ -63,22 +62,9 @@ class LayerArchive:
         """Positions in the archive; the first that it lacks."""
         return self.shifts.size
 
-    def append(
-        self, keys: FloatArray, values: FloatArray, rotary: IntArray, shift: int, rotate: Rotate
-    ) -> None:
-        """Write the rows of the next positions.
-
-        Args:
-            keys, values: [n_head_kv, n, head_size].
-            rotary: [n_head_kv, n] positions that the keys are rotated to.
-            shift: of the text now.
-            rotate: turns keys.
-        """
-        after = self.n_positions + np.arange(keys.shape[1]) - shift
-        turned = [
-            _turned(of_head, after - at, rotate) for of_head, at in zip(keys, rotary, strict=True)
-        ]
-        self.keys = np.concatenate([self.keys, self._rounding(np.stack(turned))], axis=1)
+    def append(self, keys: FloatArray, values: FloatArray, shift: int) -> None:
+        """Write the rows [n_head_kv, n, head_size] of the next n positions; shift as above."""
+        self.keys = np.concatenate([self.keys, self._rounding(keys)], axis=1)
         self.values = np.concatenate([self.values, self._rounding(values)], axis=1)
         self.shifts = np.concatenate([self.shifts, np.full(keys.shape[1], shift)])
 
@@ -87,15 +73,10 @@ class LayerArchive:
     ) -> FloatArray:
         """[n, head_size] float64 keys of [n] positions, rotated to [n] places."""
         turns = places - (positions - self.shifts[positions])
-        return _turned(self.keys[head, positions], turns, rotate)
+        keys: FloatArray = rotate(self.keys[head, positions].astype(np.float64)[None], turns)[0]
+        return keys
 
     def values_of(self, head: int, positions: IntArray) -> FloatArray:
         """[n, head_size] values of [n] positions."""
         values: FloatArray = self.values[head, positions]
         return values
-
-
-def _turned(keys: FloatArray, turns: IntArray, rotate: Rotate) -> FloatArray:
-    """[n, head_size] keys, each turned by so many positions."""
-    turned: FloatArray = rotate(keys.astype(np.float64)[None], turns)[0]
-    return turned

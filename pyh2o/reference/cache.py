@@ -213,24 +213,25 @@ class LayerCache:
             return
         self._gather(np.stack(rows))
 
-    def archive_until(self, end: int, shift: int, rotate: Rotate) -> None:
+    def archive_until(self, end: int, shift: int) -> None:
         """Write the rows of positions below `end` to the archive, but for those it has.
 
         Args:
             end: a position; every KV head still has the rows before it that the archive lacks.
             shift: positions by which the text has been moved back so far.
-            rotate: turns [n_heads, n, head_size] by [n] positions.
         """
         if self.archive is None or end <= self.archive.n_positions:
             return
         is_new = (self.row_positions >= self.archive.n_positions) & (self.row_positions < end)
         rows = np.stack([np.flatnonzero(of_head) for of_head in is_new])
+        positions = np.take_along_axis(self.row_positions, rows, axis=1)
+        rotary = np.take_along_axis(self.rotary_positions, rows, axis=1)
+        # From them to the end of the text no row is missing, so no re-base has had to pack them.
+        assert (rotary == positions - shift).all()
         self.archive.append(
             np.take_along_axis(self.keys, rows[:, :, None], axis=1),
             np.take_along_axis(self.values, rows[:, :, None], axis=1),
-            np.take_along_axis(self.rotary_positions, rows, axis=1),
             shift,
-            rotate,
         )
 
     def rebase(self, back: int, rotate: Rotate) -> None:

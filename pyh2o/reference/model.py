@@ -354,7 +354,7 @@ class ReferenceLlama:
     def _compact(self, eviction: EvictionParameters) -> None:
         self._forget(self.n_tokens - 1)
         for cache in self._caches:
-            cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
+            cache.archive_until(self.n_tokens - eviction.recent, self._shift)
         place = RotaryPlace(self.n_tokens - self._shift, self._rope.frequencies())
         smallest = compact(self._caches, eviction, self.policy, place)
         self.smallest_margin = min(self.smallest_margin, smallest)

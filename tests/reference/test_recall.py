@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 
-from pyh2o.reference import LayerCache, LlamaWeights, ReferenceLlama, as_float16, as_float32
-from pyh2o.reference.layers import Rope, rms_norm, split_heads
+from pyh2o.reference import LayerCache, ReferenceLlama
+from pyh2o.reference.layers import Rope
+from recalling import EXACT, HEADS, N_HEAD, N_HEAD_KV, N_LAYER, random_tokens, recalling
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
-IntArray = npt.NDArray[np.int64]
-
-EXACT = 1e-9  # models compute in float64 here, unless a test says otherwise
-N_LAYER, N_HEAD, N_HEAD_KV = 3, 4, 2
-HEADS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, seed: int) -> Path:
     return write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed)
-
-
-def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
-    return rng.integers(3, 384, n_tokens)
-
-
-def as_it_is(rows: FloatArray) -> FloatArray:
-    """No rounding."""
-    return rows.astype(np.float64)
-
-
-def recalling(path: Path, **settings: Any) -> ReferenceLlama:
-    """A model that rounds nothing."""
-    settings = {"heavy": 24, "recent": 16, "recall_queries": 16} | settings
-    return ReferenceLlama.from_gguf(
-        path, dtype=np.float64, cache_dtype=np.float64, archive_rounding=as_it_is, **settings
-    )
 
 
 def held(model: ReferenceLlama, layer: int, head: int) -> set[int]:
@@ -124,7 +100,7 @@ def naive_masses(shown: ReferenceLlama, n_queries: int) -> FloatArray:
         shown: a model that has kept all keys, so they need not come from an archive.
         n_queries: that ask.
     """
-    caches = shown._caches
+    caches, rope = shown._caches, Rope(shown.weights)
     assert caches[0].archive is not None
     n_archived = caches[0].archive.n_positions
     masses = np.zeros((N_LAYER, N_HEAD, n_archived))
@@ -134,11 +110,15 @@ def naive_masses(shown: ReferenceLlama, n_queries: int) -> FloatArray:
         for head in range(N_HEAD):
             group = head // (N_HEAD // N_HEAD_KV)
             rows = held(shown, layer, group)
+            turns = np.zeros(shown.n_tokens, dtype=np.int64)
+            for p in set(range(n_archived)) - rows:
+                place = max(p // 64 * 64 - shown._shift, 0) + p % 64
+                turns[p] = place - cache.rotary_positions[group, p]
             for query, at in zip(
                 last.rotated[head, -n_queries:], last.positions[-n_queries:], strict=True
             ):
                 seen = [p for p in range(int(at) + 1) if p in rows or p < n_archived]
-                keys = cache.keys[group, seen]
+                keys = rope.rotate(cache.keys[group, seen][None], turns[seen])[0]
                 paid = np.exp(keys @ query / np.sqrt(query.size))
                 paid /= paid.sum() * len(last.positions[-n_queries:])
                 for position, share in zip(seen, paid, strict=True):
@@ -147,12 +127,13 @@ def naive_masses(shown: ReferenceLlama, n_queries: int) -> FloatArray:
     return masses
 
 
-@pytest.mark.parametrize("n_queries", [1, 5, 16])
+@pytest.mark.parametrize(("n_queries", "n_pos"), [(1, None), (5, None), (16, None), (16, 100)])
 def test_the_question_is_asked_of_hidden_and_resident_rows(
-    tiny: Path, rng: np.random.Generator, n_queries: int
+    tiny: Path, rng: np.random.Generator, n_queries: int, n_pos: int | None
 ) -> None:
-    model = recalling(tiny, slack=8, keep_all=True)
+    model = recalling(tiny, slack=8, keep_all=True, n_pos=n_pos)
     model.eval(random_tokens(rng, 150))
+    assert (model.n_rebases > 0) == (n_pos is not None)
 
     model.recall(20, n_queries)
 
@@ -250,129 +231,6 @@ def test_nothing_hidden_nothing_recalled(tiny: Path, rng: np.random.Generator) -
     # Only 43 tokens were there at the compaction that followed.
     model.recall(20)
     assert model.n_recalled == 3
-
-
-# ---- the archive ----
-
-
-def rows_of_the_first_layer(
-    weights: LlamaWeights, tokens: IntArray, places: Callable[[int], IntArray]
-) -> tuple[FloatArray, FloatArray]:
-    """Keys and values [n_head_kv, n_tokens, head_size], which depend on no other token there."""
-    layer, hyper = weights.layers[0], weights.hyperparameters
-    normed = rms_norm(weights.embedding[tokens], layer.attention_norm, hyper.rms_epsilon)
-    keys = split_heads(normed @ layer.key.T, hyper.n_head_kv)
-    values = split_heads(normed @ layer.value.T, hyper.n_head_kv)
-    rotate = Rope(weights).rotate
-    turned = [rotate(keys[head][None], places(head))[0] for head in range(hyper.n_head_kv)]
-    return np.stack(turned), values
-
-
-def assert_recalled_rows(model: ReferenceLlama, tokens: IntArray, *, atol: float = EXACT) -> None:
-    """The first layer shows the right rows at the right places."""
-    recalled, cache = model.recalled, model._caches[0]
-    keys, values = rows_of_the_first_layer(
-        model.weights, tokens, lambda head: naive_places(model, np.arange(tokens.size))
-    )
-    for head in range(N_HEAD_KV):
-        mine = recalled.positions[0, head]
-        np.testing.assert_allclose(cache.recalled_keys[head], keys[head, mine], atol=atol)
-        np.testing.assert_allclose(cache.recalled_values[head], values[head, mine], atol=atol)
-    for layer, head in HEADS:
-        expected = naive_places(model, recalled.positions[layer, head])
-        assert recalled.places[layer, head].tolist() == expected.tolist()
-
-
-def naive_places(model: ReferenceLlama, positions: IntArray) -> IntArray:
-    """Of any positions; 0 for those outside the spans."""
-    places = np.zeros_like(positions)
-    end = 0
-    for span in model.recalled.spans:
-        start = max(span.start - model._shift, end, 0)
-        end = start + span.end - span.start
-        for i, position in enumerate(positions):
-            if span.start <= position < span.end:
-                places[i] = start + position - span.start
-    return places
-
-
-@pytest.mark.parametrize("settings", [{"n_pos": 100}, {"dense": True}])
-def test_after_a_rebase_spans_are_as_far_as_there_are_positions(
-    tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
-    model = recalling(tiny, slack=8, **settings)
-    tokens = random_tokens(rng, 400)
-    shifts = set()
-    for start in range(0, 400, 20):
-        model.eval(tokens[start : start + 20])
-        if start % 60 == 0:
-            model.recall(40)
-        # Between two recalls there may be re-bases: the same rows, placed anew.
-        assert_recalled_rows(model, tokens[: model.n_tokens])
-        shifts.add(model._shift)
-    assert len(shifts) > 5
-    assert model.recalled.places.min() == 0
-    assert model.recalled.places[0].max() < model.recalled.positions[0].max()
-
-
-@pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"dense": True}])
-def test_archived_keys_are_where_the_text_was(
-    tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
-) -> None:
-    """The same for both heads, though each packs its old rows as it has room."""
-    model = recalling(tiny, slack=8, **settings)
-    tokens = random_tokens(rng, 200)
-    shifts: list[int] = []
-    for token in tokens:
-        before = model._shift
-        n_before = model.n_compactions
-        model.eval([token])
-        if model.n_compactions > n_before:
-            n_new = model.n_tokens - 1 - 16 - len(shifts)
-            shifts += [before] * n_new
-
-    archive = model._caches[0].archive
-    assert archive is not None
-    assert archive.shifts.tolist() == shifts
-    assert archive.n_positions == 192 - 16
-    expected = np.arange(archive.n_positions) - np.array(shifts)
-    keys, values = rows_of_the_first_layer(
-        model.weights, tokens[: archive.n_positions], lambda head: expected
-    )
-    np.testing.assert_allclose(archive.keys, keys, atol=EXACT)
-    np.testing.assert_allclose(archive.values, values, atol=EXACT)
-
-
-def test_rows_come_back_as_the_archive_rounds_them(tiny: Path, rng: np.random.Generator) -> None:
-    """Once in the cache's type, once in the archive's; unturned keys are exact copies of those."""
-
-    def as_q8_0(rows: FloatArray) -> FloatArray:
-        q8_0 = GGMLQuantizationType.Q8_0
-        return dequantize(quantize(rows.astype(np.float32), q8_0), q8_0) if rows.size else rows
-
-    tokens = random_tokens(rng, 100)
-    for rounding in (as_float32, as_float16, as_q8_0):
-        model = ReferenceLlama.from_gguf(
-            tiny,
-            heavy=24,
-            recent=16,
-            recall_queries=16,
-            cache_dtype=np.float16,
-            archive_rounding=rounding,
-            keep_all=True,
-        )
-        model.eval(tokens)
-        model.recall(30)
-        cache, mine = model._caches[0], model.recalled.positions[0]
-        keys, values = rounding(cache.keys), rounding(cache.values)
-        for head in range(N_HEAD_KV):
-            np.testing.assert_array_equal(
-                cache.recalled_keys[head], keys[head, mine[head]].astype(np.float16)
-            )
-            np.testing.assert_array_equal(
-                cache.recalled_values[head], values[head, mine[head]].astype(np.float16)
-            )
-        assert cache.recalled_keys.dtype == np.float16
 
 
 # ---- what else looks at attention ----
