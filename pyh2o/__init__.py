@@ -19,29 +19,41 @@ text of any length that can be left at any token and gone on with exactly there.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import library
-from .cache.settings import EvictionSettings
-from .cache.statistics import KVStatistics
 from .errors import PyH2OError
-from .generation.sampling import Sampling
 from .library import build_info
 
 if TYPE_CHECKING:
+    from .cache.settings import EvictionSettings
+    from .cache.statistics import KVStatistics
+    from .generation.sampling import Sampling
     from .llama import HeavyHitter, Llama
     from .sessions.conversation import Conversation
     from .sessions.story import Story
     from .sessions.turns import Turn
 
+    __version__: str
+
 __path__ = library.package_folders()
 library.lend_to_llama_cpp()
 
-try:
-    __version__ = version("pyh2o-llm")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0"
+# Where the rest is. It is imported when it is asked for: NumPy and the native libraries take a
+# moment, in which the command line could not answer to Ctrl-C.
+_RECORDS = {
+    "EvictionSettings": ".cache.settings",
+    "KVStatistics": ".cache.statistics",
+    "Sampling": ".generation.sampling",
+}
+_ON_LLAMA_CPP = {
+    "Conversation": ".sessions.conversation",
+    "HeavyHitter": ".llama",
+    "Llama": ".llama",
+    "Story": ".sessions.story",
+    "Turn": ".sessions.turns",
+}
 
 __all__ = [
     "Conversation",
@@ -63,23 +75,20 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Loading the native libraries takes a moment that `pyh2o --help` does not need.
-    if name in __all__:
+    if name == "__version__":
+        return _version()
+    if name in _ON_LLAMA_CPP:
         library.check_library()
-    if name in ("HeavyHitter", "Llama"):
-        from . import llama
+    module = _RECORDS.get(name) or _ON_LLAMA_CPP.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module, __name__), name)
 
-        return getattr(llama, name)
-    if name == "Conversation":
-        from .sessions import conversation
 
-        return conversation.Conversation
-    if name == "Turn":
-        from .sessions import turns
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
 
-        return turns.Turn
-    if name == "Story":
-        from .sessions import story
-
-        return story.Story
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return version("pyh2o-llm")
+    except PackageNotFoundError:  # a source tree that is not installed
+        return "0"
