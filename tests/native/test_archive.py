@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from archive import (
     random_token,
     rounded,
 )
+from compiled import pointer
 from random_cases import Cases
 
 
@@ -138,6 +142,26 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
     with pytest.raises(ArchiveError, match="ends at position 2147483647"):
         archive.extend([random_token(rng, 0)])
     assert_holds(archive, tokens)
+    archive.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not limit memory")
+def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
+    archive = Archive(native, layers=((64, 2048, 2048),))
+    ids = np.zeros(4 * N_PAGE, np.int32)
+    archive.call("extend", 10, 0, pointer(ids))
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 5 * archive.page_bytes() // 2, hard))
+    try:
+        with pytest.raises(ArchiveError, match="bad_alloc"):
+            archive.call("extend", 4 * N_PAGE, 0, pointer(ids))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert archive.held == range(10)
+    assert archive.numbers["page_end"] == 1
+    archive.call("extend", N_PAGE, 0, pointer(ids))
+    assert archive.held == range(N_PAGE + 10)
     archive.close()
 
 

@@ -23,6 +23,7 @@ from archive import (
     compile_archive,
     random_token,
 )
+from compiled import pointer
 from random_cases import Cases
 
 SMALL = ((1, 32, 32),)
@@ -172,6 +173,42 @@ def test_rows_in_the_file_cannot_be_set(
         archive.call("end_replace", 0)
     assert_holds(archive, tokens)
     archive.close()
+
+
+def loaded_of_files() -> int:
+    """Bytes of files that count as memory of this process."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssFile:")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
+def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
+    archive = Archive(native, layers=((8, 128, 128),))
+    archive.open_file(path)
+    for _ in range(64):
+        archive.call("extend", N_PAGE, 0, pointer(np.zeros(N_PAGE, np.int32)))
+        archive.call("end_extend")
+    archive.close_file()
+    archive.open_file(path)
+    before, size = loaded_of_files(), 64 * archive.page_bytes()
+    assert all(archive.is_sound(page) == (True, True) for page in range(64))
+    assert loaded_of_files() > before + size / 2
+    archive.release()
+    assert loaded_of_files() < before + size / 4
+    archive.close()
+
+
+def test_pages_of_an_earlier_text_are_not_put_before_those_of_a_later_one(
+    native: ctypes.CDLL, rng: np.random.Generator, path: Path
+) -> None:
+    archive, tokens = opened(native, path), dict[int, Token]()
+    append(archive, tokens, rng, 2 * N_PAGE)
+    archive.begin_at(2 * N_PAGE)
+    later: dict[int, Token] = {}
+    append(archive, later, rng, N_PAGE)
+    assert path.stat().st_size == HEADER + archive.page_bytes()
+    archive.close()
+    assert_file_holds(native, path, later)
 
 
 # ---- what is no such file ----

@@ -139,7 +139,7 @@ void llama_h2o_archive_file::read_places() {
     for (uint64_t i = 0; i < places.size(); ++i) {
         llama_h2o_archive_page_header header;
         file.read(offset_of(i), &header, sizeof(header));
-        if (!header.is_sound() || !header.is_whole() || (limit == 0 && header.page < i)) {
+        if (!header.is_sound() || !header.is_whole()) {
             continue;
         }
 

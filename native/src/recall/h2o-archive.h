@@ -130,7 +130,8 @@ public:
     int32_t shift(int32_t p) const;
     int32_t token(int32_t p) const;
 
-    // A page that was read is not read for a while: the memory that it takes is given back where the file has it.
+    // A page that was read is not read for a while: the memory that it takes is given back where the file has it. The
+    // system reads ahead, so without this V of all pages comes to be loaded, too.
     void release(uint32_t page) const;
 
     //
