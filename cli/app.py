@@ -1,4 +1,4 @@
-"""The `pyh2o` program: its commands."""
+"""The `pyh2o` program: its commands and its entry point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import reported_errors
 from .generate.command import generate
 from .measure import bench
 from .measure import eval as evaluation
-from .terminal.terminal import terminal
+from .terminal.terminal import replace_unprintable, terminal
 
 app = typer.Typer(
     name="pyh2o",
@@ -76,3 +76,9 @@ def root(
     ] = False,
 ) -> None:
     """Options of the program itself; each command has its own."""
+
+
+def main() -> None:
+    """Entry point of the program."""
+    replace_unprintable()
+    app(prog_name="pyh2o")

@@ -9,7 +9,7 @@ import typer
 
 from pyh2o.errors import PyH2OError
 
-from .terminal.terminal import drop_unwritten, terminal
+from .terminal.terminal import silence_stdout, terminal
 
 EXIT_ERROR = 1
 # As a shell reports a program ended by SIGINT (128 + 2) and by SIGPIPE (128 + 13).
@@ -32,6 +32,7 @@ def reported_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         # The reader has gone (`| head`): nobody is left to tell, and nothing went wrong here.
+        silence_stdout()
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except KeyboardInterrupt:
         terminal.say("stopped by Ctrl-C")
@@ -39,8 +40,6 @@ def reported_errors() -> Iterator[None]:
     except (PyH2OError, OSError, MemoryError) as error:
         say_error(error)
         raise typer.Exit(EXIT_ERROR) from None
-    finally:
-        drop_unwritten()
 
 
 def say_error(error: Exception) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import EvictionSettings, Positions, Prefill
+from pyh2o.cache.settings import ArchiveType, EvictionSettings, Positions, Prefill
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
 
@@ -120,6 +120,32 @@ EVICTION_OPTIONS: dict[str, Any] = {
         typer.Option(
             min=1,
             help="Most MiB that an exact prefill may take.",
+            show_default="what it needs",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "recall": Annotated[
+        float,
+        typer.Option(
+            parser=parse_rows,
+            metavar="ROWS",
+            help="Evicted rows that come back for what a question asks for: a fraction of the "
+            "window (0.05) or a count (128); 0 keeps no archive of them.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "recall_type": Annotated[
+        ArchiveType,
+        typer.Option(
+            help="Type of the rows in the archive.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "recall_mib": Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most MiB that the archive may take; the oldest rows go.",
             show_default="what it needs",
             rich_help_panel=CACHE,
         ),

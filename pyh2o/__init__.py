@@ -19,41 +19,29 @@ text of any length that can be left at any token and gone on with exactly there.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from . import library
+from .cache.settings import EvictionSettings
+from .cache.statistics import KVStatistics
 from .errors import PyH2OError
+from .generation.sampling import Sampling
 from .library import build_info
 
 if TYPE_CHECKING:
-    from .cache.settings import EvictionSettings
-    from .cache.statistics import KVStatistics
-    from .generation.sampling import Sampling
     from .llama import HeavyHitter, Llama
     from .sessions.conversation import Conversation
     from .sessions.story import Story
     from .sessions.turns import Turn
 
-    __version__: str
-
 __path__ = library.package_folders()
 library.lend_to_llama_cpp()
 
-# Where the rest is. It is imported when it is asked for: NumPy and the native libraries take a
-# moment, in which the command line could not answer to Ctrl-C.
-_RECORDS = {
-    "EvictionSettings": ".cache.settings",
-    "KVStatistics": ".cache.statistics",
-    "Sampling": ".generation.sampling",
-}
-_ON_LLAMA_CPP = {
-    "Conversation": ".sessions.conversation",
-    "HeavyHitter": ".llama",
-    "Llama": ".llama",
-    "Story": ".sessions.story",
-    "Turn": ".sessions.turns",
-}
+try:
+    __version__ = version("pyh2o-llm")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0"
 
 __all__ = [
     "Conversation",
@@ -75,20 +63,23 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _version()
-    if name in _ON_LLAMA_CPP:
+    # Loading the native libraries takes a moment that `pyh2o --help` does not need.
+    if name in __all__:
         library.check_library()
-    module = _RECORDS.get(name) or _ON_LLAMA_CPP.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(module, __name__), name)
+    if name in ("HeavyHitter", "Llama"):
+        from . import llama
 
+        return getattr(llama, name)
+    if name == "Conversation":
+        from .sessions import conversation
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+        return conversation.Conversation
+    if name == "Turn":
+        from .sessions import turns
 
-    try:
-        return version("pyh2o-llm")
-    except PackageNotFoundError:  # a source tree that is not installed
-        return "0"
+        return turns.Turn
+    if name == "Story":
+        from .sessions import story
+
+        return story.Story
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,6 @@ from pathlib import Path
 import platformdirs
 
 from .errors import ModelError
-from .system.files import expanded
 
 CHUNK = 1 << 20
 POLL_SECONDS = 0.2
@@ -95,7 +94,7 @@ def models_folder() -> Path:
     """The folder for fetched models: PYH2O_MODELS, or the user's cache folder."""
     chosen = os.environ.get("PYH2O_MODELS")
     if chosen:
-        return expanded(chosen).absolute()
+        return Path(chosen).expanduser().absolute()
     return Path(platformdirs.user_cache_dir("pyh2o", appauthor=False)) / "models"
 
 
@@ -113,7 +112,7 @@ def find_model(path: str | os.PathLike[str] | None) -> Path:
         ModelError: the demo model is wanted and not fetched yet.
     """
     if path is not None:
-        return expanded(path)
+        return Path(path).expanduser()
     demo = demo_model_path()
     if not demo.is_file():
         raise ModelError(

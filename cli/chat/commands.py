@@ -191,6 +191,18 @@ def _kv(chat: Chat, argument: str) -> None:
         terminal.say(note, wrap=True)
 
 
+def _show_recalled(chat: Chat, _argument: str) -> None:
+    llm = chat.conversation.llm
+    if llm.budget is None or not llm.budget.recall:
+        raise InputError("this chat recalls nothing: start it with --recall 0.05")
+    spans = llm.recalled()
+    if not spans:
+        terminal.say("nothing was recalled for the last answer")
+    for span in spans:
+        text = shortened(span.text)
+        terminal.say(f"{span.start:>8,} .. {span.end - 1:<8,} {span.weight:7.3f}  {text}")
+
+
 def _set(chat: Chat, argument: str) -> None:
     sampling = chat.conversation.sampling
     values = dataclasses.asdict(sampling)
@@ -308,6 +320,7 @@ _ALL = [
         "In about N lines, or all of it. Every (layer, KV head) pair keeps rows of its own; the "
         "picture shows the tokens that most of them hold.",
     ),
+    Command("/recalled", "", "what came back from the archive for the last answer", _show_recalled),
     Command(
         "/set",
         "[NAME [VALUE]]",

@@ -49,7 +49,7 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
         parts.append(f"first after {answer.read_seconds:.1f} s")
     parts.append(f"KV {kv.used:,}/{kv.capacity:,} cells")
     if kv.evicting:
-        parts += [f"{kv.tokens_evicted:,} evicted", _memory(kv)]
+        parts += [f"{kv.tokens_evicted:,} evicted", *_recalled(kv), _memory(kv)]
     else:
         parts += ["full cache", f"{mib_text(kv.bytes_total)} MiB"]
     return " · ".join(parts)
@@ -94,6 +94,25 @@ def _cache(kv: KVStatistics) -> dict[str, str]:
         "compactions": f"{compactions} · {count(kv.rows_moved, 'row')} moved",
         "re-bases": f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions",
         "memory": f"{_memory(kv)} of a full cache: {kv.memory_parts()}",
+        **_recall(kv),
+    }
+
+
+def _recalled(kv: KVStatistics) -> list[str]:
+    return [f"{kv.recalled:,} recalled"] if kv.recalled else []
+
+
+def _recall(kv: KVStatistics) -> dict[str, str]:
+    """The archive, and what came back from it."""
+    if not kv.limits.recall:
+        return {}
+    left = f" · {count(kv.unarchived, 'token')} had to leave" if kv.unarchived else ""
+    return {
+        "archive": f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB · "
+        f"written in {kv.archive_seconds:.3f} s{left}",
+        "recalled": f"{kv.recalled:,} of {kv.limits.recall:,} rows · {kv.recalls:,} times in "
+        f"{kv.recall_seconds:.3f} s · missed {kv.missed_mass:.1%} of the attention, without "
+        f"recall {kv.hidden_mass:.1%}",
     }
 
 

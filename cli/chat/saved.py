@@ -11,8 +11,6 @@ from pathlib import Path
 
 import platformdirs
 
-from pyh2o.system.files import expanded
-
 from ..errors import InputError
 
 SUFFIX = ".h2o"
@@ -23,7 +21,7 @@ def chats_folder() -> Path:
     """The folder of the saved chats: PYH2O_CHATS, or the user's data folder."""
     chosen = os.environ.get("PYH2O_CHATS")
     if chosen:
-        return expanded(chosen).absolute()
+        return Path(chosen).expanduser().absolute()
     return Path(platformdirs.user_data_dir("pyh2o", appauthor=False)) / "chats"
 
 

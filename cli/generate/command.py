@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from pyh2o.system.files import expanded
-
 from .. import loading
 from ..errors import InputError, reported_errors
 from ..options import RunOptions, takes_run_options
@@ -146,7 +144,12 @@ def generate(
             go_on(options, given, task, ResumedStoryFile(cast(Path, output)))
         else:
             file = None if output is None else NewStoryFile(output, replace=force)
-            if file and not echo and prompt_file and expanded(prompt_file).resolve() == file.path:
+            if (
+                file
+                and not echo
+                and prompt_file
+                and prompt_file.expanduser().resolve() == file.path
+            ):
                 raise InputError(
                     f"--no-echo would lose the prompt in {output}: give another --output"
                 )

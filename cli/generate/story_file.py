@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from pyh2o.system.files import expanded
-
 from ..errors import InputError
 
 CHECKPOINT = ".h2o"
@@ -39,7 +37,7 @@ class StoryFile:
             InputError: the file cannot be written.
         """
         self.name = path
-        given = expanded(path)
+        given = path.expanduser()
         self.special = given.exists() and not given.is_file()
         # A link such as /dev/stdout may lead to a pipe that has no name in any folder.
         self.path = given if self.special else given.resolve()

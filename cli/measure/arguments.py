@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pyh2o.measuring.caches import Compute
-from pyh2o.system.files import expanded
 from pyh2o.system.threads import physical_cores
 
 from ..errors import InputError
@@ -119,7 +118,7 @@ def read_text(file: Path) -> str:
         InputError: there is none, or it is not UTF-8 or empty.
     """
     try:
-        data = expanded(file).read_bytes()
+        data = file.expanduser().read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no text file {file}: check --text") from None
     text = decoded(data, str(file))

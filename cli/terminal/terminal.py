@@ -87,12 +87,9 @@ def replace_unprintable() -> None:
         reconfigure(errors="replace")
 
 
-def drop_unwritten() -> None:
-    """Forget text that could not be written: Python would fail on it once more at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, sys.stdout.fileno())
-            os.close(nothing)
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that Python's last flush at exit cannot fail again."""
+    with contextlib.suppress(OSError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)

@@ -14,6 +14,8 @@
 //   slack     cells beyond the budget that fill up between two compactions
 //   capacity  budget + slack: most cells that are ever in use
 //   re-base   giving the kept rows lower positions for their rotary embedding
+//   archive   a copy of all rows of every token that is no longer recent, outside the cache
+//   recalled  rows that were copied back from the archive, into cells beside the capacity
 //
 // Before a batch that would exceed the capacity is decoded, a compaction chooses the rows of every
 // (layer, KV head) on its own, moves the chosen rows of the cells that are about to be freed into
@@ -32,6 +34,10 @@
 // to others stays in the scores, unless llama_h2o_mark() has marked the new end. llama_state_get_data() and its kin save and restore everything.
 // What has no exact meaning here (copying a sequence, shifting positions) is refused, and so is
 // decoding after it until the cache is cleared.
+//
+// What was evicted is not lost if the params ask for an archive: llama_h2o_recall() looks with the last queries of the text
+// at all archived keys, and copies the rows that those queries would attend to most back into the cache. They stay there
+// until they are dropped or others are recalled; text goes on and is removed as if they were not there.
 //
 // Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
 // eviction lives and dies with the context.
@@ -89,11 +95,12 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
+    LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
 };
 
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 7,
+    LLAMA_H2O_STATE_VERSION = 8,
 };
 
 enum llama_h2o_positions {
@@ -112,12 +119,23 @@ enum llama_h2o_attention_type {
     LLAMA_H2O_ATTENTION_AVX512   = 5,
 };
 
+// Of the rows in the archive.
+enum llama_h2o_archive_type {
+    LLAMA_H2O_ARCHIVE_F16  = 0,
+    LLAMA_H2O_ARCHIVE_Q8_0 = 1,
+    LLAMA_H2O_ARCHIVE_Q4_0 = 2,
+    LLAMA_H2O_ARCHIVE_F32  = 3,
+};
+
 struct llama_h2o_params {
     uint32_t heavy;  // rows kept for their score, per (layer, KV head)
     uint32_t recent; // newest positions that are never evicted, at least 1
     uint32_t pinned; // first positions that are never evicted
     uint32_t slack;  // cells beyond the budget, at least 1
     uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
+    uint32_t recall; // most rows that are recalled at a time, in cells beside the capacity; 0: there is no archive
+    uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
+    enum llama_h2o_archive_type archive_type;
     enum llama_h2o_positions positions;
     enum llama_h2o_attention_type attention;
 
@@ -151,6 +169,22 @@ struct llama_h2o_stats {
     uint64_t size_k;           // bytes allocated for K, all sequences
     uint64_t size_v;           // bytes allocated for V, all sequences
     uint64_t size_scores;      // bytes allocated for the scores and what else the policy collects, all sequences
+    uint32_t n_recalled;       // recalled rows of every head
+    uint32_t n_archived;       // tokens in the archive of the sequence
+    uint64_t n_unarchived;     // tokens of the sequence that had to leave its archive
+    uint64_t size_archive;     // bytes that the archive of the sequence takes
+    uint64_t n_recalls;        // of the sequence
+    uint64_t t_recalls_us;     // time spent in them
+    uint64_t t_archive_us;     // time spent copying rows to the archive
+    double hidden; // share of their attention that the queries of the last recall would pay to evicted rows,
+    double missed; // and to those of them that were not recalled
+};
+
+// Positions p0 <= p < p1 that were recalled together.
+struct llama_h2o_recalled_span {
+    int32_t p0;
+    int32_t p1;
+    double weight; // the squared shares of attention that its parts have, added up over all layers and heads
 };
 
 // The text for a return code: one line that names the cause and, where there is one, the cure.
@@ -196,6 +230,18 @@ LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_i
 // last logits stay. If either fails, the context is as it was.
 LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
 LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
+
+// Recall the rows that the last queries of a sequence attend to most, in place of those recalled before. Returns how many
+// rows every head has now; they may be fewer than asked for.
+LLAMA_H2O_API int32_t llama_h2o_recall(struct llama_context * ctx, int32_t seq_id, uint32_t n_rows);
+
+// Drop what was recalled.
+LLAMA_H2O_API int32_t llama_h2o_drop_recalled(struct llama_context * ctx, int32_t seq_id);
+
+// The spans of the rows that are recalled now, ascending; the first n_spans of them. Not every head has all of their rows.
+// Returns how many there are.
+LLAMA_H2O_API int32_t llama_h2o_get_recalled(
+        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_recalled_span * spans, uint32_t n_spans);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0, and for a sliding-window
 // model all but the sizes of K and V.

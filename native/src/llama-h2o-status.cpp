@@ -63,6 +63,8 @@ const char * llama_h2o_strerror(int32_t status) {
             return "spans and segments must be ascending, not empty and apart, and no more than a million";
         case LLAMA_H2O_ERR_SPLIT:
             return "the heads of a layer are split over devices: use split_mode = LLAMA_SPLIT_MODE_LAYER";
+        case LLAMA_H2O_ERR_NO_ARCHIVE:
+            return "there is no archive to recall rows from: attach eviction with rows for recall";
     }
 
     return "unknown status";

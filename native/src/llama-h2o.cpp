@@ -1,6 +1,7 @@
 #include "llama-h2o.h"
 
 #include "cache/h2o-cache.h"
+#include "cache/h2o-recall.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
 
@@ -112,7 +113,7 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
         return LLAMA_H2O_ERR_SHARED_CELLS;
     }
-    if (kv->get_size() < llama_h2o_n_capacity(params)) {
+    if (kv->get_size() < llama_h2o_n_capacity(params) + params.recall) {
         return LLAMA_H2O_ERR_CELLS;
     }
     for (uint32_t seq_id = 0; seq_id < kv->get_n_seq_max(); ++seq_id) {
@@ -247,6 +248,48 @@ int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
     });
 }
 
+// Calls fn(parts, stream) of a sequence that has an archive.
+template <typename F>
+static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
+    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+
+        const uint32_t s = h2o.stream_of(seq_id);
+
+        return h2o.parts.streams[s].archive ? fn(h2o.parts, s) : LLAMA_H2O_ERR_NO_ARCHIVE;
+    });
+}
+
+int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows) {
+    return with_archive(ctx, seq_id,
+            [&](llama_h2o_parts & parts, uint32_t s) { return int32_t(llama_h2o_recall_rows(parts, s, n_rows)); });
+}
+
+int32_t llama_h2o_drop_recalled(llama_context * ctx, int32_t seq_id) {
+    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        llama_h2o_drop_rows(parts, s);
+
+        return LLAMA_H2O_OK;
+    });
+}
+
+int32_t llama_h2o_get_recalled(llama_context * ctx, int32_t seq_id, llama_h2o_recalled_span * spans, uint32_t n_spans) {
+    if (n_spans > 0 && !spans) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) {
+        const auto & all = parts.streams[s].recalled.spans;
+        for (size_t i = 0; i < all.size() && i < n_spans; ++i) {
+            spans[i] = { all[i].p0, all[i].p1, all[i].weight };
+        }
+
+        return int32_t(all.size());
+    });
+}
+
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
     return with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
 }
@@ -356,7 +399,7 @@ static int32_t read_rows(
 
     parts.ctx.synchronize();
 
-    const std::vector<uint32_t> used = parts.cells.used(s);
+    const std::vector<uint32_t> used = parts.used(s);
 
     llama_h2o_host_rows scores(layer.tensors.scores, s);
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
@@ -383,7 +426,7 @@ int32_t llama_h2o_get_rows(
         }
 
         const uint32_t s = h2o.stream_of(seq_id);
-        if (!pos || !score || n_rows != h2o.parts.cells[s].get_used()) {
+        if (!pos || !score || n_rows != h2o.parts.n_used(s)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 

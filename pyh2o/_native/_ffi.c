@@ -584,11 +584,11 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 68), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 74), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 84), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
 /*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -611,62 +611,99 @@ static void *_cffi_types[] = {
 /* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 25 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 74), // float *
+/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 82), // float *
 /* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 77), // struct llama_h2o_span const *
+/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 85), // struct llama_h2o_recalled_span *
 /* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 38 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 41 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 42 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
-/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 76), // struct llama_context const *
-/* 50 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 51 */ _CFFI_OP(_CFFI_OP_POINTER, 78), // struct llama_h2o_stats *
-/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 79), // struct llama_model const *
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 81), // void const *
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 38 */ _CFFI_OP(_CFFI_OP_POINTER, 86), // struct llama_h2o_span const *
+/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 45 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 47 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 48 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 51 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 55 */ _CFFI_OP(_CFFI_OP_POINTER, 84), // struct llama_context const *
+/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 87), // struct llama_h2o_stats *
+/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 88), // struct llama_model const *
 /* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 75), // int64_t()(struct llama_context const *)
-/* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 49),
-/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 14), // uint32_t()(struct llama_model const *)
-/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 54),
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 90), // void const *
+/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
 /* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 69), // char const *
-/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 70 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_attention_type
-/* 71 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_positions
-/* 72 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_state_versions
-/* 73 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_status
-/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 76 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 77 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_span
-/* 78 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_stats
-/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_model
-/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 83), // int64_t()(struct llama_context const *)
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 55),
+/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 14), // uint32_t()(struct llama_model const *)
+/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 75), // char const *
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 77 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 78 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 79 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 80 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 81 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 82 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 84 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 85 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_recalled_span
+/* 86 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
+/* 87 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
+/* 88 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
+/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
+
+static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ARCHIVE_F16) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ARCHIVE_F16) | 0);  /* check that LLAMA_H2O_ARCHIVE_F16 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ARCHIVE_Q8_0(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ARCHIVE_Q8_0) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ARCHIVE_Q8_0) | 0);  /* check that LLAMA_H2O_ARCHIVE_Q8_0 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ARCHIVE_Q4_0(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ARCHIVE_Q4_0) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ARCHIVE_Q4_0) | 0);  /* check that LLAMA_H2O_ARCHIVE_Q4_0 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ARCHIVE_F32(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ARCHIVE_F32) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ARCHIVE_F32) | 0);  /* check that LLAMA_H2O_ARCHIVE_F32 is an integer */
+  return n;
+}
 
 static int _cffi_const_LLAMA_H2O_ATTENTION_AUTO(unsigned long long *o)
 {
@@ -941,6 +978,13 @@ static int _cffi_const_LLAMA_H2O_ERR_SPLIT(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_NO_ARCHIVE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_NO_ARCHIVE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_NO_ARCHIVE) | 0);  /* check that LLAMA_H2O_ERR_NO_ARCHIVE is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_attach(struct llama_context * x0, struct llama_h2o_params x1)
 {
   return llama_h2o_attach(x0, x1);
@@ -970,7 +1014,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(42), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(48), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1008,10 +1052,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(49), arg0, (char **)&x0);
+      _cffi_type(55), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(49), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(55), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1054,11 +1098,59 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(68));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(74));
   return pyresult;
 }
 #else
 #  define _cffi_f_llama_h2o_device_name _cffi_d_llama_h2o_device_name
+#endif
+
+static int32_t _cffi_d_llama_h2o_drop_recalled(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_drop_recalled(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_drop_recalled(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_drop_recalled", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_drop_recalled(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_drop_recalled _cffi_d_llama_h2o_drop_recalled
 #endif
 
 static int32_t _cffi_d_llama_h2o_enlarge(struct llama_context * x0, uint32_t x1)
@@ -1107,6 +1199,71 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_enlarge _cffi_d_llama_h2o_enlarge
+#endif
+
+static int32_t _cffi_d_llama_h2o_get_recalled(struct llama_context * x0, int32_t x1, struct llama_h2o_recalled_span * x2, uint32_t x3)
+{
+  return llama_h2o_get_recalled(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  struct llama_h2o_recalled_span * x2;
+  uint32_t x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_get_recalled", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(32), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(32), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_get_recalled(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_get_recalled _cffi_d_llama_h2o_get_recalled
 #endif
 
 static int32_t _cffi_d_llama_h2o_get_rows(struct llama_context * x0, int32_t x1, int32_t x2, uint32_t x3, int32_t * x4, float * x5)
@@ -1214,10 +1371,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(49), arg0, (char **)&x0);
+      _cffi_type(55), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(49), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(55), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1227,10 +1384,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(51), arg2, (char **)&x2);
+      _cffi_type(57), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(51), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(57), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1393,10 +1550,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(54), arg0, (char **)&x0);
+      _cffi_type(60), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(54), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1508,10 +1665,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(32), arg2, (char **)&x2);
+      _cffi_type(38), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(32), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(38), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1533,6 +1690,60 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_pin_spans _cffi_d_llama_h2o_pin_spans
+#endif
+
+static int32_t _cffi_d_llama_h2o_recall(struct llama_context * x0, int32_t x1, uint32_t x2)
+{
+  return llama_h2o_recall(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  uint32_t x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_recall", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, uint32_t);
+  if (x2 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_recall(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_recall _cffi_d_llama_h2o_recall
 #endif
 
 static int32_t _cffi_d_llama_h2o_share_fairly(struct llama_context * x0, int32_t x1, int32_t const * x2, uint32_t x3)
@@ -1659,10 +1870,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(57), arg0, (char **)&x0);
+      _cffi_type(63), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(57), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(63), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1709,7 +1920,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(68));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(74));
   return pyresult;
 }
 #else
@@ -1731,10 +1942,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(54), arg0, (char **)&x0);
+      _cffi_type(60), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(54), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1764,11 +1975,25 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->pinned) | 0);  /* check that 'struct llama_h2o_params.pinned' is an integer */
   (void)((p->slack) | 0);  /* check that 'struct llama_h2o_params.slack' is an integer */
   (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
+  (void)((p->recall) | 0);  /* check that 'struct llama_h2o_params.recall' is an integer */
+  (void)((p->archive_size) | 0);  /* check that 'struct llama_h2o_params.archive_size' is an integer */
+  { enum llama_h2o_archive_type *tmp = &p->archive_type; (void)tmp; }
   { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
   { enum llama_h2o_attention_type *tmp = &p->attention; (void)tmp; }
   { char const * *tmp = &p->policy; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_recalled_span(struct llama_h2o_recalled_span *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->p0) | 0);  /* check that 'struct llama_h2o_recalled_span.p0' is an integer */
+  (void)((p->p1) | 0);  /* check that 'struct llama_h2o_recalled_span.p1' is an integer */
+  { double *tmp = &p->weight; (void)tmp; }
+}
+struct _cffi_align_struct_llama_h2o_recalled_span { char x; struct llama_h2o_recalled_span y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_span(struct llama_h2o_span *p)
@@ -1801,10 +2026,23 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
   (void)((p->size_k) | 0);  /* check that 'struct llama_h2o_stats.size_k' is an integer */
   (void)((p->size_v) | 0);  /* check that 'struct llama_h2o_stats.size_v' is an integer */
   (void)((p->size_scores) | 0);  /* check that 'struct llama_h2o_stats.size_scores' is an integer */
+  (void)((p->n_recalled) | 0);  /* check that 'struct llama_h2o_stats.n_recalled' is an integer */
+  (void)((p->n_archived) | 0);  /* check that 'struct llama_h2o_stats.n_archived' is an integer */
+  (void)((p->n_unarchived) | 0);  /* check that 'struct llama_h2o_stats.n_unarchived' is an integer */
+  (void)((p->size_archive) | 0);  /* check that 'struct llama_h2o_stats.size_archive' is an integer */
+  (void)((p->n_recalls) | 0);  /* check that 'struct llama_h2o_stats.n_recalls' is an integer */
+  (void)((p->t_recalls_us) | 0);  /* check that 'struct llama_h2o_stats.t_recalls_us' is an integer */
+  (void)((p->t_archive_us) | 0);  /* check that 'struct llama_h2o_stats.t_archive_us' is an integer */
+  { double *tmp = &p->hidden; (void)tmp; }
+  { double *tmp = &p->missed; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_stats { char x; struct llama_h2o_stats y; };
 
 static const struct _cffi_global_s _cffi_globals[] = {
+  { "LLAMA_H2O_ARCHIVE_F16", (void *)_cffi_const_LLAMA_H2O_ARCHIVE_F16, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ARCHIVE_F32", (void *)_cffi_const_LLAMA_H2O_ARCHIVE_F32, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ARCHIVE_Q4_0", (void *)_cffi_const_LLAMA_H2O_ARCHIVE_Q4_0, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ARCHIVE_Q8_0", (void *)_cffi_const_LLAMA_H2O_ARCHIVE_Q8_0, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_AUTO", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AUTO, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_AVX2", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX2, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_AVX512", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX512, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1824,6 +2062,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_NOT_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_EMPTY", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_EMPTY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_NO_ARCHIVE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_ARCHIVE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_CACHE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -1844,23 +2083,26 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 40), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 62), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 46), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 68), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_drop_recalled },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 29), (void *)_cffi_d_llama_h2o_get_recalled },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 48), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 54), (void *)_cffi_d_llama_h2o_get_stats },
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 16), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 60), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 65), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 29), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 66), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 71), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_llama_h2o_recall },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 62), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 53), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 59), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -1879,15 +2121,33 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+  { "recall", offsetof(struct llama_h2o_params, recall),
+              sizeof(((struct llama_h2o_params *)0)->recall),
+              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+  { "archive_size", offsetof(struct llama_h2o_params, archive_size),
+                    sizeof(((struct llama_h2o_params *)0)->archive_size),
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "archive_type", offsetof(struct llama_h2o_params, archive_type),
+                    sizeof(((struct llama_h2o_params *)0)->archive_type),
+                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 71) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 79) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 70) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 78) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 68) },
+              _CFFI_OP(_CFFI_OP_NOOP, 74) },
+  { "p0", offsetof(struct llama_h2o_recalled_span, p0),
+          sizeof(((struct llama_h2o_recalled_span *)0)->p0),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "p1", offsetof(struct llama_h2o_recalled_span, p1),
+          sizeof(((struct llama_h2o_recalled_span *)0)->p1),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "weight", offsetof(struct llama_h2o_recalled_span, weight),
+              sizeof(((struct llama_h2o_recalled_span *)0)->weight),
+              _CFFI_OP(_CFFI_OP_NOOP, 76) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -1914,64 +2174,96 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 80) },
+              _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 80) },
+              _CFFI_OP(_CFFI_OP_NOOP, 89) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 80) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
+                  sizeof(((struct llama_h2o_stats *)0)->n_recalled),
+                  _CFFI_OP(_CFFI_OP_NOOP, 14) },
+  { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
+                  sizeof(((struct llama_h2o_stats *)0)->n_archived),
+                  _CFFI_OP(_CFFI_OP_NOOP, 14) },
+  { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
+                    sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
+                    sizeof(((struct llama_h2o_stats *)0)->size_archive),
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
+                 sizeof(((struct llama_h2o_stats *)0)->n_recalls),
+                 _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
+                    sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
+                    sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
+                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+  { "hidden", offsetof(struct llama_h2o_stats, hidden),
+              sizeof(((struct llama_h2o_stats *)0)->hidden),
+              _CFFI_OP(_CFFI_OP_NOOP, 76) },
+  { "missed", offsetof(struct llama_h2o_stats, missed),
+              sizeof(((struct llama_h2o_stats *)0)->missed),
+              _CFFI_OP(_CFFI_OP_NOOP, 76) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 76, _CFFI_F_OPAQUE,
+  { "llama_context", 84, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_params", 42, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 8 },
-  { "llama_h2o_span", 77, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 8, 2 },
-  { "llama_h2o_stats", 78, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 10, 16 },
-  { "llama_model", 79, _CFFI_F_OPAQUE,
+  { "llama_h2o_params", 48, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 11 },
+  { "llama_h2o_recalled_span", 85, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 11, 3 },
+  { "llama_h2o_span", 86, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 14, 2 },
+  { "llama_h2o_stats", 87, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 16, 25 },
+  { "llama_model", 88, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_attention_type", 70, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_archive_type", 77, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+    "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
+  { "llama_h2o_attention_type", 78, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 71, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 79, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 72, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 80, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 73, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 81, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
-    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT" },
+    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,"
+    "LLAMA_H2O_ERR_NO_ARCHIVE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -1981,12 +2273,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  56,  /* num_globals */
-  5,  /* num_struct_unions */
-  4,  /* num_enums */
+  64,  /* num_globals */
+  6,  /* num_struct_unions */
+  5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  82,  /* num_types */
+  91,  /* num_types */
   0,  /* flags */
 };
 

@@ -13,6 +13,11 @@ from .kv_cache import ERR_PIN, Counters, FloatArray, IntArray, KVCache
 from .settings import Budget, EvictionSettings, whole_blocks
 from .statistics import KVStatistics
 
+# Tokens after which a text that goes on asks for other rows of its archive: so many at least, and
+# one for so many tokens in the archive.
+LEAST_REFRESH = 32
+ARCHIVED_PER_REFRESH = 64
+
 # Told before an exact prefill takes so much memory: tokens to read, bytes.
 OnExactPrefill = Callable[[int, int], None]
 
@@ -82,6 +87,18 @@ class TextCache(Protocol):
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether all rows of a shorter text are still there."""
 
+    def recall(self) -> bool:
+        """Recall the rows that the text's last queries ask for; whether there are any now."""
+
+    def refresh_every(self) -> int:
+        """Tokens after which a text that goes on asks anew."""
+
+    def drop_recalled(self) -> None:
+        """Drop the rows that were recalled."""
+
+    def recalled(self) -> list[tuple[int, int, float]]:
+        """(start, end, weight) of the spans that are recalled now."""
+
 
 class FullCache:
     """A cache that keeps every row: llama.cpp's own."""
@@ -143,6 +160,18 @@ class FullCache:
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         return True
+
+    def recall(self) -> bool:
+        return False
+
+    def refresh_every(self) -> int:
+        return LEAST_REFRESH
+
+    def drop_recalled(self) -> None:
+        pass
+
+    def recalled(self) -> list[tuple[int, int, float]]:
+        return []
 
 
 class Eviction:
@@ -259,6 +288,24 @@ class Eviction:
         return n_tokens >= self._kv.counters().pos_removable
 
     # ---------------------------------------------------------------------------------------------
+    # Recall
+    # ---------------------------------------------------------------------------------------------
+
+    def recall(self) -> bool:
+        return self.budget.recall > 0 and self._kv.recall(self.budget.recall) > 0
+
+    def refresh_every(self) -> int:
+        # The search takes time in proportion to the archive: so its share of the time is the same.
+        return max(LEAST_REFRESH, self._kv.counters().n_archived // ARCHIVED_PER_REFRESH)
+
+    def drop_recalled(self) -> None:
+        if self.budget.recall > 0:
+            self._kv.drop_recalled()
+
+    def recalled(self) -> list[tuple[int, int, float]]:
+        return self._kv.recalled() if self.budget.recall > 0 else []
+
+    # ---------------------------------------------------------------------------------------------
     # Exact prefill
     # ---------------------------------------------------------------------------------------------
 
@@ -270,7 +317,7 @@ class Eviction:
             SettingsError: they need more memory than they may take or than there is, or more
                 positions than the model was trained on.
         """
-        if self.settings.prefill == "stream" or n_new == 1:
+        if self.settings.prefill == "stream" or n_new == 1 or self._enlarged:
             yield
             return
         n_rows = self._kv.counters().n_used + n_new
@@ -339,6 +386,15 @@ def _statistics(
         bytes_v=counters.size_v,
         bytes_scores=counters.size_scores,
         bytes_full=bytes_of_a_cell * whole_blocks(limits.window),
+        recalled=counters.n_recalled,
+        archived=counters.n_archived,
+        unarchived=counters.n_unarchived,
+        bytes_archive=counters.size_archive,
+        recalls=counters.n_recalls,
+        recall_seconds=counters.t_recalls_us / 1e6,
+        archive_seconds=counters.t_archive_us / 1e6,
+        hidden_mass=counters.hidden,
+        missed_mass=counters.missed,
     )
 
 

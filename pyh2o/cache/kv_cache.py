@@ -77,6 +77,15 @@ class Counters:
     size_k: int = 0
     size_v: int = 0
     size_scores: int = 0
+    n_recalled: int = 0
+    n_archived: int = 0
+    n_unarchived: int = 0
+    size_archive: int = 0
+    n_recalls: int = 0
+    t_recalls_us: int = 0
+    t_archive_us: int = 0
+    hidden: float = 0.0
+    missed: float = 0.0
 
 
 class KVCache:
@@ -162,6 +171,28 @@ class KVCache:
         """Go back to the cells there were, with a compaction if the rows do not fit."""
         _check(lib.llama_h2o_shrink(self._context))
 
+    def recall(self, n_rows: int, seq_id: int = 0) -> int:
+        """Copy the rows back that the last queries attend to most, in place of those before.
+
+        Returns:
+            rows of each head that are recalled now, at most `n_rows`.
+
+        Raises:
+            NativeError: there is no archive, or out of memory.
+        """
+        return _check(lib.llama_h2o_recall(self._context, seq_id, n_rows))
+
+    def drop_recalled(self, seq_id: int = 0) -> None:
+        """Drop the rows that were recalled."""
+        _check(lib.llama_h2o_drop_recalled(self._context, seq_id))
+
+    def recalled(self, seq_id: int = 0) -> list[tuple[int, int, float]]:
+        """(start, end, weight) of the spans that are recalled now, in the order of the text."""
+        n_spans = _check(lib.llama_h2o_get_recalled(self._context, seq_id, ffi.NULL, 0))
+        spans = ffi.new("struct llama_h2o_recalled_span[]", n_spans)
+        _check(lib.llama_h2o_get_recalled(self._context, seq_id, spans, n_spans))
+        return [(span.p0, span.p1, span.weight) for span in spans]
+
     def counters(self, seq_id: int = 0) -> Counters:
         """Counters of a sequence; all 0 for a kind of cache that has none."""
         stats = ffi.new("struct llama_h2o_stats *")
@@ -226,6 +257,9 @@ def _params(budget: Budget, policy: Any) -> Any:
         "pinned": budget.pinned,
         "slack": budget.slack,
         "n_pos": budget.n_pos,
+        "recall": budget.recall,
+        "archive_size": (settings.recall_mib or 0) * 2**20,
+        "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
         "positions": schemes[settings.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
         "policy": policy,

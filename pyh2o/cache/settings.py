@@ -21,6 +21,9 @@ Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
 # full in a larger cache, which is compacted once.
 Prefill = Literal["stream", "exact"]
 
+# Of the rows in the archive, by their ggml names.
+ArchiveType = Literal["f32", "f16", "q8_0", "q4_0"]
+
 # What makes a row worth keeping, where nobody says (see pyh2o.policies).
 DEFAULT_POLICY = "h2o-far"
 
@@ -60,6 +63,10 @@ class EvictionSettings:
             between them; "exact" reads it in full in a larger cache, which is compacted once and
             freed.
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
+        recall: rows beside the budget for what a question asks for, which are copied back from an
+            archive of all rows that ever left the recent ones; 0 keeps no archive.
+        recall_type: type of the rows in the archive.
+        recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
     """
 
     hh: float | int = field(default=0.1, metadata={"saved": "heavy"})
@@ -71,6 +78,9 @@ class EvictionSettings:
     attention: Attention = field(default="auto", metadata=_NOT_SAVED)
     prefill: Prefill = field(default="stream", metadata=_NOT_SAVED)
     prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
+    recall: float | int = 0
+    recall_type: ArchiveType = "q8_0"
+    recall_mib: int | None = field(default=None, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -91,6 +101,14 @@ class EvictionSettings:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
             )
+        _check("recall", self.recall)
+        if self.recall_type not in get_args(ArchiveType):
+            raise SettingsError(
+                f"recall_type is {self.recall_type!r}: give one of "
+                f"{', '.join(get_args(ArchiveType))}"
+            )
+        if self.recall_mib is not None:
+            _check_count("recall_mib", self.recall_mib, least=1, cure="give 1 or more MiB")
         _check_count("pinned", self.pinned, least=0, cure="give a count of 0 or more")
         if self.slack is not None:
             _check_count("slack", self.slack, least=1, cure="give 1 or more cells")
@@ -121,6 +139,7 @@ class EvictionSettings:
         """
         check_window(window)
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
+        recall = _count(self.recall, window)
         budget = self.pinned + heavy + recent
         if budget > window:
             raise SettingsError(
@@ -130,7 +149,8 @@ class EvictionSettings:
             )
         slack = self.slack
         if slack is None:
-            slack = whole_blocks(budget + max(MIN_SLACK, budget // ROWS_PER_SLACK)) - budget
+            least = budget + recall + max(MIN_SLACK, budget // ROWS_PER_SLACK)
+            slack = whole_blocks(least) - budget - recall
         excess = max(0, budget + slack - n_pos)
         if budget > n_pos or excess > heavy:
             raise SettingsError(
@@ -138,7 +158,13 @@ class EvictionSettings:
                 f"the {n_pos} the model was trained on: lower hh, recent or slack"
             )
         return Budget(
-            self, window=window, heavy=heavy - excess, recent=recent, slack=slack, n_pos=n_pos
+            self,
+            window=window,
+            heavy=heavy - excess,
+            recent=recent,
+            recall=recall,
+            slack=slack,
+            n_pos=n_pos,
         )
 
 
@@ -168,7 +194,7 @@ class Budget:
     Attributes:
         settings: what was asked for.
         window: tokens that fractions refer to.
-        heavy, recent, slack: in tokens.
+        heavy, recent, slack, recall: in tokens.
         n_pos: positions for rotary embeddings; 0 for those the model was trained on.
     """
 
@@ -178,6 +204,7 @@ class Budget:
     recent: int
     slack: int
     n_pos: int = 0
+    recall: int = 0
 
     @property
     def pinned(self) -> int:
@@ -196,17 +223,22 @@ class Budget:
 
     @property
     def capacity(self) -> int:
-        """Most cells in use at any time."""
+        """Most cells that the text uses at any time, without those of recalled rows."""
         return self.rows + self.slack
 
     @property
     def cells(self) -> int:
         """Cells llama.cpp allocates for it."""
-        return whole_blocks(self.capacity)
+        return whole_blocks(self.capacity + self.recall)
 
     def saved(self) -> dict[str, Any]:
         """What a saved cache depends on, by its names in session files; fit for JSON."""
-        counts = {"hh": self.heavy, "recent": self.recent, "slack": self.slack}
+        counts = {
+            "hh": self.heavy,
+            "recent": self.recent,
+            "slack": self.slack,
+            "recall": self.recall,
+        }
         values = {**vars(self.settings), **counts, "policy": str(self.settings.policy)}
         return {name: values[setting] for setting, name in saved_names().items()} | {
             "n_pos": self.n_pos

@@ -27,6 +27,15 @@ class KVStatistics:
         rebases: times the kept rows were given new positions so far.
         rebase_seconds: time spent in that.
         bytes_k, bytes_v, bytes_scores: memory allocated for K, V and the scores.
+        recalled: rows of each (layer, KV head) that are recalled from the archive now.
+        archived: tokens in the archive.
+        unarchived: tokens that had to leave the archive, because it has a limit.
+        bytes_archive: memory of the archive.
+        recalls: times rows were recalled so far.
+        recall_seconds, archive_seconds: time spent in that, and in copying rows to the archive.
+        hidden_mass: share of their attention, 0 .. 1, that the queries of the last recall would
+            have paid to rows that were evicted: a mean over all heads.
+        missed_mass: the same for those of them that were not recalled either.
         bytes_full: what K and V of a full cache for the window would take, of the same types.
     """
 
@@ -48,6 +57,15 @@ class KVStatistics:
     bytes_v: int
     bytes_scores: int
     bytes_full: int
+    recalled: int = 0
+    archived: int = 0
+    unarchived: int = 0
+    bytes_archive: int = 0
+    recalls: int = 0
+    recall_seconds: float = 0.0
+    archive_seconds: float = 0.0
+    hidden_mass: float = 0.0
+    missed_mass: float = 0.0
 
     @property
     def window(self) -> int:

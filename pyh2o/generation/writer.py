@@ -9,6 +9,7 @@ it draw n times from a single candidate.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Writer:
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
+        hold: bool = True,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
 
@@ -46,11 +48,13 @@ class Writer:
             written: all tokens that the earlier writer has drawn: penalties and random numbers go
                 on exactly after them.
             logits_processor: called before each draw. It must not raise: it is called from C.
+            hold: whether what is recalled for the first tokens stays (see `Llama.read`).
 
         Raises:
             BusyError: another thread uses the model.
         """
         self._llm = llm
+        self._hold = hold
         self._sampler = _sampler(llm, sampling, logits_processor)
         if sampling.temperature > 0:
             _skip_random_numbers(self._sampler, len(written))
@@ -75,10 +79,12 @@ class Writer:
         if not tokens:
             raise ValueError("there are no logits to draw from: evaluate at least one token")
         llm = self._llm
+        read: Callable[[Sequence[int]], None] = functools.partial(llm.read, hold=self._hold)
         while True:
             with llm.guard:  # until a token is drawn, the logits must stay those of this text
-                llm.eval(tokens)
+                read(tokens)
                 token = int(self._sampler.sample(llm._ctx, -1))
+            read = llm.eval
             yield token
             if is_end_token(llm, token) or llm.n_tokens >= llm.position_limit:
                 return

@@ -16,6 +16,7 @@ from ..cache.kv_cache import IntArray
 from ..cache.rows import HeavyHitter
 from ..cache.settings import (
     DEFAULT_POLICY,
+    ArchiveType,
     Attention,
     EvictionSettings,
     Positions,
@@ -25,12 +26,14 @@ from ..errors import BusyError, EvictedError, StateError
 from ..generation.drafts import FittingDrafts
 from ..openai import completion
 from ..policies import Policy, parse_policy
+from . import recall as recalling
 from . import states
 from .arguments import KV_TYPES, check_arguments
 from .drop_in import check_file
 from .evicting import EvictingLlama
+from .recall import RecalledSpan
 
-__all__ = ["KV_TYPES", "HeavyHitter", "Llama", "check_file"]
+__all__ = ["KV_TYPES", "HeavyHitter", "Llama", "RecalledSpan", "check_file"]
 
 # Place of `reset` among the parent's positional arguments of `generate`, after the tokens.
 RESET_ARGUMENT = 6
@@ -60,6 +63,10 @@ class Llama(EvictingLlama):
         prefill: "stream" or "exact", for a text that is longer than the cache (see
             EvictionSettings).
         prefill_mib: most MiB that an exact prefill may take; None for what it needs.
+        recall: rows that a prompt gets back from the archive of all evicted ones, those that its
+            end asks for: a fraction of `n_ctx` or a count; 0 for no archive.
+        recall_type: "f32", "f16", "q8_0" or "q4_0", of the rows in the archive.
+        recall_mib: most MiB that the archive may take; None for what it needs.
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context.
         load_progress: called with 0 .. 1 while the model loads.
@@ -93,6 +100,9 @@ class Llama(EvictingLlama):
         attention: Attention = "auto",
         prefill: Prefill = "stream",
         prefill_mib: int | None = None,
+        recall: float | int = 0,
+        recall_type: ArchiveType = "q8_0",
+        recall_mib: int | None = None,
         evict: bool = True,
         n_ctx: int = 0,
         load_progress: Callable[[float], None] | None = None,
@@ -111,8 +121,12 @@ class Llama(EvictingLlama):
             attention=attention,
             prefill=prefill,
             prefill_mib=prefill_mib,
+            recall=recall,
+            recall_type=recall_type,
+            recall_mib=recall_mib,
         )
         self.prompt_progress = prompt_progress
+        self._holds_recalled = False
         # Embedding contexts see each text once and in full: there is nothing to evict.
         evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
         check_arguments({"n_ctx": n_ctx, **kwargs}, own=signature(Llama.__init__).parameters)
@@ -173,6 +187,7 @@ class Llama(EvictingLlama):
         """Empty the text and the cache."""
         with self.guard:
             super().reset()
+            self._holds_recalled = False
             memory = llama_cpp.llama_get_memory(self.ctx)
             if memory is not None:
                 llama_cpp.llama_memory_clear(memory, False)
@@ -186,6 +201,16 @@ class Llama(EvictingLlama):
             SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
                 or more positions than the model was trained on; nothing has been read.
         """
+        self.eval_part(tokens, 0, len(tokens))
+
+    def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
+        """`eval` of tokens that are a part of what is read (see `prompt_progress`).
+
+        Args:
+            tokens: to evaluate.
+            n_before: tokens that have been read before them.
+            n_all: tokens that are read in all.
+        """
         with self.guard:
             self._cache.check_positions(self.n_tokens + len(tokens))
             if self.evicting:
@@ -198,8 +223,9 @@ class Llama(EvictingLlama):
                     size = self._cache.chunk(self.n_tokens, n_left, self.n_batch)
                     super().eval(tokens[n_read : n_read + size])
                     n_read += size
-                    if len(tokens) > 1:
-                        self._read(size, n_read, len(tokens))
+                    self._refresh_recall(size)
+                    if n_all > 1:
+                        self._read(size, n_before + n_read, n_all)
 
     def _drop_rows_behind(self) -> None:
         """Drop the rows behind `n_tokens`, which programs may have set back."""
@@ -228,6 +254,68 @@ class Llama(EvictingLlama):
             self._cache.mark()
         if self.prompt_progress is not None:
             self.prompt_progress(n_read, n_all)
+
+    def _refresh_recall(self, n_new: int) -> None:
+        """Recall anew from time to time, unless what a question asked for has to stay."""
+        if self.budget is None or not self.budget.recall or self._holds_recalled:
+            return
+        every = self._cache.refresh_every()
+        if self.n_tokens // every > (self.n_tokens - n_new) // every:
+            self._cache.recall()
+
+    def read(self, tokens: Sequence[int], *, hold: bool = True) -> None:
+        """Evaluate a prompt or a turn, and recall what its end asks for.
+
+        What was recalled before is dropped. Without recall this is `eval`, and so it is for a
+        single token, which only goes on.
+
+        Args:
+            tokens: to read.
+            hold: what is recalled stays until the next prompt is read, as an answer needs it; or
+                else, for a text that goes on and on, only until its last tokens ask for other rows,
+                as with `eval`.
+
+        Raises:
+            PyH2OError: as `eval` does.
+        """
+        with self.guard:
+            if len(tokens) == 1:
+                self.eval(tokens)
+                return
+            budget = self.budget
+            n_recall, n_recent = (budget.recall, budget.recent) if budget else (0, 0)
+            self._holds_recalled = False
+            recalling.read(self, tokens, n_recall, n_recent)
+            self._holds_recalled = hold
+
+    def recall(self, question: str | None = None) -> list[RecalledSpan]:
+        """Recall the evicted rows that a question asks for, in place of those recalled before.
+
+        They stay until a prompt is read, or others are recalled.
+
+        Args:
+            question: does not become a part of the text; at least one token has to be evaluated
+                before the next one can be drawn. None: what the last tokens of the text ask for.
+
+        Returns:
+            what is recalled (see `recalled`).
+
+        Raises:
+            SettingsError: the question has too many tokens to be taken back.
+        """
+        with self.guard:
+            self._holds_recalled = True
+            if question is None:
+                self._cache.recall()
+            elif self.budget is not None and self.budget.recall:
+                tokens = self.tokenize(question.encode(), add_bos=False, special=False)
+                recalling.recall_for(self, tokens, self.budget.recent)
+            return recalling.spans(self)
+
+    def recalled(self) -> list[RecalledSpan]:
+        """The passages that are recalled now, in the order of the text."""
+        with self.guard:
+            return recalling.spans(self)
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""
@@ -283,6 +371,7 @@ class Llama(EvictingLlama):
         if reset:
             with self.guard:
                 self._go_back_for(tokens)
+                self._read_for_recall(tokens)
         generator = super().generate(tokens, *args, **kwargs)
         sent: Sequence[int] | None = None
         while True:
@@ -302,6 +391,11 @@ class Llama(EvictingLlama):
             if self.n_tokens + 1 + len(sent or ()) > self.position_limit:
                 return
 
+    def _read_for_recall(self, prompt: Sequence[int]) -> None:
+        """Read a prompt but for its last token, which gives the logits, where rows are recalled."""
+        if self.budget is not None and self.budget.recall:
+            self.read(prompt[self.n_tokens : -1])
+
     def _go_back_for(self, prompt: Sequence[int]) -> None:
         """Shorten a text that goes on otherwise than the prompt to where that leaves no trace."""
         n_both = min(self.n_tokens, len(prompt))
@@ -309,6 +403,8 @@ class Llama(EvictingLlama):
         n_common = int(differ[0]) if differ.size else n_both
         if n_common == len(prompt) and (n_common < self.n_tokens or self._requires_eval):
             n_common -= 1  # the last one gives the logits
+        if n_common < self.n_tokens and self.budget is not None and self.budget.recall:
+            n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL))  # it asks anew
         n_kept = self._cache.going_on(n_common, self.n_tokens)
         if n_kept < self.n_tokens and not (n_kept and self.remove_tail(n_kept)):
             self.reset()

@@ -299,7 +299,9 @@ class Story:
 
     def _new_writer(self) -> Writer:
         written = self.tokens[self.n_prompt :]
-        return Writer(self.llm, self.sampling, written=written, logits_processor=self._forbid)
+        return Writer(
+            self.llm, self.sampling, written=written, logits_processor=self._forbid, hold=False
+        )
 
     def _new_pieces(self, **state: Any) -> TextPieces:
         return TextPieces([text.encode() for text in self._until], **state)

@@ -1,4 +1,4 @@
-"""Paths, and writing files so that a crash or a full disk leaves the old one whole."""
+"""Writing files so that a crash or a full disk leaves the old one whole."""
 
 from __future__ import annotations
 
@@ -10,24 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ..errors import PyH2OError
-
 SUFFIX = ".tmp"
-
-
-def expanded(path: str | os.PathLike[str]) -> Path:
-    """The path, where `~` and `~USER` at its beginning are homes.
-
-    Raises:
-        PyH2OError: there is no such user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise PyH2OError(
-            f"{os.fspath(path)} begins with the home of a user that there is none of: put ./ "
-            "before it if it is the name of a file"
-        ) from None
 
 
 @contextlib.contextmanager

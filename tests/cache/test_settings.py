@@ -66,6 +66,8 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
         "slack": 308,
         "policy": "snap:pool=7",
         "positions": "original",
+        "recall": 0,
+        "recall_type": "q8_0",
         "n_pos": 8192,
     }
     assert json.loads(json.dumps(saved)) == saved

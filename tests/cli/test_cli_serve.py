@@ -211,9 +211,7 @@ def test_help_leaves_the_sampling_to_requests() -> None:
 
 @real
 def test_missing_packages_are_named() -> None:
-    program = (
-        "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.__main__ import main; main()"
-    )
+    program = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "serve"],
         cwd=OUTSIDE,

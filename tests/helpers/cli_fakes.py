@@ -109,11 +109,9 @@ ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
 def program_environment() -> dict[str, str]:
     """One thread: more of them only wait for each other over a tiny model on a busy machine.
 
-    The terminals of the tests do not tell where their cursor is. Python buffers its output, as most
-    users have it: what could not be written is tried once more at the end.
+    The terminals of the tests do not tell where their cursor is.
     """
-    ours = {"PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONUNBUFFERED": ""}
-    return {**os.environ, **ours}
+    return {**os.environ, "PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
 
 
 def pyh2o_command(*arguments: str | Path) -> list[str]:

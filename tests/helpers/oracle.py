@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyh2o import Llama
-from pyh2o.reference import ReferenceLlama
+from pyh2o.reference import Recalled, ReferenceLlama
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -33,12 +33,14 @@ class Step:
         n_tokens: of the text after it.
         logits: [len(tokens), n_vocab].
         rows: it has afterwards, of each layer.
+        recalled: what it recalled after that.
     """
 
     tokens: list[int]
     n_tokens: int
     logits: FloatArray
     rows: list[LayerRows]
+    recalled: Recalled
 
 
 def chose_clearly(reference: ReferenceLlama) -> bool:
@@ -65,8 +67,9 @@ def clear_steps(
     sizes: Sequence[int],
     *,
     margin: float = CLEAR_MARGIN,
+    recall: Sequence[int] = (),
 ) -> tuple[list[Step], ReferenceLlama]:
-    """Steps of a random text in which every compaction is decided by more than rounding.
+    """Steps of a random text in which every choice is made by more than rounding.
 
     After a close choice, the tokens that led to it are drawn again.
 
@@ -75,6 +78,7 @@ def clear_steps(
         rng: draws the tokens.
         sizes: tokens of each step; below 0, as many are taken back.
         margin: what counts as close.
+        recall: rows to recall after each step; below 0, what is there stays. None for no recall.
 
     Returns:
         The steps, and the reference after them.
@@ -84,9 +88,10 @@ def clear_steps(
     n_close: dict[int, int] = {}
     while len(steps) < len(sizes):
         now = _copy(befores[-1])
-        steps.append(_step(now, rng, sizes[len(steps)]))
+        n_recall = recall[len(steps)] if recall else -1
+        steps.append(_step(now, rng, sizes[len(steps)], n_recall))
         befores.append(now)
-        if now.smallest_margin < margin:
+        if min(now.smallest_margin, now.recalled.margin) < margin:
             attempt = n_close[len(steps)] = n_close.get(len(steps), 0) + 1
             assert attempt < MOST_ATTEMPTS, "no text without close choices"
             # Rows were chosen before this step was read: by the step before, or by earlier ones.
@@ -118,13 +123,15 @@ def _copy(reference: ReferenceLlama) -> ReferenceLlama:
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
 
 
-def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Step:
+def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int, n_recall: int) -> Step:
     n_vocab = len(reference.weights.embedding)
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
     logits = read(reference, tokens)
-    return Step(tokens.tolist(), reference.n_tokens, logits, rows_of(reference))
+    if n_recall >= 0:
+        reference.recall(n_recall)
+    return Step(tokens.tolist(), reference.n_tokens, logits, rows_of(reference), reference.recalled)
 
 
 def assert_same_steps(

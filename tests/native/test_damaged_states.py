@@ -108,6 +108,7 @@ class State:
         + [(name, "<i4") for name in ("shift", "pos_removable", "pos_forgotten")]
         + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
         + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
+        + [(name, "<u8") for name in ("n_recalls", "t_recalls", "t_archive")]
     )
     N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
 

@@ -1,5 +1,6 @@
 #include "cache/h2o-cache.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-probe.h"
@@ -66,7 +67,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     std::vector<llama_h2o_memory> collected;
 
     llama_h2o_choose_kernels(parts.layers, params.attention);
-    llama_h2o_alloc_tensors(parts.layers, *parts.policy, kv.n_stream, n_tokens, collected, weights);
+    llama_h2o_alloc_tensors(parts.layers, *parts.policy, parts.n_question(), kv.n_stream, n_tokens, collected, weights);
 
     // what is collected belongs to the cache: cleared with it, counted with it, freed with it
     for (auto & memory : collected) {
@@ -211,6 +212,7 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
                 if (ubatch.seq_id[t][0] == seq_id) {
                     p_first = std::min(p_first, ubatch.pos[t]);
                     p_last  = std::max(p_last, ubatch.pos[t]);
+                    llama_h2o_note_token(parts, stream_of(seq_id), ubatch.pos[t], ubatch.token ? ubatch.token[t] : -1);
                 }
             }
 
@@ -235,7 +237,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     if (st.stale) {
         llama_h2o_reset_free_cells(parts, s);
     }
-    if (uint64_t(parts.cells[s].get_used()) + n_new > parts.n_capacity()) {
+    if (uint64_t(parts.n_used(s)) + n_new > parts.n_capacity()) {
         compact(s, p_first);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
@@ -243,6 +245,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     }
 
     st.queries.note(p_first, p_last, st.rows.shift());
+    st.question.note(p_first, p_last, st.rows.shift());
     llama_h2o_keep_credit_small(parts, s, p_last);
 }
 
@@ -275,6 +278,8 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
             continue;
         }
         parts.streams[s].queries.forget(p0);
+        parts.streams[s].question.forget(p0);
+        llama_h2o_forget_tokens(parts, s, p0);
         if (p1 <= newest) {
             parts.streams[s].marks.clear();
         } else if (p0 <= 0) {
@@ -348,6 +353,7 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
         const llama_h2o_parts & parts = kv.h2o->parts;
         const auto & st               = parts.streams[s];
 
+        stats.n_used           = parts.n_used(s);
         stats.n_pinned         = st.claims.n_pinned;
         stats.pos_removable    = st.pos_removable;
         stats.pos_limit        = llama_h2o_pos_limit(parts);
@@ -360,6 +366,18 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
         stats.t_rebases_us     = st.count.t_rebases_us;
         for (const auto & layer : parts.layers) {
             stats.size_scores += layer.tensors.size_of_collected();
+        }
+
+        stats.n_recalled   = st.recalled.cells.size();
+        stats.hidden       = st.recalled.hidden;
+        stats.missed       = st.recalled.missed;
+        stats.n_recalls    = st.count.n_recalls;
+        stats.t_recalls_us = st.count.t_recalls_us;
+        stats.t_archive_us = st.count.t_archive_us;
+        if (st.archive) {
+            stats.n_archived   = st.archive->next() - st.archive->first();
+            stats.n_unarchived = st.archive->n_dropped();
+            stats.size_archive = st.archive->n_bytes();
         }
     }
 

@@ -73,8 +73,9 @@ struct llama_h2o {
     llama_h2o_layer * find_layer(int32_t il);
 
     // inputs of the graph that is being built, the same for all layers
-    ggml_tensor * query_slots = nullptr;
-    ggml_tensor * credit      = nullptr;
+    ggml_tensor * query_slots    = nullptr;
+    ggml_tensor * question_slots = nullptr;
+    ggml_tensor * credit         = nullptr;
 
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);

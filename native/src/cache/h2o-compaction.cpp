@@ -1,5 +1,6 @@
 #include "cache/h2o-compaction.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-collected.h"
 #include "cache/h2o-device-rows.h"
 #include "cache/h2o-parallel.h"
@@ -304,10 +305,12 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     auto & st = parts.streams[s];
 
-    const std::vector<uint32_t> used = parts.cells.used(s);
+    const std::vector<uint32_t> used = parts.used(s);
 
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
+
+    llama_h2o_archive_rows(parts, s);
 
     llama_h2o_collected collected(parts, s);
     collected.forget(parts.cells.newest(s));

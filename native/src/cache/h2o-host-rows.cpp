@@ -53,6 +53,50 @@ void llama_h2o_move_rows(
     }
 }
 
+static void to_float(ggml_type type, const uint8_t * data, float * row, int64_t n) {
+    // f32 has no conversion of its own
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(row, data, n * sizeof(float));
+    } else {
+        ggml_get_type_traits(type)->to_float(data, row, n);
+    }
+}
+
+static void from_float(ggml_type type, const float * row, uint8_t * data, int64_t n) {
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(data, row, n * sizeof(float));
+    } else {
+        ggml_get_type_traits(type)->from_float_ref(row, data, n);
+    }
+}
+
+// Calls fn(offset, element, n) for the pieces of a row that lie together: all of it, or one element after the other.
+template <typename F>
+static void for_each_piece(const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, F fn) {
+    if (!layout.transposed) {
+        fn(ggml_row_size(layout.type, layout.n_embd) * cell + ggml_row_size(layout.type, layout.n_embd_head) * head, 0,
+                layout.n_embd_head);
+        return;
+    }
+
+    const size_t first = size_t(head) * layout.n_embd_head;
+    for (uint32_t i = 0; i < layout.n_embd_head; ++i) {
+        fn(((first + i) * layout.n_cells + cell) * ggml_type_size(layout.type), i, 1);
+    }
+}
+
+void llama_h2o_read_row(
+        const uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, float * row) {
+    for_each_piece(layout, head, cell,
+            [&](size_t offset, uint32_t i, uint32_t n) { to_float(layout.type, data + offset, row + i, n); });
+}
+
+void llama_h2o_write_row(
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row) {
+    for_each_piece(layout, head, cell,
+            [&](size_t offset, uint32_t i, uint32_t n) { from_float(layout.type, row + i, data + offset, n); });
+}
+
 void llama_h2o_copy_cells(ggml_tensor * dst,
         const llama_h2o_row_layout & dst_layout,
         ggml_tensor * src,

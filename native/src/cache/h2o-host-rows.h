@@ -38,6 +38,12 @@ struct llama_h2o_row_layout {
     bool transposed; // V without flash attention: [n_cells] for every element of a cell
 };
 
+// One row as floats, [n_embd_head]; written with one rounding to the type of the tensor.
+void llama_h2o_read_row(
+        const uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, float * row);
+void llama_h2o_write_row(
+        uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row);
+
 // Copies cells of a stream, all KV heads, to the first cells of another tensor.
 void llama_h2o_copy_cells(ggml_tensor * dst,
         const llama_h2o_row_layout & dst_layout,

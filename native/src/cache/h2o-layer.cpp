@@ -21,6 +21,11 @@ static ggml_context_ptr new_tensor_context(size_t n_tensors) {
     return res;
 }
 
+// The last queries of all heads and streams; null if none are needed.
+static ggml_tensor * new_ring(ggml_context * ctx, const llama_h2o_layer_shape & shape, uint32_t n, uint32_t n_stream) {
+    return n == 0 ? nullptr : ggml_new_tensor_4d(ctx, GGML_TYPE_F32, shape.k.n_embd_head, n, shape.n_head, n_stream);
+}
+
 static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) };
     if (!buf) {
@@ -32,6 +37,7 @@ static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buf
 
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
+        uint32_t n_question,
         uint32_t n_stream,
         uint32_t n_tokens,
         std::vector<llama_h2o_memory> & collected,
@@ -43,7 +49,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
     }
 
     for (const auto & [buft, some] : layers_of_buft) {
-        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size());
+        ggml_context_ptr ctx_collected = new_tensor_context(4 * some.size());
         ggml_context_ptr ctx_weights   = new_tensor_context(some.size());
 
         std::map<std::pair<uint32_t, uint32_t>, ggml_tensor *> shared; // weights by n_head and n_head_kv
@@ -59,11 +65,8 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
                 tensors.squares = ggml_dup_tensor(ctx_collected.get(), tensors.scores);
                 ggml_format_name(tensors.squares, "cache_squares_l%d", shape.il);
             }
-            if (policy.n_queries > 0) {
-                tensors.queries = ggml_new_tensor_4d(ctx_collected.get(), GGML_TYPE_F32, shape.k.n_embd_head,
-                        policy.n_queries, shape.n_head, n_stream);
-                ggml_format_name(tensors.queries, "cache_queries_l%d", shape.il);
-            }
+            tensors.queries  = new_ring(ctx_collected.get(), shape, policy.n_queries, n_stream);
+            tensors.question = new_ring(ctx_collected.get(), shape, n_question, n_stream);
 
             auto & one = shared[{ shape.n_head, shape.n_head_kv }];
             if (!one) {
@@ -88,7 +91,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
 
 size_t llama_h2o_layer_tensors::size_of_collected() const {
     size_t res = 0;
-    for (const ggml_tensor * tensor : { scores, squares, queries }) {
+    for (const ggml_tensor * tensor : { scores, squares, queries, question }) {
         res += tensor ? ggml_nbytes(tensor) : 0;
     }
 

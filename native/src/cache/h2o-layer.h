@@ -37,10 +37,11 @@ struct llama_h2o_layer_tensors {
     ggml_tensor * k; // of the cache, as v
     ggml_tensor * v;
 
-    ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
-    ggml_tensor * squares = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
-    ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
-    ggml_tensor * weights = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
+    ggml_tensor * scores   = nullptr; // F32 [n_cells, n_head_kv, n_stream]
+    ggml_tensor * squares  = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
+    ggml_tensor * queries  = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
+    ggml_tensor * question = nullptr; // the same for recall; null if there is none
+    ggml_tensor * weights  = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
 
     size_t size_of_collected() const;
 
@@ -52,8 +53,10 @@ struct llama_h2o_layer_tensors {
                 fn(sums, sums->nb[2] * s + sums->nb[1] * head, n_span * sizeof(float));
             }
         }
-        if (queries) {
-            fn(queries, queries->nb[3] * s, queries->nb[3]);
+        for (ggml_tensor * ring : { queries, question }) {
+            if (ring) {
+                fn(ring, ring->nb[3] * s, ring->nb[3]);
+            }
         }
     }
 };
@@ -87,11 +90,13 @@ struct llama_h2o_layer {
 using llama_h2o_memory = std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>;
 
 // Makes the tensors that are missing, all zero but for the weights. Throws std::bad_alloc.
+//   n_question  queries for recall
 //   n_tokens    most tokens of a graph
 //   collected   takes the memory of what the policy collects: it belongs to the cache
 //   weights     and that of the weights
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
+        uint32_t n_question,
         uint32_t n_stream,
         uint32_t n_tokens,
         std::vector<llama_h2o_memory> & collected,

@@ -1,6 +1,10 @@
 #include "cache/h2o-parts.h"
 
+#include "cache/h2o-archiving.h"
+
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 static llama_h2o_params with_text_of(llama_h2o_params params, const llama_h2o_policy & policy) {
@@ -20,7 +24,8 @@ llama_h2o_parts::llama_h2o_parts(llama_context & ctx,
         layer.attention.collects = policy->attention;
     }
     for (size_t s = 0; s < this->cells.n_stream(); ++s) {
-        streams.emplace_back(n_heads(), n_cells, policy->n_queries, params.pinned);
+        streams.emplace_back(n_heads(), n_cells, policy->n_queries, n_question(), params.pinned);
+        streams.back().archive = llama_h2o_new_archive(*this);
     }
 }
 
@@ -28,6 +33,17 @@ uint32_t llama_h2o_parts::n_heads() const {
     const auto & last = layers.back().shape;
 
     return last.first_head + last.n_head_kv;
+}
+
+std::vector<uint32_t> llama_h2o_parts::used(uint32_t s) const {
+    const std::vector<uint32_t> all        = cells.used(s);
+    const std::vector<uint32_t> & recalled = streams[s].recalled.cells;
+
+    std::vector<uint32_t> res;
+    res.reserve(all.size() - recalled.size());
+    std::set_difference(all.begin(), all.end(), recalled.begin(), recalled.end(), std::back_inserter(res));
+
+    return res;
 }
 
 void llama_h2o_parts::run_in_place(const llama_h2o_cache_graph & graph) {

@@ -2,6 +2,7 @@
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-collected.h"
+#include "cache/h2o-recall.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -29,15 +30,21 @@ static void take_sums(ggml_tensor * dst, ggml_tensor * src, uint32_t s, const st
     to.commit();
 }
 
-// The last queries of a stream.
+// The last queries of a stream, where they are kept.
 static void take_queries(ggml_tensor * dst, const ggml_tensor * src, uint32_t s) {
+    if (!dst) {
+        return;
+    }
+
     std::vector<uint8_t> queries(dst->nb[3]);
     ggml_backend_tensor_get(src, queries.data(), queries.size() * s, queries.size());
     ggml_backend_tensor_set(dst, queries.data(), queries.size() * s, queries.size());
 }
 
 static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_t s) {
-    const std::vector<uint32_t> used = from.cells.used(s);
+    llama_h2o_drop_rows(from, s);
+
+    const std::vector<uint32_t> used = from.used(s);
     if (used.size() > parts.n_cells) {
         throw std::runtime_error("more rows than cells");
     }
@@ -56,6 +63,9 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
 
     mine.rows.take(theirs.rows, used);
     mine.queries       = theirs.queries;
+    mine.question      = theirs.question;
+    mine.archive       = theirs.archive;
+    mine.tokens        = theirs.tokens;
     mine.claims        = theirs.claims;
     mine.pos_removable = theirs.pos_removable;
     mine.pos_forgotten = theirs.pos_forgotten;
@@ -75,9 +85,8 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         if (dst.squares) {
             take_sums(dst.squares, src.squares, s, used);
         }
-        if (dst.queries) {
-            take_queries(dst.queries, src.queries, s);
-        }
+        take_queries(dst.queries, src.queries, s);
+        take_queries(dst.question, src.question, s);
     }
 }
 
@@ -143,7 +152,10 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
         throw;
     }
 
-    // from here on the rows are in one cache only
+    // from here on the rows are in one cache only, and what they were archived in belongs to it
+    for (auto & st : parts.streams) {
+        st.archive.reset();
+    }
     kv.clear(false);
 
     return LLAMA_H2O_OK;
@@ -160,7 +172,7 @@ int32_t llama_h2o::shrink() {
         if (parts.streams[s].stale) {
             llama_h2o_reset_free_cells(parts, s);
         }
-        if (parts.cells[s].get_used() > target.n_capacity()) {
+        if (parts.n_used(s) > target.n_capacity()) {
             compact(s, parts.cells.newest(s) + 1);
         }
     }

@@ -1,6 +1,7 @@
 #include "cache/h2o-rebase.h"
 
 #include "cache/h2o-device-rows.h"
+#include "cache/h2o-recall.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -24,12 +25,15 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
     return llama_h2o_can_rebase(parts) ? std::numeric_limits<llama_pos>::max() : llama_pos(parts.params.n_pos);
 }
 
-// Turns the last queries of a layer back with its keys.
+// Turns last queries of a layer back with its keys.
 static void turn_queries(const llama_h2o_layer & layer,
+        ggml_tensor * ring,
         uint32_t s,
         const std::vector<llama_h2o_turn> & turns,
         llama_h2o_cache_graph & graph) {
-    ggml_tensor * ring = layer.tensors.queries;
+    if (turns.empty() || layer.rope->angles.empty()) {
+        return;
+    }
 
     // the ring of a head lies like the rows of a tensor with one head
     const uint32_t n_embd = ring->ne[0];
@@ -77,6 +81,15 @@ static void turn_keys(const llama_h2o_layer & layer,
     }
 }
 
+static std::vector<llama_h2o_turn> turn_back(llama_h2o_query_ring & ring, llama_pos back) {
+    std::vector<llama_h2o_turn> turns;
+    for (const uint32_t slot : ring.turn_back(back)) {
+        turns.push_back({ slot, -back });
+    }
+
+    return turns;
+}
+
 void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
     parts.ctx.synchronize();
 
@@ -84,7 +97,7 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
 
     auto & st = parts.streams[s];
 
-    std::vector<uint32_t> used = parts.cells.used(s);
+    std::vector<uint32_t> used = parts.used(s);
 
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
@@ -96,10 +109,8 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
                                      : std::max(n_rows, llama_pos(parts.params.n_pos / 2));
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
-    std::vector<llama_h2o_turn> query_turns;
-    for (const uint32_t slot : st.queries.turn_back(back)) {
-        query_turns.push_back({ slot, -back });
-    }
+    const auto query_turns    = turn_back(st.queries, back);
+    const auto question_turns = turn_back(st.question, back);
 
     llama_h2o_cache_graph graph(parts.layers.size());
 
@@ -111,14 +122,14 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
         turn_keys(layer, s, turns, graph);
     }
     for (const auto & layer : parts.layers) {
-        if (!query_turns.empty() && !layer.rope->angles.empty()) {
-            turn_queries(layer, s, query_turns, graph);
-        }
+        turn_queries(layer, layer.tensors.queries, s, query_turns, graph);
+        turn_queries(layer, layer.tensors.question, s, question_turns, graph);
     }
 
     parts.run_in_place(graph);
 
     st.rows.shift_back(back);
+    llama_h2o_place_rows(parts, s);
 
     st.count.n_rebases    += 1;
     st.count.t_rebases_us += ggml_time_us() - t_start_us;

@@ -173,48 +173,31 @@ void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & 
     mix(rope, row);
 }
 
-llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :
-    rope(rope), layout(layout), row(layout.n_embd_head), cos_sin(2 * rope.angles.size()) {
-    set_turn(0);
+llama_h2o_turner::llama_h2o_turner(const llama_h2o_rope & rope) : rope(rope) {
+    for (size_t i = 0; i < rope.angles.size(); ++i) {
+        cos_sin.insert(cos_sin.end(), { 1.0f, 0.0f });
+    }
 }
 
-void llama_h2o_rotation::set_turn(int32_t positions) {
-    by = positions;
-
-    for (size_t i = 0; i < rope.angles.size(); ++i) {
+void llama_h2o_turner::apply(std::vector<float> & row, int32_t positions) {
+    for (size_t i = 0; i < rope.angles.size() && positions != by; ++i) {
         const double angle = rope.angles[i] * positions;
 
         cos_sin[2 * i]     = float(std::cos(angle));
         cos_sin[2 * i + 1] = float(std::sin(angle));
     }
+    by = positions;
+
+    llama_h2o_turn_row(rope, cos_sin, row);
 }
 
+llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :
+    layout(layout), turner(rope), row(layout.n_embd_head) {}
+
 void llama_h2o_rotation::apply(uint8_t * data, uint32_t head, const std::vector<llama_h2o_turn> & turns) {
-    const ggml_type_traits * traits = ggml_get_type_traits(layout.type);
-
-    const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
-    const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
-
     for (const auto & turn : turns) {
-        uint8_t * stored = data + head * size_row + turn.cell * size_cell;
-
-        if (turn.by != by) {
-            set_turn(turn.by);
-        }
-
-        // f32 has no conversion of its own
-        if (layout.type == GGML_TYPE_F32) {
-            std::memcpy(row.data(), stored, size_row);
-        } else {
-            traits->to_float(stored, row.data(), row.size());
-        }
-
-        llama_h2o_turn_row(rope, cos_sin, row);
-
-        if (layout.type == GGML_TYPE_F32) {
-            std::memcpy(stored, row.data(), size_row);
-        } else {
-            traits->from_float_ref(row.data(), stored, row.size());
-        }
+        llama_h2o_read_row(data, layout, head, turn.cell, row.data());
+        turner.apply(row, turn.by);
+        llama_h2o_write_row(data, layout, head, turn.cell, row.data());
     }
 }

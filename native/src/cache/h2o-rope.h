@@ -30,6 +30,20 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
 //   factors  [n_dims/2][2] real and imaginary part
 void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row);
 
+// Rotates rows of floats on, one after the other: those of the same turn cost least.
+class llama_h2o_turner {
+public:
+    explicit llama_h2o_turner(const llama_h2o_rope & rope);
+
+    void apply(std::vector<float> & row, int32_t positions);
+
+private:
+    const llama_h2o_rope & rope;
+
+    std::vector<float> cos_sin; // [n_dims/2][2] of the turn before
+    int32_t by = 0;             // that turn
+};
+
 // Rotates the rows of one KV head on. One rounding to the type of the cache for each row.
 class llama_h2o_rotation {
 public:
@@ -38,12 +52,8 @@ public:
     void apply(uint8_t * data, uint32_t head, const std::vector<llama_h2o_turn> & turns);
 
 private:
-    const llama_h2o_rope & rope;
     const llama_h2o_row_layout & layout;
 
-    std::vector<float> row;     // [n_embd_head]
-    std::vector<float> cos_sin; // [n_dims/2][2] of the turn before
-    int32_t by = 0;             // that turn
-
-    void set_turn(int32_t positions);
+    llama_h2o_turner turner;
+    std::vector<float> row; // [n_embd_head]
 };

@@ -1,6 +1,8 @@
 #include "cache/h2o-state.h"
 
+#include "cache/h2o-state-checks.h"
 #include "cache/h2o-state-io.h"
+#include "cache/h2o-state-recall.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -44,13 +46,15 @@ struct state_shape {
     uint32_t pinned;
     uint32_t slack;
     uint32_t n_pos;
+    uint32_t recall;
+    uint32_t archive_type;
     uint32_t positions;
     uint32_t n_policy; // bytes of its text, which follows
 };
 
 // The numbers of a stream, likewise.
 struct stream_head {
-    uint32_t n_used; // cells in use
+    uint32_t n_used; // cells in use by the text
     uint32_t n_span; // cells up to the last one in use
     uint32_t v_head; // where the search for free cells begins
     uint32_t n_pinned;
@@ -71,12 +75,6 @@ struct layer_shape {
     uint32_t n_embd_k;
     uint32_t n_embd_v;
 };
-
-static void expect(bool fits, const char * what) {
-    if (!fits) {
-        throw std::runtime_error(format("the state does not fit: it has %s", what));
-    }
-}
 
 // Calls fn(tensor, offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
 template <typename F>
@@ -119,6 +117,8 @@ static state_shape get_shape(const llama_h2o_parts & parts) {
         params.pinned,
         params.slack,
         params.n_pos,
+        params.recall,
+        uint32_t(params.archive_type),
         uint32_t(params.positions),
         uint32_t(std::strlen(params.policy)),
     };
@@ -142,7 +142,8 @@ static bool operator==(const layer_shape & a, const layer_shape & b) {
 
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
     return a.heavy == b.heavy && a.recent == b.recent && a.pinned == b.pinned && a.slack == b.slack &&
-           a.n_pos == b.n_pos && a.positions == b.positions && a.n_policy == b.n_policy;
+           a.n_pos == b.n_pos && a.recall == b.recall && (a.archive_type == b.archive_type || a.recall == 0) &&
+           a.positions == b.positions && a.n_policy == b.n_policy;
 }
 
 //
@@ -152,7 +153,7 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
     const auto & st = parts.streams[s];
 
-    const std::vector<uint32_t> used = parts.cells.used(s);
+    const std::vector<uint32_t> used = parts.used(s);
 
     stream_head head   = {};
     head.n_used        = used.size();
@@ -171,6 +172,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     out.write(st.claims.spans);
     out.write(st.claims.starts);
     out.write(st.queries.slots());
+    llama_h2o_write_recall(out, st);
 
     std::vector<uint8_t> listed;
     for (const uint32_t cell : used) {
@@ -220,21 +222,22 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
 
     state_shape shape;
     in.read(shape);
-    expect(shape.magic == mine.magic, "the format of another version");
-    expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
+    llama_h2o_expect(shape.magic == mine.magic, "the format of another version");
+    llama_h2o_expect(has_same_rule(shape, mine), "another budget, slack, position scheme or policy");
 
     std::vector<char> policy(shape.n_policy);
     in.read(policy);
-    expect(std::equal(policy.begin(), policy.end(), parts.params.policy), "another policy");
+    llama_h2o_expect(std::equal(policy.begin(), policy.end(), parts.params.policy), "another policy");
 
-    expect(shape.n_cells == mine.n_cells, "another number of cells");
-    expect(shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
-    expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
+    llama_h2o_expect(shape.n_cells == mine.n_cells, "another number of cells");
+    llama_h2o_expect(
+            shape.n_layer == mine.n_layer && shape.n_heads == mine.n_heads, "another number of layers or heads");
+    llama_h2o_expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : parts.layers) {
         layer_shape shape_l;
         in.read(shape_l);
-        expect(shape_l == get_shape(layer.shape), "another shape or type of layer");
+        llama_h2o_expect(shape_l == get_shape(layer.shape), "another shape or type of layer");
     }
 }
 
@@ -243,28 +246,22 @@ static void expect_head(const llama_h2o_parts & parts,
         const stream_head & head,
         const std::vector<llama_h2o_query_slot> & queries,
         llama_pos newest) {
-    const int64_t n_tokens  = int64_t(newest) + 1;
-    const int64_t n_queries = queries.size();
+    const int64_t n_tokens = int64_t(newest) + 1;
 
     const bool is_fresh = head.pos_removable == 0; // no compaction since the text began
 
-    expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 && head.pos_removable <= n_tokens &&
-                    head.pos_forgotten >= -1 &&
-                    (is_fresh || head.pos_forgotten <= newest + int64_t(parts.n_capacity())),
+    llama_h2o_expect(head.shift >= 0 && head.shift <= n_tokens && head.pos_removable >= 0 &&
+                             head.pos_removable <= n_tokens && head.pos_forgotten >= -1 &&
+                             (is_fresh || head.pos_forgotten <= newest + int64_t(parts.n_capacity())),
             "positions that are out of range");
 
     const llama_h2o_counters & count = head.count;
-    expect(count.n_rows_evicted == count.n_cells_freed * parts.n_heads() &&
-                    count.n_rows_moved <= count.n_rows_evicted && count.n_compactions <= count.n_cells_freed &&
-                    (is_fresh || count.n_compactions > 0) && (head.shift == 0 || count.n_rebases > 0),
+    llama_h2o_expect(count.n_rows_evicted == count.n_cells_freed * parts.n_heads() &&
+                             count.n_rows_moved <= count.n_rows_evicted && count.n_compactions <= count.n_cells_freed &&
+                             (is_fresh || count.n_compactions > 0) && (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
-    for (int64_t i = 0; i < n_queries; ++i) {
-        const auto & query = queries[i];
-        expect(query.pos == -1 || (query.pos <= newest && query.pos > newest - n_queries &&
-                                          query.pos % n_queries == i && query.rope_pos == query.pos - head.shift),
-                "queries that are out of range");
-    }
+    llama_h2o_expect_queries(queries, newest, head.shift);
 }
 
 // A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
@@ -288,11 +285,11 @@ static void expect_rows(
         for (const uint32_t cell : used) {
             const llama_pos own = cells.pos_get(cell);
             const llama_pos pos = st.rows.pos(h, cell, own);
-            expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
+            llama_h2o_expect(own < head.pos_removable ? pos >= 0 && pos < head.pos_removable : pos == own,
                     "rows in cells of others");
 
             const llama_pos at = st.rows.is_listed(cell) ? st.rows.rope_list(h)[cell] : pos - head.shift;
-            expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < parts.params.n_pos,
+            llama_h2o_expect(at >= std::max(0, pos - head.shift) && at <= pos && uint32_t(at) < parts.params.n_pos,
                     "rotary positions that are out of range");
 
             rows.push_back({ pos, at });
@@ -301,7 +298,7 @@ static void expect_rows(
 
         std::sort(rows.begin(), rows.end(), [](const row & a, const row & b) { return a.pos < b.pos; });
         for (size_t i = 1; i < rows.size(); ++i) {
-            expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
+            llama_h2o_expect(rows[i - 1].pos < rows[i].pos && rows[i - 1].rope_pos < rows[i].rope_pos,
                     "rows twice, or out of order");
         }
     }
@@ -312,7 +309,7 @@ static void expect_sums(const llama_h2o_layer_attention & attention, const std::
     for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
         float x;
         std::memcpy(&x, bytes.data() + i, sizeof(x));
-        expect(std::isfinite(x) && (x >= 0.0f || !attention.collects), "scores that are no sums");
+        llama_h2o_expect(std::isfinite(x) && (x >= 0.0f || !attention.collects), "scores that are no sums");
     }
 }
 
@@ -323,9 +320,9 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     stream_head head;
     in.read(head);
-    expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
-                    head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
-                    head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
+    llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
+                             head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
+                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
@@ -334,6 +331,10 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     in.read(claims.spans);
     in.read(claims.starts);
     in.read(queries);
+
+    parts.cells.clear(s);
+    parts.reset_stream(s);
+    llama_h2o_read_recall(in, parts, s);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
@@ -344,23 +345,22 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     std::vector<llama_pos> sorted = cell_pos;
     std::sort(sorted.begin(), sorted.end());
-    expect(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells of one position");
-
-    parts.cells.clear(s);
-    parts.reset_stream(s);
+    llama_h2o_expect(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(), "two cells of one position");
 
     for (size_t i = 0; i < used.size(); ++i) {
-        expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS &&
-                        listed[i] <= 1,
+        llama_h2o_expect(used[i] < head.n_span && cells.is_empty(used[i]) && uint32_t(cell_pos[i]) < MAX_POSITIONS &&
+                                 listed[i] <= 1,
                 "a cell that is out of range");
 
         parts.cells.put(s, used[i], cell_pos[i]);
         st.rows.set_listed(used[i], listed[i]);
     }
-    expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
+    llama_h2o_take_recalled_cells(parts, s, head.n_span);
+    llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
+    llama_h2o_check_recall(parts, s, head.shift, head.pos_removable);
+    llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
         std::vector<llama_pos> text(size_t(layer.shape.n_head_kv) * parts.n_cells);
@@ -399,7 +399,7 @@ void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_
         for (uint32_t s = s0; s < s1; ++s) {
             read_stream(in, parts, s);
         }
-        expect(in.read_checksum(), "another checksum: it is damaged");
+        llama_h2o_expect(in.read_checksum(), "another checksum: it is damaged");
     } catch (...) {
         // what is there of it is of no use
         for (uint32_t s = s0; s < s1; ++s) {

@@ -4,10 +4,13 @@
 
 #include "cache/h2o-marks.h"
 #include "cache/h2o-query-ring.h"
+#include "cache/h2o-recalled.h"
 #include "cache/h2o-row-positions.h"
 #include "policies/h2o-selection.h"
+#include "recall/h2o-archive.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 // See llama_h2o_stats. They go on when the text is cleared.
@@ -19,12 +22,20 @@ struct llama_h2o_counters {
     uint64_t n_rebases        = 0;
     uint64_t t_compactions_us = 0;
     uint64_t t_rebases_us     = 0;
+    uint64_t n_recalls        = 0;
+    uint64_t t_recalls_us     = 0;
+    uint64_t t_archive_us     = 0;
 };
 
 struct llama_h2o_stream {
     llama_h2o_row_positions rows;
-    llama_h2o_query_ring queries;
+    llama_h2o_query_ring queries;  // for the policy
+    llama_h2o_query_ring question; // for recall
     llama_h2o_claims claims;
+
+    std::shared_ptr<llama_h2o_archive> archive; // null: there is none
+    std::vector<int32_t> tokens;                // their ids, from the first one that is not archived yet
+    llama_h2o_recalled recalled;
 
     std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
 
@@ -39,8 +50,8 @@ struct llama_h2o_stream {
 
     llama_h2o_counters count;
 
-    llama_h2o_stream(uint32_t n_heads, uint32_t n_cells, uint32_t n_queries, uint32_t n_pinned) :
-        rows(n_heads, n_cells), queries(n_queries) {
+    llama_h2o_stream(uint32_t n_heads, uint32_t n_cells, uint32_t n_queries, uint32_t n_question, uint32_t n_pinned) :
+        rows(n_heads, n_cells), queries(n_queries), question(n_question) {
         claims.n_pinned = n_pinned;
     }
 
@@ -48,8 +59,14 @@ struct llama_h2o_stream {
     void reset(uint32_t n_pinned) {
         rows.reset();
         queries.forget(0);
+        question.forget(0);
         claims = { n_pinned, {}, {} };
         marks.clear();
+        tokens.clear();
+        recalled = {};
+        if (archive) {
+            archive->clear();
+        }
 
         stale         = true;
         pos_removable = 0;

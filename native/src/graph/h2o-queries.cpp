@@ -55,26 +55,19 @@ static ggml_tensor * new_slots(const llm_graph_context & graph, uint32_t n_queri
     return slots;
 }
 
-void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, int il) {
-    llama_h2o * h2o = llama_h2o::of(graph.mctx);
-
-    const auto & layer = *h2o->find_layer(il);
-    if (!layer.tensors.queries) {
-        return;
-    }
-
+// Stores the last queries of a layer in one of its rings.
+//   slots   of the ring; made by the first layer of a graph, as layers come in order
+static void build_ring(
+        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * ring, ggml_tensor *& slots, bool is_first) {
     ggml_context * ctx = graph.ctx0;
-
-    ggml_tensor * ring = layer.tensors.queries;
 
     const int64_t n_queries = ring->ne[1];
     const int64_t n_tokens  = q->ne[1];
     const int64_t n_last    = std::min(n_tokens, n_queries);
     const int64_t n_stream  = q->ne[3];
 
-    // layers come in order, so the first one begins a graph
-    if (h2o->parts.is_first(layer)) {
-        h2o->query_slots = new_slots(graph, n_queries, n_last, n_stream);
+    if (is_first) {
+        slots = new_slots(graph, n_queries, n_last, n_stream);
     }
 
     ggml_tensor * last = ggml_view_4d(
@@ -83,5 +76,19 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     ring = ggml_view_4d(ctx, ring, ring->ne[0], n_queries, ring->ne[2], n_stream, ring->nb[1], ring->nb[2], ring->nb[3],
             ring->nb[3] * llama_h2o::first_stream(graph.mctx));
 
-    ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, ring, last, h2o->query_slots));
+    ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, ring, last, slots));
+}
+
+void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, int il) {
+    llama_h2o * h2o = llama_h2o::of(graph.mctx);
+
+    const auto & layer  = *h2o->find_layer(il);
+    const bool is_first = h2o->parts.is_first(layer);
+
+    if (layer.tensors.queries) {
+        build_ring(graph, q, layer.tensors.queries, h2o->query_slots, is_first);
+    }
+    if (layer.tensors.question) {
+        build_ring(graph, q, layer.tensors.question, h2o->question_slots, is_first);
+    }
 }

@@ -1,0 +1,148 @@
+#include "cache/h2o-archiving.h"
+
+#include "cache/h2o-parallel.h"
+#include "cache/h2o-parts.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+#include <limits>
+
+static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
+
+static ggml_type type_of(llama_h2o_archive_type type) {
+    switch (type) {
+        case LLAMA_H2O_ARCHIVE_F16:
+            return GGML_TYPE_F16;
+        case LLAMA_H2O_ARCHIVE_Q8_0:
+            return GGML_TYPE_Q8_0;
+        case LLAMA_H2O_ARCHIVE_Q4_0:
+            return GGML_TYPE_Q4_0;
+        case LLAMA_H2O_ARCHIVE_F32:
+            break;
+    }
+
+    return GGML_TYPE_F32;
+}
+
+std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts) {
+    if (parts.params.recall == 0) {
+        return nullptr;
+    }
+
+    std::vector<llama_h2o_archive_layer> layers;
+    for (const auto & layer : parts.layers) {
+        layers.push_back({ layer.shape.n_head_kv, layer.shape.k.n_embd_head, layer.shape.v.n_embd_head });
+    }
+
+    return std::make_shared<llama_h2o_archive>(layers, type_of(parts.params.archive_type), parts.params.archive_size);
+}
+
+void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token) {
+    auto & st = parts.streams[s];
+    if (!st.archive || pos < st.archive->next()) {
+        return;
+    }
+
+    const size_t i = size_t(pos - st.archive->next());
+    if (i >= st.tokens.size()) {
+        st.tokens.resize(i + 1, -1);
+    }
+    st.tokens[i] = token;
+}
+
+void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0) {
+    auto & st = parts.streams[s];
+    if (st.archive) {
+        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - st.archive->next())));
+    }
+}
+
+// The cells of the positions from `first` to the last one that is not recent; NO_CELL where there is none.
+static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t s, int32_t first) {
+    const int64_t n = int64_t(parts.cells.newest(s)) - parts.params.recent + 1 - first;
+
+    std::vector<uint32_t> res(std::max<int64_t>(0, n), NO_CELL);
+    for (const uint32_t cell : parts.used(s)) {
+        const int64_t i = int64_t(parts.cells[s].pos_get(cell)) - first;
+        if (i >= 0 && i < n) {
+            res[i] = cell;
+        }
+    }
+
+    return res;
+}
+
+// The rows of a layer, of the positions from `first` on.
+static void archive_layer(
+        llama_h2o_parts & parts, uint32_t s, uint32_t ikv, int32_t first, const std::vector<uint32_t> & cells) {
+    const auto & layer   = parts.layers[ikv];
+    const auto & rows    = parts.streams[s].rows;
+    const auto & k_shape = layer.shape.k;
+    const auto & v_shape = layer.shape.v;
+
+    auto & archive = *parts.streams[s].archive;
+
+    llama_h2o_host_rows k(layer.tensors.k, s);
+    llama_h2o_host_rows v(layer.tensors.v, s);
+    llama_h2o_turner turner(*layer.rope);
+
+    std::vector<float> k_row(k_shape.n_embd_head);
+    std::vector<float> v_row(v_shape.n_embd_head);
+
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        const int32_t * rope_list = rows.rope_list(layer.shape.first_head + head);
+
+        for (size_t i = 0; i < cells.size(); ++i) {
+            const int32_t pos = first + int32_t(i);
+            if (pos < archive.first()) {
+                continue; // there is no room for so many
+            }
+
+            llama_h2o_read_row(k.data(), k_shape, head, cells[i], k_row.data());
+            if (rope_list[cells[i]] != rows.rope_pos(pos)) {
+                turner.apply(k_row, rows.rope_pos(pos) - rope_list[cells[i]]);
+            }
+            archive.set_k(ikv, head, pos, k_row.data());
+
+            llama_h2o_read_row(v.data(), v_shape, head, cells[i], v_row.data());
+            archive.set_v(ikv, head, pos, v_row.data());
+        }
+    }
+}
+
+void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int64_t t_start_us = ggml_time_us();
+
+    int32_t first = st.archive->next();
+
+    std::vector<uint32_t> cells = find_cells(parts, s, first);
+
+    // where positions are missing the archive begins anew behind them
+    const auto missing  = std::find(cells.rbegin(), cells.rend(), NO_CELL);
+    const size_t n_drop = cells.rend() - missing;
+    if (n_drop > 0) {
+        first += int32_t(n_drop);
+        st.archive->begin_at(first);
+        cells.erase(cells.begin(), cells.begin() + n_drop);
+        st.tokens.erase(st.tokens.begin(), st.tokens.begin() + std::min(n_drop, st.tokens.size()));
+    }
+    if (cells.empty()) {
+        return;
+    }
+
+    st.tokens.resize(std::max(st.tokens.size(), cells.size()), -1);
+    st.archive->extend(cells.size(), st.rows.shift(), st.tokens.data());
+    st.tokens.erase(st.tokens.begin(), st.tokens.begin() + cells.size());
+
+    llama_h2o_parallel(parts.layers.size(), cells.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
+            [&](size_t ikv) { archive_layer(parts, s, ikv, first, cells); });
+    st.archive->end_extend();
+
+    st.count.t_archive_us += ggml_time_us() - t_start_us;
+}

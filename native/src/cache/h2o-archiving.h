@@ -1,0 +1,23 @@
+// The archive of a stream: what goes into it, and when.
+
+#pragma once
+
+#include "recall/h2o-archive.h"
+
+#include <cstdint>
+#include <memory>
+
+struct llama_h2o_parts;
+
+// For one stream; null if the params ask for none.
+std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts);
+
+// The token at a position is about to be decoded; -1 if it has no id.
+void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token);
+
+// The tokens from a position on are gone.
+void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0);
+
+// Copies the rows of the tokens that are not recent any more. Comes before a compaction chooses, while every head has all
+// of them.
+void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s);

@@ -1,0 +1,314 @@
+#include "cache/h2o-recall-scan.h"
+
+#include "cache/h2o-parts.h"
+#include "kernels/h2o-kernel.h"
+#include "kernels/h2o-scan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+static constexpr uint32_t N_PAGE = llama_h2o_archive::N_PAGE;
+
+namespace {
+
+// The last queries of a layer, ascending, as they were rotated.
+struct question {
+    std::vector<int32_t> pos; // [n_tokens]
+    std::vector<float> rows;  // [n_head_kv][n_tokens*n_group][n_embd]
+};
+
+// The sums of exponentials of two sets of logits become one.
+void add_part(float & max, float & sum, float other_max, float other_sum) {
+    if (other_sum == 0.0f) {
+        return;
+    }
+    const float top = std::max(max, other_max);
+
+    sum = (sum == 0.0f ? 0.0f : sum * std::exp(max - top)) + other_sum * std::exp(other_max - top);
+    max = top;
+}
+
+class layer_scan {
+public:
+    layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv);
+
+    llama_h2o_layer_scan run();
+
+private:
+    const llama_h2o_parts & parts;
+    const llama_h2o_stream & st;
+    const llama_h2o_layer & layer;
+    const llama_h2o_archive & archive;
+    const llama_h2o_kernel & kernel;
+
+    const uint32_t s;
+    const uint32_t ikv;
+    const uint32_t n_embd;
+    const uint32_t n_group;
+
+    question asked;
+    uint32_t n_rows = 0; // queries of a KV head
+
+    std::vector<std::vector<float>> arranged; // of the KV heads
+    std::vector<float> work;
+
+    llama_h2o_layer_scan res;
+
+    void read_question();
+    std::vector<float> arrange(uint32_t head, const std::vector<float> * factors) const;
+    float logit_scale() const { return layer.attention.kq_scale; }
+
+    llama_h2o_scan new_scan();
+    void find_resident(uint32_t head);
+    void look_at_page(uint32_t page);
+    void look_at_page(uint32_t page, uint32_t head, int32_t shift, const std::vector<float> & factors);
+    void look_at_resident(uint32_t head);
+    void add_sinks(uint32_t head);
+};
+
+const llama_h2o_kernel & kernel_of(const llama_h2o_layer & layer) {
+    const uint32_t n_embd = layer.shape.k.n_embd_head;
+
+    return *(layer.attention.kernel ? layer.attention.kernel : llama_h2o_best_kernel(n_embd, n_embd));
+}
+
+layer_scan::layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) :
+    parts(parts), st(parts.streams[s]), layer(parts.layers[ikv]), archive(*st.archive), kernel(kernel_of(layer)), s(s),
+    ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_group(layer.shape.n_group()) {}
+
+// From the ring, in the order of the text.
+void layer_scan::read_question() {
+    std::vector<std::pair<int32_t, uint32_t>> slots;
+    for (uint32_t i = 0; i < st.question.size(); ++i) {
+        if (st.question.slots()[i].pos >= 0) {
+            slots.push_back({ st.question.slots()[i].pos, i });
+        }
+    }
+    std::sort(slots.begin(), slots.end());
+
+    const ggml_tensor * ring = layer.tensors.question;
+
+    n_rows = uint32_t(slots.size()) * n_group;
+    asked.rows.resize(size_t(layer.shape.n_head) * slots.size() * n_embd);
+
+    for (size_t t = 0; t < slots.size(); ++t) {
+        asked.pos.push_back(slots[t].first);
+        for (uint32_t h = 0; h < layer.shape.n_head; ++h) {
+            const size_t row = size_t(h / n_group) * n_rows + t * n_group + h % n_group;
+            ggml_backend_tensor_get(ring, asked.rows.data() + row * n_embd,
+                    ring->nb[3] * s + ring->nb[2] * h + ring->nb[1] * slots[t].second, n_embd * sizeof(float));
+        }
+    }
+}
+
+// The queries of a KV head for the kernel, turned by the factors of each pair, if there are any.
+std::vector<float> layer_scan::arrange(uint32_t head, const std::vector<float> * factors) const {
+    const auto first = asked.rows.begin() + size_t(head) * n_rows * n_embd;
+
+    std::vector<float> rows(first, first + size_t(n_rows) * n_embd);
+    for (uint32_t i = 0; factors && i < n_rows; ++i) {
+        std::vector<float> row(rows.begin() + i * n_embd, rows.begin() + (i + 1) * n_embd);
+        llama_h2o_turn_row(*layer.rope, *factors, row);
+        std::copy(row.begin(), row.end(), rows.begin() + i * n_embd);
+    }
+
+    std::vector<float> out(llama_h2o_arranged_size(n_rows, n_embd));
+    llama_h2o_arrange_queries(rows.data(), n_rows, n_embd, logit_scale(), out.data());
+
+    return out;
+}
+
+llama_h2o_scan layer_scan::new_scan() {
+    llama_h2o_scan scan = {};
+
+    scan.n_embd = n_embd;
+    scan.n_rows = n_rows;
+    // the model caps before it scales
+    scan.cap  = layer.attention.kq_cap * logit_scale();
+    scan.work = work.data();
+
+    return scan;
+}
+
+void layer_scan::find_resident(uint32_t head) {
+    const int32_t start = int32_t(archive.page_begin() * N_PAGE);
+
+    auto & flags = res.resident[head];
+    flags.assign(archive.next() - start, 0);
+    for (int32_t pos = start; pos < archive.first(); ++pos) {
+        flags[pos - start] = 1; // not there at all
+    }
+    for (const uint32_t cell : parts.used(s)) {
+        const int32_t pos = st.rows.pos(layer.shape.first_head + head, cell, parts.cells[s].pos_get(cell));
+        if (pos >= start && pos < archive.next()) {
+            flags[pos - start] = 1;
+        }
+    }
+}
+
+void layer_scan::look_at_page(uint32_t page) {
+    const int32_t start = int32_t(page * N_PAGE);
+    const int32_t end   = std::min(archive.next(), start + int32_t(N_PAGE));
+
+    std::set<int32_t> shifts;
+    for (int32_t pos = std::max(start, archive.first()); pos < end; ++pos) {
+        shifts.insert(archive.shift(pos));
+    }
+
+    for (const int32_t shift : shifts) {
+        const int32_t turn = std::max(start - st.rows.shift(), 0) - start + shift;
+
+        std::vector<float> factors;
+        for (size_t i = 0; turn != 0 && i < layer.rope->angles.size(); ++i) {
+            const double angle = layer.rope->angles[i] * turn;
+            factors.insert(factors.end(), { float(std::cos(angle)), float(std::sin(angle)) });
+        }
+        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+            look_at_page(page, head, shift, factors);
+        }
+    }
+}
+
+void layer_scan::look_at_page(uint32_t page, uint32_t head, int32_t shift, const std::vector<float> & factors) {
+    const int32_t start = int32_t(page * N_PAGE);
+    const uint32_t n    = std::min(archive.next() - start, int32_t(N_PAGE));
+
+    auto & out = res.of_heads[head];
+
+    const size_t first_pos = size_t(page - archive.page_begin()) * N_PAGE;
+
+    std::vector<uint32_t> first_row(n);
+    for (uint32_t i = 0; i < n; ++i) {
+        const bool counts = !res.resident[head][first_pos + i] && archive.shift(start + int32_t(i)) == shift;
+        first_row[i]      = counts ? 0 : n_rows;
+    }
+
+    llama_h2o_scan scan = new_scan();
+
+    // keys that are mixed cannot be turned on as they lie: the queries are turned back instead
+    std::vector<float> turned;
+    if (!factors.empty() && layer.rope->n_hadamard > 0) {
+        std::vector<float> back = factors;
+        for (size_t i = 1; i < back.size(); i += 2) {
+            back[i] = -back[i];
+        }
+        turned = arrange(head, &back);
+    } else if (!factors.empty()) {
+        scan.turn        = factors.data();
+        scan.n_turn_dims = uint32_t(factors.size());
+        scan.turn_neox   = layer.rope->neox;
+    }
+
+    std::vector<float> max(size_t(N_PAGE / LLAMA_H2O_SCAN_BLOCK) * n_rows);
+    std::vector<float> sum(max.size());
+
+    scan.queries   = turned.empty() ? arranged[head].data() : turned.data();
+    scan.type      = archive.type();
+    scan.keys      = archive.k(page, ikv, head);
+    scan.nb_row    = ggml_row_size(archive.type(), n_embd);
+    scan.n_keys    = n;
+    scan.first_row = first_row.data();
+    scan.max       = max.data();
+    scan.sum       = sum.data();
+    kernel.scan(scan);
+
+    const size_t first = first_pos / LLAMA_H2O_SCAN_BLOCK * n_rows;
+    for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
+        add_part(out.hidden_max[first + i], out.hidden_sum[first + i], max[i], sum[i]);
+    }
+}
+
+// Cells that recalled rows lie in, or nobody's, count for no query, newer ones than a query not for that one.
+void layer_scan::look_at_resident(uint32_t head) {
+    const auto & shape = layer.shape.k;
+
+    const std::vector<uint32_t> used = parts.used(s);
+
+    const uint32_t n_cells = used.empty() ? 0 : used.back() + 1;
+
+    std::vector<uint32_t> first_row(n_cells, n_rows);
+    for (const uint32_t cell : used) {
+        // rows newer than the oldest query are recent, and lie in cells of their own
+        const auto sees = std::lower_bound(asked.pos.begin(), asked.pos.end(), parts.cells[s].pos_get(cell));
+        first_row[cell] = uint32_t(sees - asked.pos.begin()) * n_group;
+    }
+
+    auto & out = res.of_heads[head];
+
+    llama_h2o_host_rows rows(layer.tensors.k, s);
+
+    llama_h2o_scan scan = new_scan();
+
+    std::vector<float> max(size_t(n_cells / LLAMA_H2O_SCAN_BLOCK + 1) * n_rows);
+    std::vector<float> sum(max.size());
+
+    scan.queries   = arranged[head].data();
+    scan.type      = shape.type;
+    scan.keys      = reinterpret_cast<const char *>(rows.data()) + ggml_row_size(shape.type, n_embd) * head;
+    scan.nb_row    = ggml_row_size(shape.type, shape.n_embd);
+    scan.n_keys    = n_cells;
+    scan.first_row = first_row.data();
+    scan.max       = max.data();
+    scan.sum       = sum.data();
+    kernel.scan(scan);
+
+    for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
+        add_part(out.resident_max[i % n_rows], out.resident_sum[i % n_rows], max[i], sum[i]);
+    }
+}
+
+// They join the softmax of their query head.
+void layer_scan::add_sinks(uint32_t head) {
+    const ggml_tensor * sinks = layer.attention.sinks;
+    if (!sinks) {
+        return;
+    }
+
+    auto & out = res.of_heads[head];
+
+    std::vector<float> logits(ggml_nelements(sinks));
+    ggml_backend_tensor_get(sinks, logits.data(), 0, logits.size() * sizeof(float));
+    for (uint32_t row = 0; row < n_rows; ++row) {
+        add_part(out.resident_max[row], out.resident_sum[row], logits[head * n_group + row % n_group], 1.0f);
+    }
+}
+
+llama_h2o_layer_scan layer_scan::run() {
+    read_question();
+
+    const uint32_t first_page = archive.page_begin();
+    const uint32_t n_pages    = archive.page_end() - first_page;
+
+    res.resident.resize(layer.shape.n_head_kv);
+    res.of_heads.resize(layer.shape.n_head_kv);
+    work.resize(llama_h2o_scan_work_size(n_rows, n_embd));
+
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        arranged.push_back(arrange(head, nullptr));
+        find_resident(head);
+
+        auto & out = res.of_heads[head];
+
+        out.n_rows  = n_rows;
+        out.n_group = n_group;
+        out.hidden_max.assign(size_t(n_pages) * N_PAGE / LLAMA_H2O_SCAN_BLOCK * n_rows, -INFINITY);
+        out.hidden_sum.assign(out.hidden_max.size(), 0.0f);
+        out.resident_max.assign(n_rows, -INFINITY);
+        out.resident_sum.assign(n_rows, 0.0f);
+
+        look_at_resident(head);
+        add_sinks(head);
+    }
+    for (uint32_t page = first_page; page < first_page + n_pages; ++page) {
+        look_at_page(page);
+    }
+
+    return std::move(res);
+}
+
+} // namespace
+
+llama_h2o_layer_scan llama_h2o_scan_layer(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) {
+    return layer_scan(parts, s, ikv).run();
+}

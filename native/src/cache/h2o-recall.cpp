@@ -1,0 +1,189 @@
+#include "cache/h2o-recall.h"
+
+#include "cache/h2o-parallel.h"
+#include "cache/h2o-parts.h"
+#include "cache/h2o-recall-scan.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+#include <numeric>
+
+// Recalled rows are in the past of every query, wherever they come from.
+static constexpr llama_pos CELL_POS = 0;
+
+//
+// the choice
+//
+
+// Whether there is anything to look at, and anybody to look.
+static bool can_look(const llama_h2o_stream & st) {
+    const auto & slots = st.question.slots();
+
+    return st.archive->next() > st.archive->first() &&
+           std::any_of(slots.begin(), slots.end(), [](const llama_h2o_query_slot & slot) { return slot.pos >= 0; });
+}
+
+static llama_h2o_hidden look(const llama_h2o_parts & parts, uint32_t s) {
+    const auto & archive = *parts.streams[s].archive;
+
+    llama_h2o_hidden hidden = {};
+
+    hidden.start = int32_t(archive.page_begin() * llama_h2o_archive::N_PAGE);
+    hidden.first = archive.first();
+    hidden.next  = archive.next();
+    hidden.resident.resize(parts.n_heads());
+    hidden.of_heads.resize(parts.n_heads());
+
+    // keys are looked at by many queries, so few of them are worth a thread
+    const size_t n_work = size_t(parts.n_heads()) * (hidden.next - hidden.start) * parts.n_question();
+
+    llama_h2o_parallel(parts.layers.size(), n_work, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
+        const auto & shape = parts.layers[ikv].shape;
+
+        llama_h2o_layer_scan scan = llama_h2o_scan_layer(parts, s, ikv);
+        for (uint32_t head = 0; head < shape.n_head_kv; ++head) {
+            hidden.resident[shape.first_head + head] = std::move(scan.resident[head]);
+            hidden.of_heads[shape.first_head + head] = llama_h2o_weigh_blocks(scan.of_heads[head]);
+        }
+    });
+    for (const auto & layer : parts.layers) {
+        hidden.n_query_heads += layer.shape.n_head;
+    }
+
+    return hidden;
+}
+
+//
+// the rows
+//
+
+void llama_h2o_drop_rows(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (st.recalled.cells.empty()) {
+        return;
+    }
+
+    parts.cells.free(s, st.recalled.cells);
+    for (const uint32_t cell : st.recalled.cells) {
+        st.rows.unlist(cell);
+    }
+    st.recalled = {};
+    st.stale    = true;
+}
+
+// The first cells that nobody uses.
+static std::vector<uint32_t> find_free(const llama_h2o_parts & parts, uint32_t s, uint32_t n) {
+    std::vector<uint32_t> res;
+    for (uint32_t cell = 0; cell < parts.n_cells && res.size() < n; ++cell) {
+        if (parts.cells[s].is_empty(cell)) {
+            res.push_back(cell);
+        }
+    }
+    if (res.size() < n) {
+        throw std::runtime_error("there are no cells for recalled rows");
+    }
+
+    return res;
+}
+
+void llama_h2o_take_recalled_cell(llama_h2o_parts & parts, uint32_t s, uint32_t cell) {
+    parts.cells.put(s, cell, CELL_POS);
+}
+
+// Copies the rows of a layer from the archive to their cells.
+//   places   what the first positions of the spans are rotated to
+static void place_layer(llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<int32_t> & places) {
+    const auto & layer    = parts.layers[ikv];
+    const auto & st       = parts.streams[s];
+    const auto & recalled = st.recalled;
+    const size_t n_rows   = recalled.cells.size();
+
+    llama_h2o_host_rows k(layer.tensors.k, s);
+    llama_h2o_host_rows v(layer.tensors.v, s);
+    llama_h2o_turner turner(*layer.rope);
+
+    std::vector<float> k_row(layer.shape.k.n_embd_head);
+    std::vector<float> v_row(layer.shape.v.n_embd_head);
+
+    for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+        const int32_t * pos = recalled.pos.data() + (layer.shape.first_head + head) * n_rows;
+
+        size_t span = 0;
+        for (size_t i = 0; i < n_rows; ++i) {
+            while (pos[i] >= recalled.spans[span].p1) {
+                ++span;
+            }
+            const int32_t place = places[span] + pos[i] - recalled.spans[span].p0;
+            const int32_t turn  = place - (pos[i] - st.archive->shift(pos[i]));
+
+            st.archive->get_k(ikv, head, pos[i], k_row.data());
+            if (turn != 0) {
+                turner.apply(k_row, turn);
+            }
+            llama_h2o_write_row(k.data(), layer.shape.k, head, recalled.cells[i], k_row.data());
+
+            st.archive->get_v(ikv, head, pos[i], v_row.data());
+            llama_h2o_write_row(v.data(), layer.shape.v, head, recalled.cells[i], v_row.data());
+        }
+    }
+
+    k.commit();
+    v.commit();
+}
+
+void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s) {
+    const auto & st       = parts.streams[s];
+    const auto & recalled = st.recalled;
+    if (recalled.cells.empty()) {
+        return;
+    }
+
+    const std::vector<int32_t> places = llama_h2o_place_spans(recalled.spans, st.rows.shift());
+
+    parts.ctx.synchronize();
+    llama_h2o_parallel(parts.layers.size(), recalled.pos.size(), parts.ctx.get_cparams().n_threads,
+            [&](size_t ikv) { place_layer(parts, s, ikv, places); });
+}
+
+// Puts the chosen rows into cells, if they are not there already.
+static void take(llama_h2o_parts & parts, uint32_t s, llama_h2o_recall_choice choice) {
+    auto & st = parts.streams[s];
+
+    const bool is_there = choice.spans == st.recalled.spans && choice.pos == st.recalled.pos;
+    if (!is_there) {
+        llama_h2o_drop_rows(parts, s);
+    }
+    st.recalled.hidden = choice.hidden;
+    st.recalled.missed = choice.missed;
+    st.recalled.spans  = std::move(choice.spans);
+    if (is_there) {
+        return;
+    }
+
+    st.recalled.cells = find_free(parts, s, choice.n_rows);
+    st.recalled.pos   = std::move(choice.pos);
+    for (const uint32_t cell : st.recalled.cells) {
+        llama_h2o_take_recalled_cell(parts, s, cell);
+    }
+    llama_h2o_place_rows(parts, s);
+}
+
+uint32_t llama_h2o_recall_rows(llama_h2o_parts & parts, uint32_t s, uint32_t n_rows) {
+    auto & st = parts.streams[s];
+
+    parts.ctx.synchronize();
+
+    const int64_t t_start_us = ggml_time_us();
+
+    llama_h2o_recall_choice choice;
+    if (can_look(st)) {
+        choice = llama_h2o_choose_rows(look(parts, s), std::min(n_rows, parts.params.recall));
+    }
+    take(parts, s, std::move(choice));
+
+    st.count.n_recalls    += 1;
+    st.count.t_recalls_us += ggml_time_us() - t_start_us;
+
+    return uint32_t(st.recalled.cells.size());
+}

@@ -1,0 +1,20 @@
+// Recall: rows of the archive back in the cache, those that the last queries of a text attend to most.
+
+#pragma once
+
+#include <cstdint>
+
+struct llama_h2o_parts;
+
+// Chooses up to n_rows rows for every head and puts them in the place of those recalled before. Returns how many every
+// head has.
+uint32_t llama_h2o_recall_rows(llama_h2o_parts & parts, uint32_t s, uint32_t n_rows);
+
+// Drops them.
+void llama_h2o_drop_rows(llama_h2o_parts & parts, uint32_t s);
+
+// Takes an empty cell for recalled rows.
+void llama_h2o_take_recalled_cell(llama_h2o_parts & parts, uint32_t s, uint32_t cell);
+
+// Copies them from the archive once more, rotated for today's positions: after a re-base.
+void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s);

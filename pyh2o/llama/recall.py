@@ -1,0 +1,90 @@
+"""Reading a prompt or a turn so that what its end asks for comes back from the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from . import Llama
+
+# Tokens at the end of a prompt or a turn that are read a second time, with what they asked for: a
+# question, and what a chat template puts behind it.
+TAIL = 32
+
+
+@dataclass(frozen=True)
+class RecalledSpan:
+    """A passage that was evicted and is back in the cache.
+
+    Attributes:
+        start, end: its positions, end not included. Not every head has all of their rows: each has
+            those that it did not hold.
+        text: its text.
+        weight: how much the question looks at it: the squared shares of the attention of all query
+            heads, added up over its parts.
+    """
+
+    start: int
+    end: int
+    text: str
+    weight: float
+
+
+def read(llm: Llama, tokens: Sequence[int], n_recall: int, n_recent: int) -> None:
+    """Evaluate the tokens of a prompt or a turn, and recall what the last of them ask for.
+
+    The tail is read once for its queries, taken back, and read again when the rows are there. They
+    stay until the next prompt is read.
+
+    Args:
+        llm: the model.
+        tokens: to read.
+        n_recall, n_recent: rows that can be recalled, and recent ones.
+    """
+    llm._cache.drop_recalled()
+    if n_recall == 0:
+        llm.eval(tokens)
+        return
+    n_tail = min(TAIL, len(tokens), n_recent - 1)
+    head, tail = tokens[: len(tokens) - n_tail], tokens[len(tokens) - n_tail :]
+    with llm._cache.making_room(len(tokens)):
+        llm.eval_part(head, 0, len(tokens))
+        llm._cache.mark()
+        llm._holds_recalled = True
+        start = llm.n_tokens
+        llm.eval_part(tail, len(head), len(tokens))
+    if llm._cache.recall() and llm.remove_tail(start):
+        llm.eval_part(tail, len(head), len(tokens))
+
+
+def recall_for(llm: Llama, question: Sequence[int], n_recent: int) -> None:
+    """Recall what a question asks for that does not become a part of the text.
+
+    Raises:
+        SettingsError: it is too long to be taken back.
+    """
+    if len(question) >= n_recent:
+        raise SettingsError(
+            f"a question of {len(question)} tokens cannot be taken back: give at most "
+            f"{n_recent - 1}, or raise recent (--recent)"
+        )
+    llm._cache.drop_recalled()
+    llm._cache.mark()
+    start = llm.n_tokens
+    llm.eval(question)
+    llm._cache.recall()
+    llm.remove_tail(start)
+
+
+def spans(llm: Llama) -> list[RecalledSpan]:
+    """What is recalled now, in the order of the text."""
+    found: list[RecalledSpan] = []
+    for start, end, weight in llm._cache.recalled():
+        tokens: list[int] = llm.input_ids[start:end].tolist()
+        text = llm.detokenize(tokens, special=True).decode("utf-8", errors="replace")
+        found.append(RecalledSpan(start, end, text, weight))
+    return found
