@@ -20,9 +20,9 @@
 
 static constexpr uint32_t N_EMBD_HEAD = 64;
 static constexpr uint32_t N_ROWS      = 3 * 16;
-static constexpr uint32_t N_KEYS      = 1 << 18;
+static constexpr uint32_t N_KEYS      = 1 << 16;
 static constexpr uint32_t N_PAGE      = 64;
-static constexpr int N_RUNS           = 9;
+static constexpr int N_RUNS           = 15;
 
 static std::vector<float> random_numbers(size_t n) {
     std::mt19937 rng(1);

@@ -10,24 +10,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from compiled import NATIVE, ROOT, compile_library, int32s, pointer
 from pyh2o.library import LIBRARY_FOLDER
+from row_types import TYPES
 
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 
 N_PAGE = 64
 PADDING = 4096
-
-TYPES = {
-    "f32": GGMLQuantizationType.F32,
-    "f16": GGMLQuantizationType.F16,
-    "q8_0": GGMLQuantizationType.Q8_0,
-    "q4_0": GGMLQuantizationType.Q4_0,
-}
 
 # KV heads and the elements of their rows of K and of V, layer by layer
 LAYERS = ((2, 64, 32), (1, 32, 96))

@@ -14,7 +14,6 @@ from gguf.quants import quantize
 from archive import (
     LAYERS,
     N_PAGE,
-    TYPES,
     Archive,
     ArchiveError,
     Token,
@@ -26,6 +25,7 @@ from archive import (
 )
 from compiled import pointer
 from random_cases import Cases
+from row_types import TYPES
 
 
 @pytest.fixture(scope="module")

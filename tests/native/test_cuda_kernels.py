@@ -8,40 +8,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from compiled import compile_library, pointer, sizes_of
+from row_types import TYPES
 
 HERE = Path(__file__).parent
 
 FloatArray = npt.NDArray[np.float32]
 
-# ggml.h is not needed but for these words: the sources of llama.cpp are not where the tests are.
-GGML_H = """
-#pragma once
-#include <stddef.h>
-#include <stdint.h>
-enum ggml_type { %s };
-struct ggml_tensor;
-typedef void (*ggml_custom_op_t)(struct ggml_tensor *, int, int, void *);
-"""
-
-TYPES = {
-    "f32": GGMLQuantizationType.F32,
-    "f16": GGMLQuantizationType.F16,
-    "q8_0": GGMLQuantizationType.Q8_0,
-    "q4_0": GGMLQuantizationType.Q4_0,
-}
-
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    headers = tmp_path_factory.mktemp("kernels")
-    types = ", ".join(f"GGML_TYPE_{name.upper()} = {int(kind)}" for name, kind in TYPES.items())
-    (headers / "ggml.h").write_text(GGML_H % types)
+def kernels() -> ctypes.CDLL:
     sources = HERE / "cuda_on_cpu"
-    return compile_library("kernels", [sources / "kernels.cpp"], [sources, headers])
+    headers = [sources, HERE / "parts" / "ggml"]
+    return compile_library("kernels", [sources / "kernels.cpp"], headers)
 
 
 def softmax(x: FloatArray) -> FloatArray:

@@ -6,6 +6,9 @@
 
 namespace {
 
+// vectors of columns that four rows are multiplied with at once: as many as there are registers for
+constexpr int COLUMN_VECTORS = W == 8 ? 3 : 4;
+
 // c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
 // BLOCK columns.
 template <int NK, int NR, bool ADD>
@@ -37,8 +40,9 @@ inline void outer(const float * a, size_t step_k, size_t step_i, const float * b
     }
 }
 
-// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W.
-template <bool ADD>
+// The same for n_k rows, a multiple of four, and n_r columns, a multiple of W: NR vectors of columns at a time, and
+// fewer where those are left.
+template <bool ADD, int NR = COLUMN_VECTORS>
 void product(const float * a,
         size_t step_k,
         size_t step_i,
@@ -48,14 +52,14 @@ void product(const float * a,
         uint32_t n_k,
         uint32_t n_r) {
     uint32_t r = 0;
-    for (; r + SIDE_BY_SIDE * W <= n_r; r += SIDE_BY_SIDE * W) {
+    for (; r + NR * W <= n_r; r += NR * W) {
         for (uint32_t k = 0; k < n_k; k += 4) {
-            outer<4, SIDE_BY_SIDE, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+            outer<4, NR, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
         }
     }
-    for (; r < n_r; r += W) {
-        for (uint32_t k = 0; k < n_k; k += 4) {
-            outer<4, 1, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+    if constexpr (NR > 1) {
+        if (r < n_r) {
+            product<ADD, NR - 1>(a, step_k, step_i, b + r, n, c + r, n_k, n_r - r);
         }
     }
 }
@@ -63,9 +67,18 @@ void product(const float * a,
 // Rows as floats, [n_rows][n].
 template <typename T>
 void read_rows(const char * rows, size_t nb_row, uint32_t n_rows, uint32_t n, float * res) {
-    for (uint32_t j = 0; j < n_rows; ++j) {
-        for (uint32_t i = 0; i < n; i += W) {
-            v_store(res + j * n + i, T::load(rows + j * nb_row, i));
+    // as many elements as have a scale of their own in some types
+    constexpr uint32_t STEP = 32;
+
+    for (uint32_t j = 0; j < n_rows; ++j, rows += nb_row, res += n) {
+        uint32_t i = 0;
+        for (; i + STEP <= n; i += STEP) {
+            for (uint32_t k = 0; k < STEP; k += W) {
+                v_store(res + i + k, T::load(rows, i + k));
+            }
+        }
+        for (; i < n; i += W) {
+            v_store(res + i, T::load(rows, i));
         }
     }
 }

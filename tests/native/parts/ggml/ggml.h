@@ -1,4 +1,4 @@
-// What the archive uses of ggml.h, which is not where the tests are. The functions are those of the installed library.
+// What the parts use of ggml.h, which is not where the tests are. The functions are those of the installed library.
 
 #pragma once
 
@@ -29,4 +29,8 @@ const ggml_type_traits * ggml_get_type_traits(ggml_type type);
 
 int64_t ggml_blck_size(ggml_type type);
 size_t ggml_row_size(ggml_type type, int64_t ne);
+
+struct ggml_tensor;
+
+typedef void (*ggml_custom_op_t)(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 }
