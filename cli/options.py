@@ -38,7 +38,7 @@ def parse_rows(text: str | float) -> float:
     Raises:
         typer.BadParameter: text that is no number, or 1, which may mean either.
     """
-    if isinstance(text, float):
+    if isinstance(text, (int, float)):
         return text  # Typer parses defaults as well
     if text.strip() == "1":
         raise typer.BadParameter("1 may mean one row or the whole window: write 1.0, or 2 or more")
