@@ -148,14 +148,14 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not limit memory")
 def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
     archive = Archive(native, layers=((64, 2048, 2048),))
-    ids = np.zeros(4 * N_PAGE, np.int32)
+    ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
     archive.call("extend", 10, 0, pointer(ids))
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 5 * archive.page_bytes() // 2, hard))
     try:
         with pytest.raises(ArchiveError, match="bad_alloc"):
-            archive.call("extend", 4 * N_PAGE, 0, pointer(ids))
+            archive.call("extend", ids.size, 0, pointer(ids))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert archive.held == range(10)
