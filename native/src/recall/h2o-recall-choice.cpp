@@ -9,37 +9,59 @@
 static constexpr int32_t N_BEFORE = 1;
 static constexpr int32_t N_BEHIND = 2;
 
+// Turns the sums of hidden blocks [n_blocks][n_rows] into parts of one softmax for each query, before they are divided by
+// these: the sums of all parts, resident ones too, [n_rows].
+static std::vector<double> sum_parts(const llama_h2o_scanned & scanned, std::vector<float> & parts) {
+    const size_t n_rows = scanned.n_rows;
+
+    std::vector<float> top = scanned.resident_max;
+    for (size_t first = 0; first < parts.size(); first += n_rows) {
+        for (size_t row = 0; row < n_rows; ++row) {
+            top[row] = std::max(top[row], scanned.hidden_max[first + row]);
+        }
+    }
+
+    std::vector<double> sum(n_rows);
+    for (size_t row = 0; row < n_rows; ++row) {
+        const float part = scanned.resident_sum[row];
+
+        sum[row] = part > 0.0f ? part * std::exp(double(scanned.resident_max[row]) - top[row]) : 0.0;
+    }
+
+    for (size_t first = 0; first < parts.size(); first += n_rows) {
+        for (size_t row = 0; row < n_rows; ++row) {
+            float & part = parts[first + row];
+
+            part      = part > 0.0f ? part * std::exp(scanned.hidden_max[first + row] - top[row]) : 0.0f;
+            sum[row] += part;
+        }
+    }
+
+    return sum;
+}
+
 llama_h2o_block_masses llama_h2o_weigh_blocks(const llama_h2o_scanned & scanned) {
     const size_t n_rows   = scanned.n_rows;
+    const size_t n_group  = scanned.n_group;
     const size_t n_blocks = n_rows > 0 ? scanned.hidden_max.size() / n_rows : 0;
 
-    std::vector<float> top  = scanned.resident_max; // of the softmax
-    std::vector<double> sum = { scanned.resident_sum.begin(), scanned.resident_sum.end() };
-    for (size_t i = 0; i < scanned.hidden_max.size(); ++i) {
-        top[i % n_rows] = std::max(top[i % n_rows], scanned.hidden_max[i]);
-    }
-    for (size_t row = 0; row < n_rows; ++row) {
-        sum[row] *= sum[row] > 0.0 ? std::exp(double(scanned.resident_max[row]) - top[row]) : 0.0;
-    }
+    std::vector<float> parts         = scanned.hidden_sum;
+    const std::vector<double> totals = sum_parts(scanned, parts);
 
-    std::vector<float> parts(scanned.hidden_max.size()); // of the softmax, before it is divided by the sum
-    for (size_t i = 0; i < parts.size(); ++i) {
-        if (scanned.hidden_sum[i] > 0.0f) {
-            parts[i] = scanned.hidden_sum[i] * std::exp(scanned.hidden_max[i] - top[i % n_rows]);
-        }
-        sum[i % n_rows] += parts[i];
+    std::vector<double> factors(n_rows);
+    for (size_t row = 0; row < n_rows; ++row) {
+        factors[row] = double(n_group) / n_rows / totals[row];
     }
 
     llama_h2o_block_masses res { std::vector<float>(n_blocks), std::vector<double>(n_blocks) };
 
-    const size_t n_tokens = n_rows / std::max<uint32_t>(1, scanned.n_group);
     for (size_t block = 0; block < n_blocks; ++block) {
-        for (size_t head = 0; head < scanned.n_group; ++head) {
+        for (size_t head = 0; head < n_group; ++head) {
             double mass = 0.0;
-            for (size_t row = head; row < n_rows; row += scanned.n_group) {
-                mass += sum[row] > 0.0 ? parts[block * n_rows + row] / sum[row] : 0.0;
+            for (size_t row = head; row < n_rows; row += n_group) {
+                // a query with a logit that is no number pays nothing to anybody
+                mass += totals[row] > 0.0 ? parts[block * n_rows + row] * factors[row] : 0.0;
             }
-            mass /= double(n_tokens);
 
             res.mass[block]   += float(mass);
             res.weight[block] += mass * mass;
@@ -98,15 +120,17 @@ uint32_t chooser::n_hidden(uint32_t head, int32_t block) const {
 
 void chooser::make_list() {
     const int32_t n_blocks = hidden.n_blocks();
+    // the archive may begin inside a page
+    const int32_t first_block = (hidden.first - hidden.start) / hidden.N_BLOCK;
 
     for (const auto & head : hidden.of_heads) {
-        for (int32_t block = 0; block < n_blocks; ++block) {
+        for (int32_t block = first_block; block < n_blocks; ++block) {
             weight[block] += head.weight[block];
         }
     }
 
-    std::vector<int32_t> peaks(n_blocks);
-    std::iota(peaks.begin(), peaks.end(), 0);
+    std::vector<int32_t> peaks(n_blocks - first_block);
+    std::iota(peaks.begin(), peaks.end(), first_block);
     std::sort(peaks.begin(), peaks.end(),
             [&](int32_t a, int32_t b) { return weight[a] != weight[b] ? weight[a] > weight[b] : a > b; });
 
@@ -121,8 +145,9 @@ void chooser::make_list() {
         if (weight[peak] == 0.0) {
             break;
         }
+        const int32_t from = std::max(first_block, peak - N_BEFORE);
         const int32_t last = std::min(n_blocks - 1, peak + N_BEHIND);
-        for (int32_t block = std::max(0, peak - N_BEFORE); block <= last && !is_enough(); ++block) {
+        for (int32_t block = from; block <= last && !is_enough(); ++block) {
             if (is_listed[block]) {
                 continue;
             }
