@@ -32,7 +32,7 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 
-from ..cache.settings import saved_names
+from ..cache.settings import EvictionSettings, saved_names
 from ..errors import SessionError
 from ..llama import KV_TYPES, Llama
 from ..system.files import replacement
@@ -290,8 +290,8 @@ class ModelIdentity:
 Settings = dict[str, Scalar | dict[str, Scalar]]
 _SETTING_TYPES: dict[str, Any] = {
     "evict": bool,
-    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos"), Count),
-    **dict.fromkeys(("policy", "positions", "type_k", "type_v"), str),
+    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
+    **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
 }
 
 
@@ -350,6 +350,8 @@ _OPTIONS = {
     "type_k": "--kv-type",
     "type_v": "--kv-type",
 }
+# Settings that the first version did not have, with the values that are no change.
+_LATER = {name: getattr(EvictionSettings(), name) for name in ("recall", "recall_type")}
 _ROPE = (
     "rope_scaling_type",
     "rope_freq_base",
@@ -400,6 +402,8 @@ def check_same(session: Session, llm: Llama) -> None:
 
 
 def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    # An older version did not know them, and did what their defaults say.
+    theirs = {**{name: _LATER[name] for name in _LATER.keys() & mine.keys()}, **theirs}
     for name in {**mine, **theirs}:
         if name not in mine or name not in theirs or theirs[name] != mine[name]:
             raise SessionError(

@@ -65,6 +65,20 @@ def test_other_settings_are_refused(model: Path, mine: dict[str, Any], message: 
     assert "start a new session" in one_line(error)
 
 
+def test_a_setting_that_came_later_has_its_default(model: Path) -> None:
+    """Files of versions that knew nothing of recall."""
+    made = after_json(session_of(tiny_llama(model, n_ctx=100, slack=16)))
+    for name in ("recall", "recall_type"):
+        del made.header["settings"][name]
+    check_same(made, tiny_llama(model, n_ctx=100, slack=16))
+    with pytest.raises(SessionError, match=r"made with --recall 0, .* with --recall 8") as error:
+        check_same(made, tiny_llama(model, n_ctx=100, slack=16, recall=8))
+    one_line(error)
+    del made.header["settings"]["recent"]
+    with pytest.raises(SessionError, match="--recent"):
+        check_same(made, tiny_llama(model, n_ctx=100, slack=16))
+
+
 def test_another_model_of_the_same_name_is_refused(model: Path, tmp_path: Path) -> None:
     made = session_of(tiny_llama(model, n_ctx=100))
     other = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2)
