@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.quants import dequantize, quantize
 
-from compiled import NATIVE, ROOT, compile_library, int32s, pointer
+from compiled import NATIVE, ROOT, compile_library, ggml_header, int32s, pointer
 from pyh2o.library import LIBRARY_FOLDER
 from row_types import TYPES
 
@@ -50,7 +50,7 @@ def compile_archive() -> ctypes.CDLL:
     native = compile_library(
         "archive",
         [parts / "archive.cpp", *sorted((NATIVE / "src" / "recall").glob("h2o-archive*.cpp"))],
-        [parts / "ggml"],
+        [ggml_header()],
         [ggml],
     )
     native.archive_error.restype = ctypes.c_char_p

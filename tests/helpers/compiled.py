@@ -54,6 +54,22 @@ def compile_library(
     return ctypes.CDLL(str(library))
 
 
+def ggml_header() -> Path:
+    """A folder with a ggml.h that declares what the parts use of it.
+
+    It is written here: no file of the name of one of llama.cpp's is kept beside our own.
+    """
+    folder = CACHE / "include"
+    folder.mkdir(parents=True, exist_ok=True)
+    declared = (ROOT / "tests" / "native" / "parts" / "used-of-ggml.h").read_text()
+    header = folder / "ggml.h"
+    if not header.exists() or header.read_text() != declared:
+        unfinished = folder / f"ggml.h.{os.getpid()}"
+        unfinished.write_text(declared)
+        unfinished.replace(header)
+    return folder
+
+
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
     # which keeps the array alive
     return ctypes.c_void_p() if array is None else array.ctypes.data_as(ctypes.c_void_p)

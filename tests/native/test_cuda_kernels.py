@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from gguf.quants import dequantize, quantize
 
-from compiled import compile_library, pointer, sizes_of
+from compiled import compile_library, ggml_header, pointer, sizes_of
 from row_types import TYPES
 
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float32]
 @pytest.fixture(scope="module")
 def kernels() -> ctypes.CDLL:
     sources = HERE / "cuda_on_cpu"
-    headers = [sources, HERE / "parts" / "ggml"]
+    headers = [sources, ggml_header()]
     return compile_library("kernels", [sources / "kernels.cpp"], headers)
 
 

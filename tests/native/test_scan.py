@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from gguf.quants import dequantize, quantize
 
-from compiled import compile_library, pointer, sizes_of
+from compiled import compile_library, ggml_header, pointer, sizes_of
 from pyh2o.library import LIBRARY_FOLDER
 from random_cases import Cases
 from row_types import TYPES
@@ -29,7 +29,7 @@ EXP = 1e-6
 def library() -> ctypes.CDLL:
     parts = Path(__file__).parent / "parts"
     libraries = LIBRARY_FOLDER.glob("libllama.*")
-    return compile_library("scan", [parts / "scan.cpp"], [parts / "ggml"], libraries)
+    return compile_library("scan", [parts / "scan.cpp"], [ggml_header()], libraries)
 
 
 @pytest.fixture(params=KERNELS)
