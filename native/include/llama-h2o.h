@@ -37,7 +37,8 @@
 //
 // What was evicted is not lost if the params ask for an archive: llama_h2o_recall() looks with the last queries of the text
 // at all archived keys, and copies the rows that those queries would attend to most back into the cache. They stay there
-// until they are dropped or others are recalled; text goes on and is removed as if they were not there.
+// until they are dropped or others are recalled, also where a tail is removed down to a mark; text goes on and is removed
+// as if they were not there. Clearing the text drops them, and so does an archive of limited size when it drops theirs.
 //
 // Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
 // eviction lives and dies with the context.
@@ -227,7 +228,8 @@ LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_i
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
 // to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves
 // the budget, unless all rows fit. Takes the memory of a full cache of that size; both reserve the graph again. The
-// last logits stay. If either fails, the context is as it was.
+// last logits stay. Recalled rows are dropped, and none can be recalled in between. If either fails, the context is
+// otherwise as it was.
 LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
 LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 

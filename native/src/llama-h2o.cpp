@@ -263,8 +263,11 @@ static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
 }
 
 int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows) {
-    return with_archive(ctx, seq_id,
-            [&](llama_h2o_parts & parts, uint32_t s) { return int32_t(llama_h2o_recall_rows(parts, s, n_rows)); });
+    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        // all cells are the text's for the while
+        return llama_h2o::of(ctx)->is_enlarged() ? LLAMA_H2O_ERR_ENLARGED
+                                                 : int32_t(llama_h2o_recall_rows(parts, s, n_rows));
+    });
 }
 
 int32_t llama_h2o_drop_recalled(llama_context * ctx, int32_t seq_id) {

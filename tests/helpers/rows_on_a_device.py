@@ -2,6 +2,7 @@
 
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
        rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS
+       rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
 
 DEVICE is the endpoint of an RPC server, or several with commas between them, or "gpu" for this
@@ -120,6 +121,55 @@ def compare_with_host(device: str, path: str, kv_type: str, gpu_layers: str) -> 
     on_host.close()
 
 
+def compare_recall_with_host(_device: str, path: str, kv_type: str) -> None:
+    """The same rows are archived, asked for and fetched, before and after a re-base."""
+    on_device, on_host = (
+        Llama(
+            path,
+            hh=12,
+            recent=16,
+            slack=CHUNK,
+            recall=20,
+            recall_type="f32",
+            n_ctx=64,
+            n_gpu_layers=layers,
+            type_k=KV_TYPES[kv_type],
+            type_v=KV_TYPES[kv_type],
+            flash_attn=True,
+            attention="ops",
+            logits_all=True,
+            n_threads=1,
+            verbose=True,
+        )
+        for layers in (-1, 0)
+    )
+    tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
+    for start in range(0, len(tokens), CHUNK):
+        for llm in (on_device, on_host):
+            llm._holds_recalled = True
+            llm.eval(tokens[start : start + CHUNK].tolist())
+            if start // CHUNK % 3 == 0:
+                llm.recall()
+        seen = slice(start, on_host.n_tokens)
+        if on_host.kv.rebases == 0:
+            assert spans_of(on_device) == spans_of(on_host)
+            np.testing.assert_allclose(on_device.scores[seen], on_host.scores[seen], atol=0.05)
+    assert on_device.kv.rebases == on_host.kv.rebases == 1
+    assert on_device.kv.recalled == on_host.kv.recalled > 0
+    assert np.isfinite(on_device.scores[: on_device.n_tokens]).all()
+    tail = on_device.n_tokens
+    state = on_device.kv_state()
+    on_device.load_kv_state(state, tokens)
+    assert on_device.kv_state() == state
+    assert on_device.n_tokens == tail
+    on_device.close()
+    on_host.close()
+
+
+def spans_of(llm: Llama) -> list[tuple[int, int]]:
+    return [(span.start, span.end) for span in llm.recalled()]
+
+
 def refuse_split_heads(_device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
@@ -140,6 +190,7 @@ if __name__ == "__main__":
     compare = {
         "reference": compare_with_reference,
         "host": compare_with_host,
+        "recall": compare_recall_with_host,
         "split": refuse_split_heads,
     }[other]
     compare(device, path, *settings)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from checksums import checksum
 from pyh2o import Llama
 from pyh2o.errors import StateError, StateVersionError
 from tiny_gguf import write_tiny_gguf
@@ -19,7 +20,6 @@ from tiny_llama import tiny_llama
 N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
 N_VOCAB, N_POS = 384, 96
 HEAVY, RECENT, SLACK, PINNED = 20, 12, 8, 3
-MASK = 2**64 - 1
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +86,6 @@ def mutated(state: bytes, rng: np.random.Generator) -> bytes:
 # -------------------------------------------------------------------------------------------------
 # States with the right checksum
 # -------------------------------------------------------------------------------------------------
-
-
-def checksum(data: bytes) -> bytes:
-    """The native one: of the bytes in words, the last one filled up, and of their number."""
-    value = 0xCBF29CE484222325
-    whole = len(data) // 8 * 8
-    rest = int.from_bytes(data[whole:], "little")
-    for word in (*struct.unpack(f"<{whole // 8}Q", data[:whole]), rest, len(data)):
-        value = (value ^ word) * 0x9E3779B97F4A7C15 & MASK
-        value ^= value >> 32
-    return value.to_bytes(8, "little")
 
 
 class State:

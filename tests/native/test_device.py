@@ -111,6 +111,14 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
     compare(device, path, "host", kv_type, str(gpu_layers))
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_rows_on_a_device_are_recalled_as_on_the_host(
+    tmp_path: Path, device: str, kv_type: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128)
+    compare(device, path, "recall", kv_type)
+
+
 def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
     run_client(device, path, "split")

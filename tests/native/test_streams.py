@@ -13,69 +13,16 @@ import numpy as np
 import pytest
 
 from oracle import CLEAR_MARGIN, assert_same_rows, chose_clearly, rows_of
-from pyh2o.cache.kv_cache import KVCache
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import NativeError
-from pyh2o.llama import KV_TYPES
 from pyh2o.policies import H2O
 from pyh2o.reference import ReferenceLlama
+from streams import N_SEQ, Context
 from tiny_gguf import write_tiny_gguf
 
-N_LAYER, N_SEQ = 2, 3
+N_LAYER = 2
 SETTINGS = EvictionSettings(pinned=1, policy=H2O())
 BUDGET = Budget(SETTINGS, window=256, heavy=8, recent=6, slack=9)
-
-
-class Context:
-    """A llama.cpp context with several sequences."""
-
-    def __init__(
-        self, path: Path, *, kv_unified: bool = False, flash_attention: bool = False
-    ) -> None:
-        llama_cpp.llama_backend_init()
-        self.flash_attention = flash_attention
-        self.model = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), llama_cpp.llama_model_default_params()
-        )
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = 256 * N_SEQ
-        params.n_batch = params.n_ubatch = 64
-        params.n_seq_max = N_SEQ
-        params.kv_unified = kv_unified
-        params.type_k = params.type_v = KV_TYPES["f32"]
-        params.flash_attn_type = (
-            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if flash_attention
-            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        self.context = llama_cpp.llama_init_from_model(self.model, params)
-        self.memory = llama_cpp.llama_get_memory(self.context)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.kv = KVCache(ctypes.cast(self.context, ctypes.c_void_p).value or 0)
-
-    def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
-        """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""
-        n_tokens = sum(len(tokens) for _, tokens in chunks.values())
-        batch = llama_cpp.llama_batch_init(n_tokens, 0, 1)
-        i = 0
-        for seq_id, (first, tokens) in chunks.items():
-            for k, token in enumerate(tokens):
-                batch.token[i], batch.pos[i] = token, first + k
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq_id
-                batch.logits[i] = k == len(tokens) - 1
-                i += 1
-        batch.n_tokens = n_tokens
-        status = int(llama_cpp.llama_decode(self.context, batch))
-        llama_cpp.llama_batch_free(batch)
-        return status
-
-    def last_logits(self, output: int) -> np.ndarray:
-        pointer = llama_cpp.llama_get_logits_ith(self.context, output)
-        return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
-
-    def close(self) -> None:
-        llama_cpp.llama_free(self.context)
-        llama_cpp.llama_model_free(self.model)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-parts.h"
+#include "cache/h2o-recall.h"
 
 #include "llama-context.h"
 
@@ -143,6 +144,11 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     llama_h2o_parallel(parts.layers.size(), cells.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
             [&](size_t ikv) { archive_layer(parts, s, ikv, first, cells); });
     st.archive->end_extend();
+
+    // rows that are placed anew are copied from the archive, which must have them
+    if (!st.recalled.spans.empty() && st.recalled.spans.front().p0 < st.archive->first()) {
+        llama_h2o_drop_rows(parts, s);
+    }
 
     st.count.t_archive_us += ggml_time_us() - t_start_us;
 }

@@ -45,6 +45,7 @@ private:
     const uint32_t s;
     const uint32_t ikv;
     const uint32_t n_embd;
+    const uint32_t n_lanes; // elements of a row that the kernel reads
     const uint32_t n_group;
 
     question asked;
@@ -52,6 +53,7 @@ private:
 
     std::vector<std::vector<float>> arranged; // of the KV heads
     std::vector<float> work;
+    std::vector<float> padded; // keys, if the kernel reads more elements than they have
 
     llama_h2o_layer_scan res;
 
@@ -60,6 +62,7 @@ private:
     float logit_scale() const { return layer.attention.kq_scale; }
 
     llama_h2o_scan new_scan();
+    void run_kernel(llama_h2o_scan scan);
     void find_resident(uint32_t head);
     void look_at_page(uint32_t page);
     void look_at_page(uint32_t page, uint32_t head, int32_t shift, const std::vector<float> & factors);
@@ -67,15 +70,25 @@ private:
     void add_sinks(uint32_t head);
 };
 
-const llama_h2o_kernel & kernel_of(const llama_h2o_layer & layer) {
+// A multiple of the vectors of every kernel.
+constexpr uint32_t MOST_LANES = 16;
+
+// Elements of a row, filled up with zeros if no kernel takes it as it is.
+uint32_t n_lanes_of(const llama_h2o_layer & layer) {
     const uint32_t n_embd = layer.shape.k.n_embd_head;
 
-    return *(layer.attention.kernel ? layer.attention.kernel : llama_h2o_best_kernel(n_embd, n_embd));
+    return layer.attention.kernel || llama_h2o_best_kernel(n_embd, n_embd) ? n_embd : GGML_PAD(n_embd, MOST_LANES);
+}
+
+const llama_h2o_kernel & kernel_of(const llama_h2o_layer & layer) {
+    const uint32_t n = n_lanes_of(layer);
+
+    return *(layer.attention.kernel ? layer.attention.kernel : llama_h2o_best_kernel(n, n));
 }
 
 layer_scan::layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) :
     parts(parts), st(parts.streams[s]), layer(parts.layers[ikv]), archive(*st.archive), kernel(kernel_of(layer)), s(s),
-    ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_group(layer.shape.n_group()) {}
+    ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_lanes(n_lanes_of(layer)), n_group(layer.shape.n_group()) {}
 
 // From the ring, in the order of the text.
 void layer_scan::read_question() {
@@ -106,15 +119,17 @@ void layer_scan::read_question() {
 std::vector<float> layer_scan::arrange(uint32_t head, const std::vector<float> * factors) const {
     const auto first = asked.rows.begin() + size_t(head) * n_rows * n_embd;
 
-    std::vector<float> rows(first, first + size_t(n_rows) * n_embd);
-    for (uint32_t i = 0; factors && i < n_rows; ++i) {
-        std::vector<float> row(rows.begin() + i * n_embd, rows.begin() + (i + 1) * n_embd);
-        llama_h2o_turn_row(*layer.rope, *factors, row);
-        std::copy(row.begin(), row.end(), rows.begin() + i * n_embd);
+    std::vector<float> rows(size_t(n_rows) * n_lanes, 0.0f);
+    for (uint32_t i = 0; i < n_rows; ++i) {
+        std::vector<float> row(first + i * n_embd, first + (i + 1) * n_embd);
+        if (factors) {
+            llama_h2o_turn_row(*layer.rope, *factors, row);
+        }
+        std::copy(row.begin(), row.end(), rows.begin() + i * n_lanes);
     }
 
-    std::vector<float> out(llama_h2o_arranged_size(n_rows, n_embd));
-    llama_h2o_arrange_queries(rows.data(), n_rows, n_embd, logit_scale(), out.data());
+    std::vector<float> out(llama_h2o_arranged_size(n_rows, n_lanes));
+    llama_h2o_arrange_queries(rows.data(), n_rows, n_lanes, logit_scale(), out.data());
 
     return out;
 }
@@ -122,13 +137,31 @@ std::vector<float> layer_scan::arrange(uint32_t head, const std::vector<float> *
 llama_h2o_scan layer_scan::new_scan() {
     llama_h2o_scan scan = {};
 
-    scan.n_embd = n_embd;
+    scan.n_embd = n_lanes;
     scan.n_rows = n_rows;
     // the model caps before it scales
     scan.cap  = layer.attention.kq_cap * logit_scale();
     scan.work = work.data();
 
     return scan;
+}
+
+// Keys that the kernel cannot take as they lie become floats with zeros behind them.
+void layer_scan::run_kernel(llama_h2o_scan scan) {
+    if (n_lanes != n_embd) {
+        padded.assign(size_t(scan.n_keys) * n_lanes, 0.0f);
+
+        const llama_h2o_row_layout layout { scan.type, n_embd, n_embd, scan.n_keys, false };
+        for (uint32_t i = 0; i < scan.n_keys; ++i) {
+            const auto * key = reinterpret_cast<const uint8_t *>(scan.keys) + scan.nb_row * i;
+            llama_h2o_read_row(key, layout, 0, 0, padded.data() + size_t(i) * n_lanes);
+        }
+        scan.type   = GGML_TYPE_F32;
+        scan.keys   = reinterpret_cast<const char *>(padded.data());
+        scan.nb_row = n_lanes * sizeof(float);
+    }
+
+    kernel.scan(scan);
 }
 
 void layer_scan::find_resident(uint32_t head) {
@@ -211,7 +244,7 @@ void layer_scan::look_at_page(uint32_t page, uint32_t head, int32_t shift, const
     scan.first_row = first_row.data();
     scan.max       = max.data();
     scan.sum       = sum.data();
-    kernel.scan(scan);
+    run_kernel(scan);
 
     const size_t first = first_pos / LLAMA_H2O_SCAN_BLOCK * n_rows;
     for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
@@ -251,7 +284,7 @@ void layer_scan::look_at_resident(uint32_t head) {
     scan.first_row = first_row.data();
     scan.max       = max.data();
     scan.sum       = sum.data();
-    kernel.scan(scan);
+    run_kernel(scan);
 
     for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
         add_part(out.resident_max[i % n_rows], out.resident_sum[i % n_rows], max[i], sum[i]);
@@ -282,7 +315,7 @@ llama_h2o_layer_scan layer_scan::run() {
 
     res.resident.resize(layer.shape.n_head_kv);
     res.of_heads.resize(layer.shape.n_head_kv);
-    work.resize(llama_h2o_scan_work_size(n_rows, n_embd));
+    work.resize(llama_h2o_scan_work_size(n_rows, n_lanes));
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         arranged.push_back(arrange(head, nullptr));

@@ -24,6 +24,7 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
 
     const auto & recalled = st.recalled;
 
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); });
     out.write(recall_head {
             uint32_t(st.question.size()),
             uint32_t(st.tokens.size()),
@@ -37,7 +38,11 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
     out.write(recalled.spans);
     out.write(recalled.cells);
     out.write(recalled.pos);
-    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); });
+}
+
+// Sums of many probabilities are rounded.
+static bool is_share(double x) {
+    return x >= 0.0 && x <= 1.001;
 }
 
 void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
@@ -46,12 +51,14 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
         return;
     }
 
+    st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+
     recall_head head;
     in.read(head);
     llama_h2o_expect(head.n_question == st.question.size() && head.n_rows <= parts.params.recall &&
-                             head.n_spans <= uint64_t(head.n_rows) * parts.n_heads() &&
-                             head.n_tokens <= parts.n_capacity() && std::isfinite(head.hidden) &&
-                             std::isfinite(head.missed),
+                             head.n_spans <= uint32_t(st.archive->next() - st.archive->first()) &&
+                             (head.n_rows > 0) == (head.n_spans > 0) && head.n_tokens <= parts.n_capacity() &&
+                             is_share(head.hidden) && is_share(head.missed),
             "counts that are out of range");
 
     std::vector<llama_h2o_query_slot> question(head.n_question);
@@ -70,8 +77,6 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     in.read(recalled.spans);
     in.read(recalled.cells);
     in.read(recalled.pos);
-
-    st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
 }
 
 void llama_h2o_take_recalled_cells(llama_h2o_parts & parts, uint32_t s, uint32_t n_span) {

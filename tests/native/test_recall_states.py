@@ -1,0 +1,387 @@
+"""States with an archive, a question and recalled rows."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from checksums import checksum
+from pyh2o import Llama
+from pyh2o.cache.statistics import KVStatistics
+from pyh2o.errors import StateError
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import stored_as, tiny_llama
+
+N_LAYER, N_HEAD_KV, N_VOCAB, N_POS = 2, 2, 384, 160
+N_HEADS = N_LAYER * N_HEAD_KV
+HEAVY, RECENT, SLACK, RECALL = 20, 16, 9, 60
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS)
+
+
+def recalling_llama(path: Path, **settings: Any) -> Llama:
+    """Nothing is recalled but by the test."""
+    values: dict[str, Any] = {
+        "hh": HEAVY,
+        "recent": RECENT,
+        "slack": SLACK,
+        "recall": RECALL,
+        "n_ctx": 200,
+        "logits_all": True,
+    }
+    llm = tiny_llama(path, **{**values, **settings})
+    llm._holds_recalled = True
+    return llm
+
+
+def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
+    return tokens
+
+
+def recall(llm: Llama, n_rows: int = RECALL) -> int:
+    return llm._cache._kv.recall(n_rows)
+
+
+def load(llm: Llama, state: bytes, tokens: Any) -> None:
+    llm.load_kv_state(state, tokens)
+    llm._holds_recalled = True
+
+
+def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
+    """Bit for bit, with another recall halfway."""
+    for i in range(0, len(tokens), 5):
+        chunk = tokens[i : i + 5]
+        for llm in (one, other):
+            llm.eval(chunk)
+            if i == len(tokens) // 2 // 5 * 5:
+                recall(llm)
+        last = slice(one.n_tokens - len(chunk), one.n_tokens)
+        np.testing.assert_array_equal(one.scores[last], other.scores[last])
+        assert one.recalled() == other.recalled()
+    for name in ("used", "compactions", "rebases", "recalled", "archived", "unarchived", "recalls"):
+        assert getattr(one.kv, name) == getattr(other.kv, name), name
+    assert one.kv.hidden_mass == other.kv.hidden_mass
+    assert one.kv.missed_mass == other.kv.missed_mass
+
+
+@pytest.mark.parametrize("archive_type", ["f32", "q8_0"])
+@pytest.mark.parametrize(
+    "attention",
+    [{"attention": "ops", "flash_attn": False}, {"attention": "auto"}],
+    ids=["ops", "auto"],
+)
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_save_load_continue_equals_continue(
+    path: Path, rng: np.random.Generator, kv_type: str, attention: dict[str, Any], archive_type: str
+) -> None:
+    """Before and after the first compaction and re-base, with recalled rows in place and without.
+
+    Nothing that the loading cache held before matters.
+    """
+    settings = {**stored_as(kv_type), **attention, "recall_type": archive_type}
+    saved = recalling_llama(path, **settings)
+    loaded = recalling_llama(path, **settings)
+    for n_more, n_rows in ((7, 5), (30, -1), (40, RECALL), (61, 0), (70, 8), (100, RECALL)):
+        saved.eval(random_tokens(rng, n_more))
+        if n_rows >= 0:
+            recall(saved, n_rows)
+        assert saved.remove_tail(saved.n_tokens - int(rng.integers(0, 6)))
+        state = saved.kv_state()
+        loaded.eval(random_tokens(rng, 60))
+        recall(loaded)
+        load(loaded, state, saved.input_ids[: saved.n_tokens].copy())
+        assert loaded.kv_state() == state
+        assert loaded.recalled() == saved.recalled()
+        assert_same_future(saved, loaded, random_tokens(rng, 25))
+    assert saved.kv.rebases > 1
+
+
+def test_parents_functions(path: Path, rng: np.random.Generator) -> None:
+    saved, loaded = recalling_llama(path), recalling_llama(path)
+    saved.eval(random_tokens(rng, 150))
+    recall(saved)
+    loaded.load_state(pickle.loads(pickle.dumps(saved.save_state())))
+    loaded._holds_recalled = True
+    assert loaded.recalled() == saved.recalled() != []
+    assert_same_future(saved, loaded, random_tokens(rng, 60))
+
+
+@pytest.mark.parametrize(
+    "other", [{"recall": 0}, {"recall": RECALL + 1}, {"recall_type": "f16"}], ids=str
+)
+def test_a_state_of_another_archive_is_refused(
+    path: Path, rng: np.random.Generator, other: dict[str, Any]
+) -> None:
+    saved = recalling_llama(path)
+    saved.eval(random_tokens(rng, 90))
+    recall(saved)
+    loaded = recalling_llama(path, **other)
+    with pytest.raises(StateError):
+        loaded.load_kv_state(saved.kv_state(), saved.input_ids[:90])
+    assert loaded.n_tokens == loaded.kv.used == loaded.kv.archived == 0
+    with pytest.raises(StateError):
+        saved.load_kv_state(loaded.kv_state(), [])
+
+
+def test_the_type_of_no_archive_does_not_matter(path: Path, rng: np.random.Generator) -> None:
+    saved = recalling_llama(path, recall=0)
+    loaded = recalling_llama(path, recall=0, recall_type="f16")
+    saved.eval(random_tokens(rng, 60))
+    loaded.load_kv_state(saved.kv_state(), saved.input_ids[:60])
+
+
+def test_any_limit_loads_any_state(path: Path, rng: np.random.Generator) -> None:
+    saved = recalling_llama(path)
+    saved.eval(random_tokens(rng, 90))
+    recall(saved)
+    loaded = recalling_llama(path, recall_mib=1)
+    load(loaded, saved.kv_state(), saved.input_ids[:90].copy())
+    assert loaded.recalled() == saved.recalled()
+
+
+# -------------------------------------------------------------------------------------------------
+# Damage
+# -------------------------------------------------------------------------------------------------
+
+
+class Recalled:
+    """What a state says of a stream's recall, between its archive and its cells."""
+
+    HEAD = np.dtype(
+        [(name, "<u4") for name in ("n_question", "n_tokens", "n_rows", "n_spans")]
+        + [("hidden", "<f8"), ("missed", "<f8")]
+    )
+    SPAN = np.dtype([("p0", "<i4"), ("p1", "<i4"), ("weight", "<f8")])
+    SLOT = np.dtype([("pos", "<i4"), ("rope", "<i4")])
+    # in front of the pages, which have the same numbers
+    ARCHIVE = np.dtype(
+        [("magic", "<u8"), ("layout", "<u8")]
+        + [(name, "<i4") for name in ("begin", "first", "next", "page")]
+        + [("text", "<u8")]
+    )
+    PAGE = np.dtype(
+        [("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4"), ("count", "<u4")]
+    )
+
+    def __init__(self, data: bytes, kv: KVStatistics) -> None:
+        self._data = data
+        self._begin = data.index(struct.pack("<Q", 0x68326F6172636801))
+        at = self._begin
+        self.archive = np.frombuffer(data, self.ARCHIVE, 1, at).copy()
+        at += self.ARCHIVE.itemsize
+        self.pages = data[at : at + kv.bytes_archive]
+        at += kv.bytes_archive
+        self.head = np.frombuffer(data, self.HEAD, 1, at).copy()
+        at += self.HEAD.itemsize
+        n_rows, n_spans = int(self.head["n_rows"][0]), int(self.head["n_spans"][0])
+        assert n_rows == kv.recalled
+        self.pieces: dict[str, npt.NDArray[Any]] = {}
+        for name, dtype, n in (
+            ("question", self.SLOT, int(self.head["n_question"][0])),
+            ("tokens", np.dtype("<i4"), int(self.head["n_tokens"][0])),
+            ("spans", self.SPAN, n_spans),
+            ("cells", np.dtype("<u4"), n_rows),
+            ("pos", np.dtype("<i4"), n_rows * N_HEADS),
+        ):
+            self.pieces[name] = np.frombuffer(data, dtype, n, at).copy()
+            at += self.pieces[name].nbytes
+        self._rest = data[at:-8]
+        self.used = np.frombuffer(self._rest, "<u4", kv.used)
+
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        pieces: dict[str, npt.NDArray[Any]] = self.__dict__["pieces"]
+        return pieces[name]
+
+    def bytes(self) -> bytes:
+        data = self._data[: self._begin] + self.archive.tobytes() + self.pages
+        data += self.head.tobytes() + b"".join(each.tobytes() for each in self.pieces.values())
+        data += self._rest
+        return data + checksum(data[8:])
+
+
+def set_head(name: str, value: float) -> Callable[[Recalled], None]:
+    def change(state: Recalled) -> None:
+        state.head[name] = value
+
+    return change
+
+
+def set_span(i: int, name: str, value: float) -> Callable[[Recalled], None]:
+    def change(state: Recalled) -> None:
+        state.spans[name][i] = value
+
+    return change
+
+
+def spans_out_of_order(state: Recalled) -> None:
+    state.spans[:] = state.spans[::-1].copy()
+
+
+def spans_one_over_the_other(state: Recalled) -> None:
+    state.spans["p1"][0] = state.spans["p0"][1] + 1
+
+
+def rows_out_of_order(state: Recalled) -> None:
+    state.pos[[0, 1]] = state.pos[[1, 0]]
+
+
+def row_twice(state: Recalled) -> None:
+    state.pos[1] = state.pos[0]
+
+
+def set_row(value: int) -> Callable[[Recalled], None]:
+    def change(state: Recalled) -> None:
+        state.pos[-1] = value
+
+    return change
+
+
+def cell_twice(state: Recalled) -> None:
+    state.cells[1] = state.cells[0]
+
+
+def cell_of_the_text(state: Recalled) -> None:
+    free = state.cells.copy()
+    free[0] = state.used[0]
+    state.cells[:] = np.sort(free)
+
+
+def cell_outside(state: Recalled) -> None:
+    state.cells[-1] = 10**6
+
+
+def archive_ahead(state: Recalled) -> None:
+    move_end(state, 100)
+
+
+def archive_behind(state: Recalled) -> None:
+    move_end(state, -1)
+
+
+def move_end(state: Recalled, n_tokens: int) -> None:
+    """The last page has so many tokens more."""
+    n_page = len(state.pages) // (int(state.archive["next"][0] - 1) // 64 + 1)
+    pages = bytearray(state.pages)
+    last = np.frombuffer(pages, Recalled.PAGE, 1, len(pages) - n_page)
+    room = 64 - int(last["count"][0])
+    n_tokens = min(n_tokens, room)
+    assert n_tokens != 0
+    last["count"] = int(last["count"][0]) + n_tokens
+    state.archive["next"] += n_tokens
+    state.pages = bytes(pages)
+
+
+def question_elsewhere(state: Recalled) -> None:
+    state.question["pos"][0] += 1
+
+
+def question_turned(state: Recalled) -> None:
+    state.question["rope"][0] += 1
+
+
+CRAFTED: dict[str, Callable[[Recalled], None]] = {
+    "spans out of order": spans_out_of_order,
+    "spans one over the other": spans_one_over_the_other,
+    "an empty span": lambda state: set_span(0, "p1", state.spans["p0"][0])(state),
+    "a span before the text": set_span(0, "p0", -5),
+    "a span behind the archive": set_span(-1, "p1", 10**6),
+    "a weight that is no number": set_span(0, "weight", np.nan),
+    "rows out of order": rows_out_of_order,
+    "a row twice": row_twice,
+    "a row before the text": set_row(-1),
+    "a row outside the spans": set_row(10**6),
+    "a cell twice": cell_twice,
+    "a cell of the text": cell_of_the_text,
+    "a cell outside": cell_outside,
+    "more rows than there may be": set_head("n_rows", RECALL + 1),
+    "rows of no spans": set_head("n_spans", 0),
+    "no number of spans": set_head("n_spans", 2**32 - 1),
+    "no number of tokens": set_head("n_tokens", 2**32 - 1),
+    "a share below 0": set_head("hidden", -0.5),
+    "a share above 1": set_head("missed", 1.5),
+    "a share that is no number": set_head("hidden", np.nan),
+    "an archive ahead of the text": archive_ahead,
+    "an archive behind the text": archive_behind,
+    "a question elsewhere": question_elsewhere,
+    "a question turned elsewhere": question_turned,
+    "an archive of another model": lambda state: state.archive.__setitem__("layout", 1),
+    "an archive that begins behind its first": lambda s: s.archive.__setitem__("begin", 10**6),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(path: Path) -> tuple[Llama, bytes, list[int]]:
+    """With recalled rows of several spans, after a re-base."""
+    llm = recalling_llama(path)
+    for seed in range(100):
+        llm.reset()
+        llm._holds_recalled = True
+        tokens = random_tokens(np.random.default_rng(seed), 250)
+        llm.eval(tokens)
+        recall(llm)
+        if len(llm.recalled()) > 1 and llm.kv.archived % 64 > 1 and llm.kv.rebases:
+            break
+    return llm, llm.kv_state(), tokens
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_nonsense_with_the_right_checksum_is_refused(
+    saved: tuple[Llama, bytes, list[int]], path: Path, name: str
+) -> None:
+    llm, data, tokens = saved
+    if llm.n_tokens == 0:
+        load(llm, data, tokens)
+    state = Recalled(data, llm.kv)
+    assert state.bytes() == data
+    CRAFTED[name](state)
+    assert state.bytes() != data
+    with pytest.raises(StateError):
+        llm.load_kv_state(state.bytes(), tokens)
+    assert llm.n_tokens == llm.kv.used == llm.kv.recalled == llm.kv.archived == 0
+
+
+def test_random_states_of_right_checksums_do_no_harm(
+    saved: tuple[Llama, bytes, list[int]], rng: np.random.Generator
+) -> None:
+    """What is not refused goes on without a crash, over recalls and re-bases."""
+    llm, data, tokens = saved
+    load(llm, data, tokens)
+    kv = llm.kv
+    refused = 0
+    for _ in range(150):
+        state = Recalled(data, kv)
+        scramble(state, rng)
+        try:
+            load(llm, state.bytes(), tokens)
+        except StateError:
+            refused += 1
+            continue
+        llm.eval(random_tokens(rng, 90))
+        recall(llm)
+        llm.eval(random_tokens(rng, 20))
+    assert 30 < refused < 150
+
+
+def scramble(state: Recalled, rng: np.random.Generator) -> None:
+    arrays = [state.archive.view("<i4")]
+    arrays += [state.pieces[name].view("<i4") for name in state.pieces]
+    pages = bytearray(state.pages)
+    n_page = len(pages) // (int(state.archive["next"][0] - 1) // 64 + 1)
+    first = n_page * int(rng.integers(len(pages) // n_page))
+    header = np.frombuffer(pages, "<i4", 160, first)
+    array = [*arrays, header, header][int(rng.integers(len(arrays) + 2))]
+    i = int(rng.integers(array.size))
+    array[i] = int(rng.choice([0, 1, array[i] ^ 1, array[(i + 1) % array.size], 100, -1]))
+    state.pages = bytes(pages)
