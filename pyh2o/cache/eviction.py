@@ -292,7 +292,12 @@ class Eviction:
     # ---------------------------------------------------------------------------------------------
 
     def recall(self) -> bool:
-        return self.budget.recall > 0 and self._kv.recall(self.budget.recall) > 0
+        # while a prompt is read exactly, nothing of it is evicted
+        return (
+            self.budget.recall > 0
+            and not self._enlarged
+            and self._kv.recall(self.budget.recall) > 0
+        )
 
     def refresh_every(self) -> int:
         # The search takes time in proportion to the archive: so its share of the time is the same.

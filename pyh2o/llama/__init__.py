@@ -22,7 +22,7 @@ from ..cache.settings import (
     Positions,
     Prefill,
 )
-from ..errors import BusyError, EvictedError, StateError
+from ..errors import BusyError, EvictedError, SettingsError, StateError
 from ..generation.drafts import FittingDrafts
 from ..openai import completion
 from ..policies import Policy, parse_policy
@@ -39,6 +39,8 @@ __all__ = ["KV_TYPES", "HeavyHitter", "Llama", "RecalledSpan", "check_file"]
 RESET_ARGUMENT = 6
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
+# More tokens than any text has.
+NEVER = 2**31
 
 
 class Llama(EvictingLlama):
@@ -127,9 +129,15 @@ class Llama(EvictingLlama):
         )
         self.prompt_progress = prompt_progress
         self._holds_recalled = False
+        self._n_alone = NEVER
         # Embedding contexts see each text once and in full: there is nothing to evict.
         evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
         check_arguments({"n_ctx": n_ctx, **kwargs}, own=signature(Llama.__init__).parameters)
+        if settings.recall and not evicting and not kwargs.get("vocab_only"):
+            raise SettingsError(
+                f"recall is {recall}, but nothing is evicted that could be recalled: give recall=0 "
+                "(--recall 0), or let rows be evicted (without --no-evict)"
+            )
         if evict and kwargs.get("embedding"):
             warnings.warn(
                 "embedding=True reads each text at once, and nothing is evicted: give evict=False "
@@ -188,6 +196,7 @@ class Llama(EvictingLlama):
         with self.guard:
             super().reset()
             self._holds_recalled = False
+            self._n_alone = NEVER
             memory = llama_cpp.llama_get_memory(self.ctx)
             if memory is not None:
                 llama_cpp.llama_memory_clear(memory, False)
@@ -209,7 +218,7 @@ class Llama(EvictingLlama):
         Args:
             tokens: to evaluate.
             n_before: tokens that have been read before them.
-            n_all: tokens that are read in all.
+            n_all: tokens that are read in all; 0 for those that are taken back again.
         """
         with self.guard:
             self._cache.check_positions(self.n_tokens + len(tokens))
@@ -257,36 +266,50 @@ class Llama(EvictingLlama):
 
     def _refresh_recall(self, n_new: int) -> None:
         """Recall anew from time to time, unless what a question asked for has to stay."""
-        if self.budget is None or not self.budget.recall or self._holds_recalled:
+        if not self.recalls or self._holds_recalled:
             return
         every = self._cache.refresh_every()
         if self.n_tokens // every > (self.n_tokens - n_new) // every:
-            self._cache.recall()
+            self._recall_behind(self.n_tokens)
+
+    def _recall_behind(self, n_tokens: int) -> bool:
+        """Recall what the last queries ask for; whether the text behind so many tokens sees any."""
+        sees_any = self._cache.recall()
+        if sees_any:
+            self._n_alone = min(self._n_alone, n_tokens)
+        return sees_any
+
+    def _drop_recalled(self) -> None:
+        """Drop what is recalled."""
+        self._cache.drop_recalled()
+        if self.n_tokens <= self._n_alone:
+            self._n_alone = NEVER
 
     def read(self, tokens: Sequence[int], *, hold: bool = True) -> None:
         """Evaluate a prompt or a turn, and recall what its end asks for.
 
-        What was recalled before is dropped. Without recall this is `eval`, and so it is for a
-        single token, which only goes on.
+        What was recalled before is dropped. Then all but the last 32 tokens are read, and these
+        twice: once to ask, and once more with what they asked for. Without recall this is `eval`,
+        and so it is for a single token, which only goes on.
 
         Args:
             tokens: to read.
-            hold: what is recalled stays until the next prompt is read, as an answer needs it; or
-                else, for a text that goes on and on, only until its last tokens ask for other rows,
-                as with `eval`.
+            hold: nothing is recalled but for the end, and that stays until the next prompt is read,
+                as an answer needs it; or else, for a text that goes on and on, the newest tokens
+                ask anew from time to time, as with `eval`.
 
         Raises:
             PyH2OError: as `eval` does.
         """
         with self.guard:
-            if len(tokens) == 1:
+            self._holds_recalled = hold
+            if self.budget is None or not self.budget.recall or len(tokens) < 2:
                 self.eval(tokens)
                 return
-            budget = self.budget
-            n_recall, n_recent = (budget.recall, budget.recent) if budget else (0, 0)
-            self._holds_recalled = False
-            recalling.read(self, tokens, n_recall, n_recent)
-            self._holds_recalled = hold
+            try:
+                recalling.read(self, tokens, self.budget.recent)
+            finally:
+                self._holds_recalled = hold
 
     def recall(self, question: str | None = None) -> list[RecalledSpan]:
         """Recall the evicted rows that a question asks for, in place of those recalled before.
@@ -295,21 +318,23 @@ class Llama(EvictingLlama):
 
         Args:
             question: does not become a part of the text; at least one token has to be evaluated
-                before the next one can be drawn. None: what the last tokens of the text ask for.
+                before the next one can be drawn. Where the slack has no room for it, rows are
+                evicted for it. None: what the last tokens of the text ask for.
 
         Returns:
             what is recalled (see `recalled`).
 
         Raises:
-            SettingsError: the question has too many tokens to be taken back.
+            SettingsError: the question has too many tokens to be taken back, or there is no
+                archive.
         """
         with self.guard:
-            self._holds_recalled = True
-            if question is None:
-                self._cache.recall()
-            elif self.budget is not None and self.budget.recall:
+            if self.budget is None or not self.budget.recall:
+                raise SettingsError("there is nothing to recall from: give recall (--recall 0.05)")
+            tokens: list[int] = []
+            if question is not None:
                 tokens = self.tokenize(question.encode(), add_bos=False, special=False)
-                recalling.recall_for(self, tokens, self.budget.recent)
+            recalling.recall_for(self, tokens, self.budget.recent)
             return recalling.spans(self)
 
     def recalled(self) -> list[RecalledSpan]:
@@ -364,6 +389,10 @@ class Llama(EvictingLlama):
         earlier prompt ended that this one goes on from. With `n_batch=1` and attention="ops" they
         do not. Rejected drafts of a draft model leave a trace in the scores.
 
+        With `recall`, the end of an earlier prompt and what was written after it were computed from
+        the rows that were recalled then. A prompt that goes on after all of that keeps them; any
+        other is read again from before that end.
+
         Raises:
             BusyError: the text was changed between two tokens.
         """
@@ -393,7 +422,7 @@ class Llama(EvictingLlama):
 
     def _read_for_recall(self, prompt: Sequence[int]) -> None:
         """Read a prompt but for its last token, which gives the logits, where rows are recalled."""
-        if self.budget is not None and self.budget.recall:
+        if self.recalls:
             self.read(prompt[self.n_tokens : -1])
 
     def _go_back_for(self, prompt: Sequence[int]) -> None:
@@ -403,8 +432,9 @@ class Llama(EvictingLlama):
         n_common = int(differ[0]) if differ.size else n_both
         if n_common == len(prompt) and (n_common < self.n_tokens or self._requires_eval):
             n_common -= 1  # the last one gives the logits
-        if n_common < self.n_tokens and self.budget is not None and self.budget.recall:
-            n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL))  # it asks anew
+        if n_common < self.n_tokens and self.recalls:
+            # its end asks anew, behind what was computed from the text alone
+            n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL, self._n_alone))
         n_kept = self._cache.going_on(n_common, self.n_tokens)
         if n_kept < self.n_tokens and not (n_kept and self.remove_tail(n_kept)):
             self.reset()
@@ -456,6 +486,7 @@ class Llama(EvictingLlama):
             self.input_ids[: len(tokens)] = tokens
             self.n_tokens = len(tokens)
             self._requires_eval = True
+            self._n_alone = 0  # nobody knows
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The parent's state, with all that eviction has to remember."""

@@ -140,6 +140,11 @@ class EvictingLlama(DropIn):
         """The settings and what they come to for the window; None for the full cache."""
         return self._budget
 
+    @property
+    def recalls(self) -> bool:
+        """Whether evicted rows can be recalled."""
+        return self._budget is not None and self._budget.recall > 0
+
     def n_ctx(self) -> int:
         """The window, in tokens: the context that was asked for."""
         return self._window

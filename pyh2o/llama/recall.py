@@ -34,7 +34,7 @@ class RecalledSpan:
     weight: float
 
 
-def read(llm: Llama, tokens: Sequence[int], n_recall: int, n_recent: int) -> None:
+def read(llm: Llama, tokens: Sequence[int], n_recent: int) -> None:
     """Evaluate the tokens of a prompt or a turn, and recall what the last of them ask for.
 
     The tail is read once for its queries, taken back, and read again when the rows are there. They
@@ -42,13 +42,10 @@ def read(llm: Llama, tokens: Sequence[int], n_recall: int, n_recent: int) -> Non
 
     Args:
         llm: the model.
-        tokens: to read.
-        n_recall, n_recent: rows that can be recalled, and recent ones.
+        tokens: to read, at least two.
+        n_recent: recent rows.
     """
-    llm._cache.drop_recalled()
-    if n_recall == 0:
-        llm.eval(tokens)
-        return
+    llm._drop_recalled()
     n_tail = min(TAIL, len(tokens), n_recent - 1)
     head, tail = tokens[: len(tokens) - n_tail], tokens[len(tokens) - n_tail :]
     with llm._cache.making_room(len(tokens)):
@@ -56,13 +53,20 @@ def read(llm: Llama, tokens: Sequence[int], n_recall: int, n_recent: int) -> Non
         llm._cache.mark()
         llm._holds_recalled = True
         start = llm.n_tokens
+        llm.eval_part(tail, 0, 0)
+    if llm._recall_behind(start) and llm.remove_tail(start):
         llm.eval_part(tail, len(head), len(tokens))
-    if llm._cache.recall() and llm.remove_tail(start):
-        llm.eval_part(tail, len(head), len(tokens))
+    elif tail:
+        llm._read(n_tail, len(tokens), len(tokens))
 
 
 def recall_for(llm: Llama, question: Sequence[int], n_recent: int) -> None:
     """Recall what a question asks for that does not become a part of the text.
+
+    Args:
+        llm: the model.
+        question: its tokens; none for the end of the text itself.
+        n_recent: recent rows.
 
     Raises:
         SettingsError: it is too long to be taken back.
@@ -72,12 +76,18 @@ def recall_for(llm: Llama, question: Sequence[int], n_recent: int) -> None:
             f"a question of {len(question)} tokens cannot be taken back: give at most "
             f"{n_recent - 1}, or raise recent (--recent)"
         )
-    llm._cache.drop_recalled()
-    llm._cache.mark()
+    llm._holds_recalled = True
     start = llm.n_tokens
-    llm.eval(question)
-    llm._cache.recall()
-    llm.remove_tail(start)
+    if not question:
+        llm._recall_behind(start)
+        return
+    llm._drop_recalled()
+    llm._cache.mark()
+    try:
+        llm.eval_part(question, 0, 0)
+        llm._recall_behind(start)
+    finally:
+        llm.remove_tail(start)
 
 
 def spans(llm: Llama) -> list[RecalledSpan]:

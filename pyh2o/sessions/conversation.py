@@ -17,6 +17,7 @@ from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
+from ..llama.recall import TAIL
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
 from ..text.prompt import check_message
@@ -155,11 +156,22 @@ class Conversation:
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         self._check_text()
         last = self._last_turn()
-        # There are logits behind the newest token only: the last one before the answer is new.
-        start = last.answer_start - 1
+        start = self._start_again(last)
         tokens = self._text.tokens[start : last.answer_start]
         turn = replace(last, attempt=last.attempt + 1 + self._n_empty)
         yield from self._write(turn, start, tokens, self._turns[:-1], max_tokens)
+
+    def _start_again(self, turn: Turn) -> int:
+        """The first token that is read again for another answer.
+
+        There are logits behind the newest token only, so that is the last one before the answer.
+        Where rows are recalled the end of the message is, which asks for them.
+        """
+        if self.llm.recalls:
+            start = max(turn.start, turn.answer_start - TAIL)
+            if self._text.has_rows(start):
+                return start
+        return turn.answer_start - 1
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
