@@ -111,6 +111,22 @@ def parse_budgets(text: str) -> tuple[float | int, ...]:
     return parse_list("--budget", text, parse, "0.2,512")
 
 
+def parse_recalls(text: str) -> tuple[float | int, ...]:
+    """As `parse_budgets`, and 0 for none.
+
+    Raises:
+        InputError: less than 0, or no number.
+    """
+
+    def parse(item: str) -> float:
+        recall = parse_rows(item)
+        if recall < 0:
+            raise InputError(f"--recall {item}: give 0 or more rows")
+        return recall
+
+    return parse_list("--recall", text, parse, "0,256")
+
+
 def read_text(file: Path) -> str:
     """The text of a file.
 

@@ -26,6 +26,7 @@ from .arguments import (
     budget_option,
     parse_budgets,
     parse_list,
+    parse_recalls,
     policy_option,
     read_text,
     shared,
@@ -63,6 +64,15 @@ class EvalOptions(MeasuringOptions):
             rich_help_panel=COMPARED,
         ),
     ] = None
+    recall: Annotated[
+        str,
+        typer.Option(
+            metavar="ROWS,...",
+            help="Evicted rows that come back for what is asked: fractions of the text's tokens or "
+            "counts; 0 is a cache without an archive.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "0"
     pinned: Annotated[int, shared("pinned")] = 0
     json: Annotated[
         Path | None,
@@ -111,6 +121,7 @@ class Run:
             recent_share=default_recent_share() if share is None else share,
             pinned=options.pinned,
             positions=schemes,
+            recalls=parse_recalls(options.recall),
         )
         model = find_model(options.model)
         return {"model": model, "compute": options.compute(), "caches": caches}

@@ -99,18 +99,18 @@ class CacheSettings:
         Raises:
             SettingsError: nothing to compare, or a share out of its range.
         """
-        if not (self.policies and self.budgets and self.positions):
-            raise SettingsError("give at least one --policy, one --budget and one --positions")
+        if not (self.policies and self.budgets and self.positions and self.recalls):
+            raise SettingsError(
+                "give at least one --policy, one --budget, one --positions and one --recall"
+            )
         if not 0 < self.recent_share <= 1:
             raise SettingsError(
                 f"--recent-share {self.recent_share:g}: give more than 0 and at most 1"
             )
         for budget in self.budgets:
-            if isinstance(budget, float) and budget > 1:
-                raise SettingsError(
-                    f"--budget {budget} is more than the whole text: give a fraction up to 1.0, or "
-                    "a whole number of rows"
-                )
+            _check_fraction("--budget", budget)
+        for recall in self.recalls:
+            _check_fraction("--recall", recall)
 
     def for_text(self, tokens: int) -> list[MeasuredCache]:
         """The full cache and all others for so many tokens, in the order in which they are shown.
@@ -137,6 +137,14 @@ class CacheSettings:
                     )
                 )
         return caches
+
+
+def _check_fraction(option: str, rows: float | int) -> None:
+    if isinstance(rows, float) and rows > 1:
+        raise SettingsError(
+            f"{option} {rows} is more than the whole text: give a fraction up to 1.0, or a whole "
+            "number of rows"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,6 +216,18 @@ def test_lines_of_a_text_are_joined_or_kept(model: str) -> None:
     assert digests == [hashlib.sha256(text.encode()).hexdigest() for text in texts]
 
 
+def test_caches_that_recall(model: str, chat_model: str) -> None:
+    for command in ("fidelity", "recall"):
+        given = [*arguments(command, model, chat_model), "--policy", "h2o", "--recall", "0,64"]
+        output = run(*given, "--json", f"{command}.json")
+        assert output.code == 0, output.notes
+        names = list(dict.fromkeys(row[0] for row in rows(output.text)))
+        assert names == ["full", "h2o, 100 rows", "h2o, 100 rows, recall 64 rows"]
+        summary = json.loads(Path(f"{command}.json").read_text())["summary"]
+        losses = {one["cache"]: one["nll"] for one in summary}
+        assert len(set(losses.values())) == 3
+
+
 def test_later_runs_may_ask_for_more(model: str, chat_model: str) -> None:
     given = [*arguments("recall", model, chat_model), "--json", "b.json"]
     assert run(*given, "--policy", "h2o", "--question", "after").code == 0
@@ -330,6 +342,8 @@ REFUSALS = [
     ("fidelity", ["--plot", "b.pdf"], "--plot b.pdf: give a name that ends in .png or .svg"),
     ("fidelity", ["--plot", "mine.svg"], "mine.svg exists: give another --plot"),
     ("fidelity", ["--model", "none.gguf"], "there is no model file none.gguf"),
+    ("fidelity", ["--recall", "-1"], "--recall -1: give 0 or more rows"),
+    ("fidelity", ["--recall", "1.5"], "--recall 1.5 is more than the whole text"),
     ("recall", ["--task", "qa_1"], "there is no task 'qa_1': give one of niah_single_1"),
     ("recall", ["--question", "x"], "--question 'x' is no list such as before,after"),
     ("recall", ["--tokens", "2000"], "--tokens 2000 is more than the 1024"),

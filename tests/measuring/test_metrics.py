@@ -128,5 +128,6 @@ def test_share_of_places_within_spans() -> None:
     assert share_within(places, spans, before=1000) == 3 / 5
     assert share_within(places, spans, before=100) == 2 / 3
     assert share_within(places, [], before=1000) == 0.0
+    assert share_within([(70, 90)], [(16, 80), (80, 96)], before=1000) == 1.0
     assert share_within(places, spans, before=10) is None
     assert share_within([], spans, before=1000) is None

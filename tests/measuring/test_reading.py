@@ -11,7 +11,12 @@ import pytest
 from pyh2o.errors import ContextLimitError, SettingsError
 from pyh2o.measuring.model import NamedText, normalised, text_tokens
 from pyh2o.measuring.quality.metrics import log_softmax, surprises
-from pyh2o.measuring.quality.reading import answer_surprises, predictions, taken_back
+from pyh2o.measuring.quality.reading import (
+    answer_surprises,
+    predictions,
+    share_recalled,
+    taken_back,
+)
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -35,6 +40,61 @@ def test_predictions_are_those_of_single_tokens(
         expected = log_softmax(single.scores[:300])
     assert [start for start, _ in chunks][:2] == [0, min(128, 80 + slack)]
     np.testing.assert_allclose(np.concatenate([part for _, part in chunks]), expected, atol=2e-2)
+
+
+def test_predictions_recall_as_single_tokens_do(path: Path, rng: np.random.Generator) -> None:
+    tokens = rng.integers(3, 384, 300).tolist()
+    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "recall": 32}
+    with (
+        tiny_llama(path, **settings) as llm,
+        tiny_llama(path, **settings, logits_all=True) as single,
+    ):
+        chunks = [part for _, part in predictions(llm, tokens)]
+        for token in tokens:
+            single.eval([token])
+        assert llm.kv.recalls == single.kv.recalls > 1
+        spans = [[(one.start, one.end) for one in each.recalled()] for each in (llm, single)]
+        assert spans[0] == spans[1] != []
+        expected = log_softmax(single.scores[:300])
+    np.testing.assert_allclose(np.concatenate(chunks), expected, atol=2e-2)
+
+
+def test_recalled_rows_are_there_after_something_is_taken_back(
+    path: Path, rng: np.random.Generator
+) -> None:
+    tokens = rng.integers(3, 384, 600).tolist()
+    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=32) as llm:
+        llm.eval(tokens)
+        llm.read(tokens[100:140])
+        spans = llm.recalled()
+        assert spans
+        losses = answer_surprises(llm, 9, [20] * 100)
+        with taken_back(llm):
+            llm.eval([7] * 300)
+            assert llm.recalled() == spans, "what a question asked for stays"
+            llm.read([8] * 20)
+            assert llm.recalled() != spans
+        assert llm.recalled() == spans
+        recalls = llm.kv.recalls
+        np.testing.assert_array_equal(answer_surprises(llm, 9, [20] * 100), losses)
+        with taken_back(llm):
+            for _ in range(100):
+                llm.eval([7])
+            assert llm.kv.recalls == recalls
+
+
+def test_share_of_places_that_are_recalled(path: Path, rng: np.random.Generator) -> None:
+    tokens = rng.integers(3, 384, 600).tolist()
+    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=32) as llm:
+        llm.read(tokens)
+        (first, *_), last = llm.recalled(), llm.n_tokens
+        inside = (first.start, first.end)
+        assert share_recalled(llm, [inside]) == 1.0
+        assert share_recalled(llm, [inside, (first.start - 1, first.end)]) == 0.5
+        assert share_recalled(llm, [(last - 5, last)]) is None
+    with tiny_llama(path, n_ctx=512) as llm:
+        llm.read(tokens)
+        assert share_recalled(llm, [(0, 5)]) is None
 
 
 def test_text_goes_on_after_predictions(path: Path) -> None:

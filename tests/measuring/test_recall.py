@@ -16,6 +16,7 @@ from pyh2o.measuring.caches import Compute, open_llama
 from pyh2o.measuring.measurement import CacheSettings
 from pyh2o.measuring.model import NamedText
 from pyh2o.measuring.quality import recall as recall_module
+from pyh2o.measuring.quality.metrics import share_within
 from pyh2o.measuring.quality.prompts import Prompter
 from pyh2o.measuring.quality.reading import answer_surprises
 from pyh2o.measuring.quality.recall import Recall, RecallSettings
@@ -182,15 +183,16 @@ def test_wrong_answers_and_recalled_places(path: Path, monkeypatch: pytest.Monke
     settings = recall_settings(path, tasks=("updated",), samples=2, questions=("after",))
     recall = Recall(settings, file := results(), Quiet())
     (place,) = recall._samples["updated", 900, 0][1].turns[0].places
-    asked = []
+    looked_for = []
 
-    def spans(llm: object) -> list[tuple[int, int]]:
-        asked.append(llm)
-        return [] if len(asked) == 4 else [(0, place[0] + 1), place]
+    def share(llm: object, places: list[tuple[int, int]]) -> float:
+        looked_for.append(places)
+        return float(len(looked_for) < 4)
 
-    monkeypatch.setattr(recall_module, "recalled_spans", spans)
+    monkeypatch.setattr(recall_module, "share_recalled", share)
     recall.run()
-    assert len(asked) == 4
+    assert len(looked_for) == 4
+    assert looked_for[0] == looked_for[2] == [place]
     of_h2o = [file.units[f"updated/900/after/h2o, 150 rows/{i}"]["answers"][0] for i in range(2)]
     assert [one["found"] for one in of_h2o] == [1.0, 0.0]
     assert [one["wrong"] for one in of_h2o] == [False, False]
@@ -202,6 +204,41 @@ def test_wrong_answers_and_recalled_places(path: Path, monkeypatch: pytest.Monke
     assert table.headings[-3:] == (
         *("wrong answer given", "NLL of the wrong one - right one", "recalled"),
     )
+
+
+def test_evicted_rows_come_back_for_each_question(path: Path) -> None:
+    caches = CacheSettings(("h2o",), (60,), 0.5, recalls=(0, 64))
+    settings = recall_settings(path, tasks=("pairs",), samples=1, caches=caches)
+    recall = Recall(settings, file := results(), Quiet())
+    recall.run()
+
+    def answers(when: str, cache: str) -> list[dict[str, Any]]:
+        return file.units[f"pairs/900/{when}/{cache}/0"]["answers"]
+
+    for when in ("after", "before"):
+        without = answers(when, "h2o, 60 rows")
+        recalling = answers(when, "h2o, 60 rows, recall 64 rows")
+        assert {one["found"] for one in without} == {None}
+        assert [one["nll"] for one in recalling] != [one["nll"] for one in without]
+    # by hand
+    (_, prompt) = recall._samples["pairs", 900, 0]
+    cache = caches.for_text(900)[2]
+    recalled = []
+    with open_llama(path, cache, window=900, compute=settings.compute) as llm:
+        llm.eval(prompt.context)
+        unread: list[int] = []
+        for turn, answer in zip(prompt.turns, answers("after", cache.name), strict=True):
+            unread += turn.read
+            llm.read(unread[:-1])
+            unread = unread[-1:]
+            recalled.append([(span.start, span.end) for span in llm.recalled()])
+            before = llm.kv.archived
+            assert answer["found"] == share_within(turn.places, recalled[-1], before=before)
+            loss = answer_surprises(llm, unread[0], turn.answer).mean()
+            assert answer["nll"] == pytest.approx(loss, abs=1e-4)
+    assert recalled[0] != [] != recalled[-1] != recalled[0]
+    table = recall.tables(recall.summaries())[0]
+    assert [row[1] for row in table.rows][1:] == 2 * ["60 (256)"] + 2 * ["60 (192) + 64"]
 
 
 def test_recall_of_a_budget_that_covers_the_text_is_the_full_cache_s(path: Path) -> None:

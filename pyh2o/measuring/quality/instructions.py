@@ -301,7 +301,7 @@ def _margins(conversation: Conversation, given: Assignment) -> dict[str, float]:
 def _margin(llm: Llama, template: ChatTemplate, directive: Directive) -> float:
     tokens = template.next_turn(directive.question)
     with taken_back(llm):
-        llm.eval(tokens[:-1])
+        llm.read(tokens[:-1])
         losses = [
             answer_surprises(llm, tokens[-1], plain_tokens(llm, answer)).mean()
             for answer in (directive.compliant, directive.violating)

@@ -121,7 +121,7 @@ def gap_closed(full: float, baseline: float, value: float) -> float | None:
 def share_within(
     places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], before: int
 ) -> float | None:
-    """Share of the places in a text that lie in one of some spans as a whole.
+    """Share of the places in a text that some spans cover as a whole.
 
     Args:
         places, spans: first position and the one behind the last.
@@ -131,7 +131,8 @@ def share_within(
         None if none counts.
     """
     counting = [place for place in places if place[1] <= before]
-    within = [any(a <= start and end <= b for a, b in spans) for start, end in counting]
+    covered = {position for a, b in spans for position in range(a, b)}
+    within = [covered.issuperset(range(*place)) for place in counting]
     return sum(within) / len(within) if within else None
 
 

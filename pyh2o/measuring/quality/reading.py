@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ContextLimitError
 from ...generation.sampling import Sampling
 from ...llama import Llama
-from .metrics import FloatArray, log_softmax, surprises
+from .metrics import FloatArray, log_softmax, share_within, surprises
 
 # What a model says without any doubt: always the likeliest token.
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.0)
@@ -23,9 +23,9 @@ CHUNK = 128
 def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatArray]]:
     """Evaluate tokens after the text so far, and say what the model expects behind each of them.
 
-    Rows are evicted exactly when they would be if the tokens came one at a time: no chunk is
-    larger than the room there is, and behind a compaction none is larger than the slack. Only a
-    re-base, which evicts nothing, comes up to a chunk earlier.
+    Rows are evicted and recalled exactly when they would be if the tokens came one at a time: no
+    chunk is larger than the room there is, and behind a compaction none is larger than the slack.
+    Only a re-base, which evicts nothing, comes up to a chunk earlier.
 
     Args:
         llm: the model.
@@ -49,8 +49,10 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
         start = 0
         while start < len(tokens):
             room = llm.room_in_batch() or llm.kv.slack
-            chunk = tokens[start : start + min(CHUNK, room)]
-            yield start, log_softmax(_decode(llm, batch, chunk))
+            chunk = tokens[start : start + min(CHUNK, room, _until_recall(llm))]
+            log_probs = log_softmax(_decode(llm, batch, chunk))
+            llm._refresh_recall(len(chunk))
+            yield start, log_probs
             start += len(chunk)
     finally:
         llama_cpp.llama_batch_free(batch)
@@ -76,14 +78,20 @@ def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray
     return np.concatenate(parts)
 
 
-def recalled_spans(llm: Llama) -> Sequence[tuple[int, int]] | None:
-    """Spans of the text whose evicted rows were fetched back for what was read last.
+def share_recalled(llm: Llama, places: Sequence[tuple[int, int]]) -> float | None:
+    """Share of places in the text that are recalled as a whole, as far as they may be evicted.
+
+    Args:
+        llm: the model.
+        places: first position and the one behind the last.
 
     Returns:
-        First position and the one behind the last of each; None for a cache that fetches none.
+        None for a cache without recall, or if all rows of all places are still there.
     """
-    spans: Sequence[tuple[int, int]] | None = getattr(llm, "recalled_spans", None)
-    return spans
+    if llm.budget is None or not llm.budget.recall:
+        return None
+    kv, spans = llm.kv, [(span.start, span.end) for span in llm.recalled()]
+    return share_within(places, spans, before=kv.unarchived + kv.archived)
 
 
 @contextmanager
@@ -101,10 +109,20 @@ def taken_back(llm: Llama) -> Iterator[None]:
         return
     # To remove the tail alone would leave the attention that it paid in the scores.
     state, tokens = llm.kv_state(), llm.input_ids[:n_tokens].tolist()
+    holds_recalled = llm._holds_recalled
     try:
         yield
     finally:
         llm.load_kv_state(state, tokens)
+        llm._holds_recalled = holds_recalled
+
+
+def _until_recall(llm: Llama) -> int:
+    """Tokens that can be evaluated at once without missing a time at which rows are recalled."""
+    if llm.budget is None or not llm.budget.recall:
+        return CHUNK
+    every = llm._cache.refresh_every()
+    return every - llm.n_tokens % every
 
 
 def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> FloatArray:

@@ -30,9 +30,8 @@ from ..measurement import Job, Measurement, Progress, QualitySettings, told_of
 from ..model import NamedText, open_for_tokens, trained_context
 from ..results import ResultFile
 from ..tables import TextTable
-from .metrics import share_within
 from .prompts import Prompt, Prompter, Turn, greedy_answer
-from .reading import answer_surprises, recalled_spans, taken_back
+from .reading import answer_surprises, share_recalled, taken_back
 from .recall_figures import (
     Answered,
     RecallSummary,
@@ -180,7 +179,7 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
             if job.question == "before":
                 # Together with all that comes before it, and the cache is compacted behind it.
                 llm.reset()
-            llm.eval(unread[:-1])
+            llm.read(unread[:-1])
             answers.append(_answered(llm, job, question, turn))
             if job.question != "before":
                 unread = unread[-1:]
@@ -208,10 +207,7 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
 def _answered(llm: Llama, job: RecallJob, question: Question, turn: Turn) -> Answered:
     """What comes behind a question that was read but for its last token; nothing of it stays."""
     last = turn.read[-1]
-    spans = recalled_spans(llm)
-    found = None
-    if spans is not None:
-        found = share_within(turn.places, spans, before=llm.n_tokens - job.cache.recent)
+    found = share_recalled(llm, turn.places)
     nll = float(answer_surprises(llm, last, turn.answer).mean(dtype=np.float64))
     rival = None
     if turn.rival:

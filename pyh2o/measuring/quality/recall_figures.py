@@ -28,8 +28,8 @@ class Answered:
         nll: mean loss of the tokens of the right answer, in nats.
         wrong: whether it gives what it must not; None where there is nothing of that kind.
         margin: how much larger the mean loss of such a wrong answer is than that of the right one.
-        found: share of the places with the answer, as far as these have left the recent window,
-            that were recalled as a whole; None without any, or for a cache that recalls nothing.
+        found: share of the places with the answer, as far as rows of them may be evicted, that
+            were recalled as a whole; None without any, or for a cache that recalls nothing.
     """
 
     references: list[str]
