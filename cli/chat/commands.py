@@ -197,7 +197,9 @@ def _show_recalled(chat: Chat, _argument: str) -> None:
         raise InputError("this chat recalls nothing: start it with --recall 0.05")
     spans = llm.recalled()
     if not spans:
-        terminal.say("nothing was recalled for the last answer")
+        terminal.say(
+            "nothing is recalled: all that was said is still in the cache, or was no match"
+        )
     for span in spans:
         text = shortened(span.text)
         terminal.say(f"{span.start:>8,} .. {span.end - 1:<8,} {span.weight:7.3f}  {text}")
@@ -318,9 +320,16 @@ _ALL = [
         "what the cache holds: a picture of the text, heavy hitters marked",
         _kv,
         "In about N lines, or all of it. Every (layer, KV head) pair keeps rows of its own; the "
-        "picture shows the tokens that most of them hold.",
+        "picture shows the tokens that most of them hold, and where passages were recalled.",
     ),
-    Command("/recalled", "", "what came back from the archive for the last answer", _show_recalled),
+    Command(
+        "/recalled",
+        "",
+        "what came back from the archive for the last answer",
+        _show_recalled,
+        "Positions in the text, how much the question looks at the passage, and how it begins. "
+        "Only with --recall.",
+    ),
     Command(
         "/set",
         "[NAME [VALUE]]",

@@ -2,13 +2,14 @@
 
 A strip shows the whole text, and below it stand the tokens that are kept, in the order of the text.
 Every (layer, KV head) pair keeps rows of its own, so nearly every token is held by a few pairs: a
-picture of so many lines shows the tokens that most pairs hold, and marks what is left out.
+picture of so many lines shows the tokens that most pairs hold, and marks what is left out. Arrows
+under the strip show where passages are that came back from the archive.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,10 @@ from pyh2o.cache.rows import KeptTokens, kept_tokens
 from ..terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    from pyh2o.llama import Llama, RecalledSpan
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+ARROW = "↑"
 STRIP_WIDTH = 80
 HITTERS = 20
 """How many of the highest scores are marked."""
@@ -69,7 +71,14 @@ def kv_picture(llm: Llama, console: Console, lines: int | None) -> Iterator[str 
     )
     blocks = strip(kept, llm.n_tokens, min(width, STRIP_WIDTH))
     yield blocks
+    spans = llm.recalled()
+    if spans:
+        yield arrows(spans, llm.n_tokens, len(blocks))
     yield f"0{f'{llm.n_tokens:,}':>{len(blocks) - 1}}"
+    if spans:
+        n_recalled = sum(span.end - span.start for span in spans)
+        passages = f"{count(len(spans), 'passage')} of {count(n_recalled, 'token')}"
+        yield Text(f"{ARROW} recalled: {passages} came back; /recalled shows them", FAINT)
     newest = max(kv.pinned, _newest(kept, llm.n_tokens) if kv.evicting else 0)
     pinned, between, recent = np.split(
         np.arange(len(kept.positions)), np.searchsorted(kept.positions, [kv.pinned, newest])
@@ -114,6 +123,16 @@ def strip(kept: KeptTokens, n_tokens: int, width: int) -> str:
     sums = np.diff(held[np.searchsorted(kept.positions, edges)])
     levels = np.ceil(sums / np.diff(edges) * (len(BLOCKS) - 1)).astype(int)
     return "".join(BLOCKS[level] for level in levels.clip(0, len(BLOCKS) - 1))
+
+
+def arrows(spans: Sequence[RecalledSpan], n_tokens: int, width: int) -> str:
+    """A line for under a strip of that width: an arrow wherever it has tokens of a span."""
+    marks = [" "] * width
+    for span in spans:
+        # the last column whose tokens begin at or before the span's, and the one of its last token
+        first, last = (((at + 1) * width - 1) // n_tokens for at in (span.start, span.end - 1))
+        marks[first : last + 1] = ARROW * (last + 1 - first)
+    return "".join(marks)
 
 
 def _which(kept: KeptTokens, between: Indices, shown: Indices) -> str:

@@ -165,13 +165,12 @@ class Conversation:
         """The first token that is read again for another answer.
 
         There are logits behind the newest token only, so that is the last one before the answer.
-        Where rows are recalled the end of the message is, which asks for them.
+        Where rows are recalled it is the end of the message, which asks for them, or as much of it
+        as can be taken back.
         """
-        if self.llm.recalls:
-            start = max(turn.start, turn.answer_start - TAIL)
-            if self._text.has_rows(start):
-                return start
-        return turn.answer_start - 1
+        n_again = TAIL if self.llm.recalls else 1
+        starts = range(max(turn.start, turn.answer_start - n_again), turn.answer_start)
+        return next(filter(self._text.has_rows, starts), starts[-1])
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None

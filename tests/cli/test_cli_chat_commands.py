@@ -26,7 +26,8 @@ def test_help(model: ScriptedModel) -> None:
     assert lines[0] == "/help [COMMAND]      this list, or more about one command"
     names = " ".join(line.split()[0] for line in lines if line.startswith("/"))
     assert names == (
-        "/help /quit /clear /regen /undo /edit /system /read /multi /save /load /stats /kv /set"
+        "/help /quit /clear /regen /undo /edit /system /read /multi /save /load /stats /kv "
+        "/recalled /set"
     )
 
 

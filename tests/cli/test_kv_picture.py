@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from rich.console import Console
 from cli_fakes import cache_with
 from pyh2o.cache.rows import KeptTokens, kept_tokens
 from pyh2o.cache.statistics import KVStatistics
-from pyh2o.cli.chat.kv_picture import kv_picture, strip
+from pyh2o.cli.chat.kv_picture import arrows, kv_picture, strip
+from pyh2o.llama import RecalledSpan
+from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -32,6 +34,10 @@ class FakeLlama:
     pinned: int = 0
     evicting: bool = True
     n_layer: int = 2
+    spans: list[RecalledSpan] = field(default_factory=list)
+
+    def recalled(self) -> list[RecalledSpan]:
+        return self.spans
 
     @property
     def n_tokens(self) -> int:
@@ -110,6 +116,31 @@ recent: the last 4 tokens are held by all pairs
 out: · up to 9 tokens, ··· up to 99
 """
     )
+
+
+def test_picture_of_what_was_recalled() -> None:
+    llm = text_of((5, 4), (12, 4))
+    llm.spans = [RecalledSpan(7, 9, " w7 w8", 0.5), RecalledSpan(20, 21, " w20", 0.1)]
+    lines = picture(llm, None).splitlines()
+    assert lines[2:6] == [
+        "     ▄      ▄                       ████",
+        "       ↑↑           ↑",
+        "0                                     40",
+        "↑ recalled: 2 passages of 3 tokens came back; /recalled",
+    ]
+
+
+def test_arrows_stand_under_the_strip(cases: Cases) -> None:
+    """Under every column that has a token of a span, and under no other."""
+    for _, rng in cases(range(100)):
+        n_tokens = int(rng.integers(1, 500))
+        width = int(rng.integers(1, min(80, n_tokens) + 1))
+        start = int(rng.integers(0, n_tokens))
+        end = int(rng.integers(start + 1, n_tokens + 1))
+        edges = np.arange(width + 1) * n_tokens // width
+        marked = (edges[:-1] < end) & (edges[1:] > start)
+        line = arrows([RecalledSpan(start, end, "", 1.0)], n_tokens, width)
+        assert line == "".join(" ↑"[mark] for mark in marked.astype(int))
 
 
 def test_picture_in_colours() -> None:
