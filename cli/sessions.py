@@ -28,9 +28,10 @@ def list_command() -> None:
         for chat in chats:
             about = chat.path.stat()
             changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(about.st_mtime))
-            size = f"{about.st_size / 1e6:,.1f} MB"
+            n_bytes = about.st_size + chat.archive_bytes
+            size = f"{n_bytes / 1e6:,.1f} MB"
             terminal.write(f"{chat.name:<{width}}  {changed}  {size:>10}  {_summary(chat)}\n")
-            total += about.st_size
+            total += n_bytes
         terminal.say(f"{len(chats)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 
 
@@ -59,7 +60,7 @@ def remove(
                 raise InputError(f"there is no session {chat.name}: see `pyh2o sessions list`")
         for chat in chats:
             with closing(ChatLock(chat)):
-                chat.path.unlink()
+                chat.remove()
             terminal.say(f"removed {chat.name}")
 
 

@@ -59,6 +59,7 @@ class Chat:
         self._tally = Tally()
         self._last: Answer | None = None
         self._copies: set[Path] = set()
+        self._trouble = ""  # that was said last
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input.
@@ -132,6 +133,7 @@ class Chat:
         self._tally.add(answer)
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
+        self._say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
             raise KeyboardInterrupt
@@ -155,6 +157,13 @@ class Chat:
                 f"the answer ends here: {why}; all text is kept, but start a new chat to go on",
                 style="yellow",
             )
+
+    def _say_trouble(self) -> None:
+        """Say once, in one line, what is wrong with the archive."""
+        trouble = self.conversation.llm.archive_trouble
+        if trouble and trouble != self._trouble:
+            terminal.say(f"warning: {trouble}", style="yellow")
+        self._trouble = trouble
 
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation, and save it."""
@@ -206,7 +215,7 @@ class Chat:
         """
         if path.exists() and path.resolve() not in self._copies:
             raise InputError(f"{path} exists: give another name")
-        self.conversation.save(path)
+        self.conversation.save(path, portable=True)
         self._copies.add(path.resolve())
 
     def load(self, path: Path) -> None:
@@ -243,6 +252,7 @@ class Chat:
 
     def say_last_exchange(self) -> None:
         """Show what a conversation that is continued was about."""
+        self._say_trouble()
         turns = self.conversation.turns
         tokens = turns[-1].end if turns else 0
         said = f"{count(len(turns), 'turn')}, {count(tokens, 'token')}"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
+from pyh2o.system.archives import of_session, remove_of_session
+
 from ..errors import InputError
 
 SUFFIX = ".h2o"
@@ -65,6 +67,23 @@ class SavedChat:
     def path(self) -> Path:
         """Its session file."""
         return chats_folder() / f"{self.name}{SUFFIX}"
+
+    @property
+    def archive_bytes(self) -> int:
+        """Bytes that its archive takes."""
+        try:
+            return of_session(self.path).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def remove(self) -> None:
+        """Remove it for good, with its archive.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        self.path.unlink()
+        remove_of_session(self.path)
 
     @property
     def lock_path(self) -> Path:

@@ -9,8 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from pyh2o.system.archives import SUFFIX, remove_of_session
+
 from ..errors import InputError
 from .story_file import CHECKPOINT, RECORDS, StoryFile, beside, new_name
+
+# A story, and what lies beside it.
+BESIDE = ("", CHECKPOINT, f"{CHECKPOINT}{SUFFIX}", RECORDS)
 
 
 class NewStoryFile(StoryFile):
@@ -32,7 +37,7 @@ class NewStoryFile(StoryFile):
         self._earlier: Path | None = None
         self._complete = False
         if not replace and not self.special:
-            for suffix in ("", CHECKPOINT, RECORDS):
+            for suffix in BESIDE:
                 if beside(self.path, suffix).exists() and not (suffix == "" and self._is_empty()):
                     raise self._exists(suffix)
 
@@ -68,9 +73,10 @@ class NewStoryFile(StoryFile):
         if not self.written and not self.special:
             self.path.unlink(missing_ok=True)
             self.checkpoint.unlink(missing_ok=True)
+            remove_of_session(self.checkpoint)
             self._bring_back()
         elif self._complete and self._earlier is not None:
-            for suffix in ("", CHECKPOINT, RECORDS):
+            for suffix in BESIDE:
                 beside(self._earlier, suffix).unlink(missing_ok=True)
             self.aside = None
 
@@ -108,6 +114,6 @@ class NewStoryFile(StoryFile):
 
 def _move(source: Path, target: Path) -> None:
     """Rename a story, its checkpoint and its records, as many of them as there are."""
-    for suffix in ("", CHECKPOINT, RECORDS):
+    for suffix in BESIDE:
         with contextlib.suppress(FileNotFoundError):
             beside(source, suffix).rename(beside(target, suffix))

@@ -87,6 +87,8 @@ class StoryRun:
             raise
         for note in self._notes:
             terminal.say(note)
+        if story.llm.archive_trouble:
+            terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
         if file is not None and file.written:
             terminal.say(f"the text is in {file.path}")
         terminal.say(pen.report())

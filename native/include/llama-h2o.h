@@ -49,6 +49,7 @@
 
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -97,6 +98,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
+    LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // the archive's file cannot be used; llama_h2o_archive_trouble() says why
 };
 
 // Of the states that are written. They are read by the version that wrote them.
@@ -244,6 +246,27 @@ LLAMA_H2O_API int32_t llama_h2o_drop_recalled(struct llama_context * ctx, int32_
 // Returns how many there are.
 LLAMA_H2O_API int32_t llama_h2o_get_recalled(
         struct llama_context * ctx, int32_t seq_id, struct llama_h2o_recalled_span * spans, uint32_t n_spans);
+
+// From now on the archive of a sequence lies in this file, which is made if there is none, and what it holds is written
+// there. What a state that is loaded afterwards needs of a file that was there is held again; other pages of it are written
+// over. States refer to the file, and hold only what is not in it. One context at a time has a file open.
+// A file that cannot be opened, or is of another model, type or text, is refused; the archive then stays where it was.
+//   id   [16], of the text; made by chance
+LLAMA_H2O_API int32_t llama_h2o_archive_open(
+        struct llama_context * ctx, int32_t seq_id, const char * path, const uint8_t * id);
+
+// From now on the archive of a sequence lies in memory. What it held is dropped; the file stays as it is.
+LLAMA_H2O_API int32_t llama_h2o_archive_close(struct llama_context * ctx, int32_t seq_id);
+
+// What was written to the file is there after a power cut: before a state is saved that refers to it.
+LLAMA_H2O_API int32_t llama_h2o_archive_flush(struct llama_context * ctx, int32_t seq_id);
+
+// Whether states of a sequence hold all of its archive, whatever its file has, so that they can be loaded without it.
+LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, int32_t seq_id, bool all);
+
+// What is wrong with the archive of a sequence, in one line: its file was refused, it lacks what a state needs, or a disk is
+// full and nothing is archived any more. Empty if nothing is. Valid until the next call.
+LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0, and for a sliding-window
 // model all but the sizes of K and V.

@@ -65,6 +65,8 @@ const char * llama_h2o_strerror(int32_t status) {
             return "the heads of a layer are split over devices: use split_mode = LLAMA_SPLIT_MODE_LAYER";
         case LLAMA_H2O_ERR_NO_ARCHIVE:
             return "there is no archive to recall rows from: attach eviction with rows for recall";
+        case LLAMA_H2O_ERR_ARCHIVE_FILE:
+            return "the file of the archive cannot be used: it is in use, cannot be written, or is of another text";
     }
 
     return "unknown status";

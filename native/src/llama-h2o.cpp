@@ -1,7 +1,8 @@
 #include "llama-h2o.h"
 
+#include "llama-h2o-calls.h"
+
 #include "cache/h2o-cache.h"
-#include "cache/h2o-recall.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
 
@@ -154,37 +155,11 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
     }
 }
 
-static bool has_seq(const llama_kv_cache & kv, int32_t seq_id) {
-    return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
-}
-
-// Calls fn(eviction of the context) and turns exceptions into return codes.
-template <typename F>
-static int32_t with_eviction(llama_context * ctx, F fn) {
-    if (!ctx) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    llama_h2o * h2o = llama_h2o::of(ctx);
-    if (!h2o) {
-        return LLAMA_H2O_ERR_NOT_ATTACHED;
-    }
-
-    try {
-        return fn(*h2o);
-    } catch (const std::bad_alloc &) {
-        return LLAMA_H2O_ERR_MEMORY;
-    } catch (const std::exception & err) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
-        return LLAMA_H2O_ERR_INTERNAL;
-    }
-}
-
 // Changes what a text asks for with fn(claims), if that can be met.
 template <typename F>
 static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
@@ -230,8 +205,8 @@ int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_
 }
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
         llama_h2o_set_mark(h2o.parts, h2o.stream_of(seq_id));
@@ -241,64 +216,19 @@ int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
 }
 
 int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        return has_seq(*llama_h2o::plain_cache(ctx), seq_id)
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        return llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)
                        ? llama_h2o_last_mark(h2o.parts, h2o.stream_of(seq_id), pos)
                        : LLAMA_H2O_ERR_ARGUMENT;
     });
 }
 
-// Calls fn(parts, stream) of a sequence that has an archive.
-template <typename F>
-static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-
-        const uint32_t s = h2o.stream_of(seq_id);
-
-        return h2o.parts.streams[s].archive ? fn(h2o.parts, s) : LLAMA_H2O_ERR_NO_ARCHIVE;
-    });
-}
-
-int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows) {
-    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        // all cells are the text's for the while
-        return llama_h2o::of(ctx)->is_enlarged() ? LLAMA_H2O_ERR_ENLARGED
-                                                 : int32_t(llama_h2o_recall_rows(parts, s, n_rows));
-    });
-}
-
-int32_t llama_h2o_drop_recalled(llama_context * ctx, int32_t seq_id) {
-    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        llama_h2o_drop_rows(parts, s);
-
-        return LLAMA_H2O_OK;
-    });
-}
-
-int32_t llama_h2o_get_recalled(llama_context * ctx, int32_t seq_id, llama_h2o_recalled_span * spans, uint32_t n_spans) {
-    if (n_spans > 0 && !spans) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) {
-        const auto & all = parts.streams[s].recalled.spans;
-        for (size_t i = 0; i < all.size() && i < n_spans; ++i) {
-            spans[i] = { all[i].p0, all[i].p1, all[i].weight };
-        }
-
-        return int32_t(all.size());
-    });
-}
-
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
 }
 
 int32_t llama_h2o_shrink(llama_context * ctx) {
-    return with_eviction(ctx, [](llama_h2o & h2o) { return h2o.shrink(); });
+    return llama_h2o_with_eviction(ctx, [](llama_h2o & h2o) { return h2o.shrink(); });
 }
 
 int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {
@@ -322,7 +252,7 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
     if (!kv) {
         return ctx->get_memory() ? LLAMA_H2O_ERR_CACHE_KIND : LLAMA_H2O_ERR_NO_CACHE;
     }
-    if (!has_seq(*kv, seq_id)) {
+    if (!llama_h2o_has_seq(*kv, seq_id)) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
@@ -417,8 +347,8 @@ static int32_t read_rows(
 
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
-    return with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
                 uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }

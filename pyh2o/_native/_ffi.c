@@ -584,97 +584,112 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 74), // char const *()(int32_t)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(int32_t)
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 84), // struct llama_context *
-/*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
-/*  7 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(struct llama_context *, int32_t)
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 98), // struct llama_context *
+/*  5 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
+/*  8 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
 /* 11 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 13 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
-/* 14 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 15 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 16 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t)
-/* 17 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 18 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 19 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 25 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 27 */ _CFFI_OP(_CFFI_OP_POINTER, 82), // float *
-/* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 29 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
-/* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 31 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 32 */ _CFFI_OP(_CFFI_OP_POINTER, 85), // struct llama_h2o_recalled_span *
-/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 38 */ _CFFI_OP(_CFFI_OP_POINTER, 86), // struct llama_h2o_span const *
-/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 45 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 47 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 48 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
+/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, _Bool)
+/* 15 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
+/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
+/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 89), // char const *
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 104), // uint8_t const *
+/* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 27 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t)
+/* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 34 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 37 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 38 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 96), // float *
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
+/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 99), // struct llama_h2o_recalled_span *
+/* 48 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 51 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 55 */ _CFFI_OP(_CFFI_OP_POINTER, 84), // struct llama_context const *
-/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 87), // struct llama_h2o_stats *
-/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 88), // struct llama_model const *
-/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 90), // void const *
-/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 83), // int64_t()(struct llama_context const *)
-/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 55),
-/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 14), // uint32_t()(struct llama_model const *)
-/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
+/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 53 */ _CFFI_OP(_CFFI_OP_POINTER, 100), // struct llama_h2o_span const *
+/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 63 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
+/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 69 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 98), // struct llama_context const *
+/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 72 */ _CFFI_OP(_CFFI_OP_POINTER, 101), // struct llama_h2o_stats *
 /* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 75), // char const *
-/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 77 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 78 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 79 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 80 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 81 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 82 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 84 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 85 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_recalled_span
-/* 86 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
-/* 87 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
-/* 88 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
-/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 102), // struct llama_model const *
+/* 76 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 78 */ _CFFI_OP(_CFFI_OP_POINTER, 105), // void const *
+/* 79 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION, 97), // int64_t()(struct llama_context const *)
+/* 84 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
+/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 86 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
+/* 87 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
+/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 91 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 92 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 93 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 94 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 95 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 96 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 97 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 98 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 99 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_recalled_span
+/* 100 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
+/* 101 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
+/* 102 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
+/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 104 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 105 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -985,6 +1000,281 @@ static int _cffi_const_LLAMA_H2O_ERR_NO_ARCHIVE(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_ARCHIVE_FILE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_ARCHIVE_FILE) | 0);  /* check that LLAMA_H2O_ERR_ARCHIVE_FILE is an integer */
+  return n;
+}
+
+static int32_t _cffi_d_llama_h2o_archive_close(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_archive_close(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_close(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_close", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_close(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_close _cffi_d_llama_h2o_archive_close
+#endif
+
+static int32_t _cffi_d_llama_h2o_archive_flush(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_archive_flush(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_flush(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_flush", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_flush(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_flush _cffi_d_llama_h2o_archive_flush
+#endif
+
+static int32_t _cffi_d_llama_h2o_archive_in_states(struct llama_context * x0, int32_t x1, _Bool x2)
+{
+  return llama_h2o_archive_in_states(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_in_states(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  _Bool x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_in_states", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = (_Bool)_cffi_to_c__Bool(arg2);
+  if (x2 == (_Bool)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_in_states(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_in_states _cffi_d_llama_h2o_archive_in_states
+#endif
+
+static int32_t _cffi_d_llama_h2o_archive_open(struct llama_context * x0, int32_t x1, char const * x2, uint8_t const * x3)
+{
+  return llama_h2o_archive_open(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  char const * x2;
+  uint8_t const * x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_open", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(22), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (char const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(22), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(23), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (uint8_t const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(23), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_open(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_open _cffi_d_llama_h2o_archive_open
+#endif
+
+static char const * _cffi_d_llama_h2o_archive_trouble(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_archive_trouble(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  char const * result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_trouble", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_trouble(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_trouble _cffi_d_llama_h2o_archive_trouble
+#endif
+
 static int32_t _cffi_d_llama_h2o_attach(struct llama_context * x0, struct llama_h2o_params x1)
 {
   return llama_h2o_attach(x0, x1);
@@ -1014,7 +1304,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(48), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(63), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1052,10 +1342,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(55), arg0, (char **)&x0);
+      _cffi_type(70), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(55), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1098,7 +1388,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(74));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
   return pyresult;
 }
 #else
@@ -1239,10 +1529,10 @@ _cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(32), arg2, (char **)&x2);
+      _cffi_type(47), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(32), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(47), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1316,19 +1606,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(26), arg4, (char **)&x4);
+      _cffi_type(41), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(26), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(41), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(27), arg5, (char **)&x5);
+      _cffi_type(42), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(27), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(42), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1371,10 +1661,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(55), arg0, (char **)&x0);
+      _cffi_type(70), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(55), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1384,10 +1674,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(57), arg2, (char **)&x2);
+      _cffi_type(72), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(57), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(72), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1550,10 +1840,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg0, (char **)&x0);
+      _cffi_type(75), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(75), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1665,10 +1955,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(38), arg2, (char **)&x2);
+      _cffi_type(53), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(38), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(53), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1784,10 +2074,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(13), arg2, (char **)&x2);
+      _cffi_type(28), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(13), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(28), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1870,10 +2160,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(63), arg0, (char **)&x0);
+      _cffi_type(78), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(63), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(78), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1920,7 +2210,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(74));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
   return pyresult;
 }
 #else
@@ -1942,10 +2232,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg0, (char **)&x0);
+      _cffi_type(75), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(75), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2050,6 +2340,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ATTENTION_OPS", (void *)_cffi_const_LLAMA_H2O_ATTENTION_OPS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ALIBI", (void *)_cffi_const_LLAMA_H2O_ERR_ALIBI, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_ARCHIVE_FILE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARGUMENT", (void *)_cffi_const_LLAMA_H2O_ERR_ARGUMENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTENTION", (void *)_cffi_const_LLAMA_H2O_ERR_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2083,62 +2374,67 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 46), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 68), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_close },
+  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_flush },
+  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 14), (void *)_cffi_d_llama_h2o_archive_in_states },
+  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_archive_open },
+  { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_archive_trouble },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 83), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_drop_recalled },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 29), (void *)_cffi_d_llama_h2o_get_recalled },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 54), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_mark },
-  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 16), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 66), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 71), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 35), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_llama_h2o_recall },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_share_fairly },
-  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 62), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_drop_recalled },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 65), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_get_recalled },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 36), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 69), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
+  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 81), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 86), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_recall },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 25), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 77), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 59), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 74), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 14) },
+             _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 14) },
+             _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 14) },
+             _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "recall", offsetof(struct llama_h2o_params, recall),
               sizeof(((struct llama_h2o_params *)0)->recall),
-              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 77) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 91) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 79) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 93) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 78) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 92) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 74) },
+              _CFFI_OP(_CFFI_OP_NOOP, 22) },
   { "p0", offsetof(struct llama_h2o_recalled_span, p0),
           sizeof(((struct llama_h2o_recalled_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2147,7 +2443,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 76) },
+              _CFFI_OP(_CFFI_OP_NOOP, 90) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2156,16 +2452,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 14) },
+               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 14) },
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 14) },
+               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 14) },
+                _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
                      _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2174,96 +2470,96 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 89) },
+              _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 89) },
+              _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
-                  _CFFI_OP(_CFFI_OP_NOOP, 14) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
-                  _CFFI_OP(_CFFI_OP_NOOP, 14) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 89) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 76) },
+              _CFFI_OP(_CFFI_OP_NOOP, 90) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 76) },
+              _CFFI_OP(_CFFI_OP_NOOP, 90) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 84, _CFFI_F_OPAQUE,
+  { "llama_context", 98, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_params", 48, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_params", 63, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 11 },
-  { "llama_h2o_recalled_span", 85, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_recalled_span", 99, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 11, 3 },
-  { "llama_h2o_span", 86, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 100, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 14, 2 },
-  { "llama_h2o_stats", 87, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 101, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 16, 25 },
-  { "llama_model", 88, _CFFI_F_OPAQUE,
+  { "llama_model", 102, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 77, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 91, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 78, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 92, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 79, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 93, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 80, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 94, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 81, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 95, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
     "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,"
-    "LLAMA_H2O_ERR_NO_ARCHIVE" },
+    "LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2273,12 +2569,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  64,  /* num_globals */
+  70,  /* num_globals */
   6,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  91,  /* num_types */
+  106,  /* num_types */
   0,  /* flags */
 };
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,6 +194,50 @@ class KVCache:
         spans = ffi.new("struct llama_h2o_recalled_span[]", n_spans)
         _check(lib.llama_h2o_get_recalled(self._context, seq_id, spans, n_spans))
         return [(span.p0, span.p1, span.weight) for span in spans]
+
+    def open_archive(self, path: Path, text: bytes, seq_id: int = 0) -> None:
+        """Have the archive in a file from now on, which is made if there is none.
+
+        Args:
+            path: what is in it is written over, unless a state that is loaded next needs it.
+            text: says which text it is of; 16 bytes.
+            seq_id: the sequence.
+
+        Raises:
+            NativeError: it cannot be used, or is of another text, type or model; the archive stays
+                where it was.
+        """
+        name = ffi.new("char[]", os.fsencode(path))
+        status = lib.llama_h2o_archive_open(
+            self._context, seq_id, name, ffi.from_buffer("uint8_t[]", text)
+        )
+        self._check_archive(status, seq_id)
+
+    def close_archive(self, seq_id: int = 0) -> None:
+        """Have an empty archive in memory; a file stays as it is."""
+        _check(lib.llama_h2o_archive_close(self._context, seq_id))
+
+    def flush_archive(self, seq_id: int = 0) -> None:
+        """Let what was written to the file survive a power cut.
+
+        Raises:
+            NativeError: not all of it could be written.
+        """
+        self._check_archive(lib.llama_h2o_archive_flush(self._context, seq_id), seq_id)
+
+    def archive_in_states(self, whole: bool, seq_id: int = 0) -> None:
+        """Whether states hold all of the archive, or only what its file does not have."""
+        _check(lib.llama_h2o_archive_in_states(self._context, seq_id, whole))
+
+    def archive_trouble(self, seq_id: int = 0) -> str:
+        """What is wrong with the archive, in one line; "" if nothing is."""
+        trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(self._context, seq_id))
+        return trouble.decode(errors="replace")
+
+    def _check_archive(self, status: int, seq_id: int) -> None:
+        if status == lib.LLAMA_H2O_ERR_ARCHIVE_FILE:
+            raise NativeError(status, self.archive_trouble(seq_id))
+        _check(status)
 
     def counters(self, seq_id: int = 0) -> Counters:
         """Counters of a sequence; all 0 for a kind of cache that has none."""

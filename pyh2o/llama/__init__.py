@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -69,6 +70,9 @@ class Llama(EvictingLlama):
             end asks for: a fraction of `n_ctx` or a count; 0 for no archive.
         recall_type: "f32", "f16", "q8_0" or "q4_0", of the rows in the archive.
         recall_mib: most MiB that the archive may take; None for what it needs.
+        recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
+            refers to it; None for memory. Sessions have a file of their own beside them, as soon
+            as they are saved.
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context.
         load_progress: called with 0 .. 1 while the model loads.
@@ -105,6 +109,7 @@ class Llama(EvictingLlama):
         recall: float | int = 0,
         recall_type: ArchiveType = "q8_0",
         recall_mib: int | None = None,
+        recall_archive: str | os.PathLike[str] | None = None,
         evict: bool = True,
         n_ctx: int = 0,
         load_progress: Callable[[float], None] | None = None,
@@ -152,6 +157,7 @@ class Llama(EvictingLlama):
             n_ctx=n_ctx,
             load_progress=load_progress,
             on_exact_prefill=on_exact_prefill,
+            recall_archive=recall_archive,
             verbose=verbose,
             **kwargs,
         )
@@ -200,6 +206,15 @@ class Llama(EvictingLlama):
             memory = llama_cpp.llama_get_memory(self.ctx)
             if memory is not None:
                 llama_cpp.llama_memory_clear(memory, False)
+            if self._archive is not None:
+                self._archive.begin_text()
+
+    def close(self) -> None:
+        """Free the model; a file of an archive that no session was saved with goes."""
+        archive, self._archive = getattr(self, "_archive", None), None
+        super().close()
+        if archive is not None:
+            archive.remove_unsaved()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after the `n_tokens` there are.

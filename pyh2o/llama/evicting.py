@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from ..cache.settings import Budget, EvictionSettings, check_window
 from ..cache.statistics import KVStatistics
 from ..errors import PyH2OError, SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
+from .archive_file import ArchiveFile
 from .arguments import stretches_positions
 from .drop_in import DropIn
 
@@ -43,6 +45,7 @@ class EvictingLlama(DropIn):
         evict: bool,
         n_ctx: int,
         on_exact_prefill: Callable[[int, int], None] | None,
+        recall_archive: str | os.PathLike[str] | None,
         **kwargs: Any,
     ) -> None:
         self.evicting = evict
@@ -66,7 +69,8 @@ class EvictingLlama(DropIn):
             n_ctx_parent = n_ctx or VOCABULARY_CONTEXT
         super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
         self.n_layer = int(llama_cpp.llama_model_n_layer(self.model))
-        self._cache = self._open_cache(KVCache(_address(self.ctx)))
+        self._archive: ArchiveFile | None = None
+        self._cache = self._open_cache(KVCache(_address(self.ctx)), recall_archive)
         self.position_limit = self._cache.position_limit
 
     def _model_loaded(self) -> None:
@@ -110,13 +114,16 @@ class EvictingLlama(DropIn):
         self.context_params.n_batch = self.n_batch
         self.context_params.n_ubatch = n_ubatch
 
-    def _open_cache(self, kv: KVCache) -> TextCache:
+    def _open_cache(self, kv: KVCache, recall_archive: str | os.PathLike[str] | None) -> TextCache:
         """Eviction, or the full cache in its place."""
         if self._budget is None:
             self._window = min(self._window, super().n_ctx())
             return FullCache(kv, self._settings, self._window)
         try:
-            return Eviction(kv, self._budget, self._say_exact_prefill)
+            eviction = Eviction(kv, self._budget, self._say_exact_prefill)
+            if self._budget.recall:
+                self._archive = ArchiveFile(kv, recall_archive)
+            return eviction
         except PyH2OError:
             self.close()
             raise
@@ -164,6 +171,17 @@ class EvictingLlama(DropIn):
         """What the KV cache holds now and what it costs."""
         with self.guard:
             return self._cache.statistics(self.n_tokens)
+
+    @property
+    def archive(self) -> ArchiveFile | None:
+        """Where the archive of recall lies; None if there is none."""
+        return self._archive
+
+    @property
+    def archive_trouble(self) -> str:
+        """What is wrong with the archive of recall, in one line; "" if nothing is."""
+        with self.guard:
+            return self._archive.trouble if self._archive is not None else ""
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows that one layer holds, in the order of the text.

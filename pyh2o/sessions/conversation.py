@@ -22,6 +22,7 @@ from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
 from ..text.prompt import check_message
 from .answers import Answer, LatestAnswer, answer_generation, answer_seed
+from .archives import archive_saved, open_archive
 from .places import Places
 from .saved_conversation import KIND, open_saved_conversation
 from .session_file import Session, model_identity, settings_identity, write_session
@@ -324,8 +325,15 @@ class Conversation:
     # Files
     # ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, portable: bool = False) -> None:
         """Write everything to a file, from which `load` goes on bit for bit.
+
+        With recall there are two files: the rows that left the cache lie in PATH.archive, which
+        the conversation goes on with.
+
+        Args:
+            path: the file.
+            portable: have all in this one file, and go on with the archive where it is.
 
         Raises:
             SessionError: the file cannot be written; an old one is unchanged.
@@ -345,8 +353,9 @@ class Conversation:
             "known": self._text.n_again,
             "empty": self._n_empty,
         }
-        session = Session(KIND, header, self._text.tokens, self.llm.kv_state())
-        write_session(path, session)
+        with archive_saved(path, self.llm, portable=portable) as archive:
+            state = self.llm.kv_state()
+            write_session(path, Session(KIND, header | archive, self._text.tokens, state))
 
     @classmethod
     def load(
@@ -371,6 +380,7 @@ class Conversation:
         conversation = cls.__new__(cls)
         conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
         n_known = saved.cached + saved.known
+        open_archive(session, llm, saved.archive)
         conversation._text.load(session.tokens, saved.cached, n_known, session.kv)
         conversation._turns = saved.turns
         conversation._n_empty = saved.empty

@@ -46,6 +46,7 @@ class SavedConversation:
         cached: tokens that the state of the cache covers.
         known: tokens behind them that had been evaluated before.
         empty: answers in a row that had no text.
+        archive: which file beside the session is its archive's; None if it has none.
     """
 
     model: ModelIdentity
@@ -58,6 +59,7 @@ class SavedConversation:
     cached: Count
     known: Count
     empty: Count
+    archive: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings and turns that make no sense.

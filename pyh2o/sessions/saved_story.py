@@ -101,12 +101,14 @@ class StoryHeader:
         model, settings: what the state of the cache depends on.
         story: the story's own part.
         notes: of whoever wrote the story.
+        archive: which file beside the session is its archive's; None if it has none.
     """
 
     model: ModelIdentity
     settings: Settings
     story: SavedStory
     notes: dict[str, Any] = field(default_factory=dict)
+    archive: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense.

@@ -26,7 +26,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -83,12 +83,14 @@ class Session:
             `settings_identity`, the rest is the kind's own.
         tokens: of the text; [n_tokens].
         kv: what the KV cache holds.
+        path: the file that it was read from.
     """
 
     kind: str
     header: dict[str, Any]
     tokens: list[int]
     kv: bytes
+    path: Path | None = field(default=None, compare=False)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def _read_archive(path: Path, file: IO[bytes], kind: str) -> Session:
         header = _read_header(path, _json(_member(archive, _HEADER)), kind)
         tokens = _read_tokens(_member(archive, _TOKENS))
         kv = _member(archive, _KV)
-    return Session(kind=kind, header=header, tokens=tokens, kv=kv)
+    return Session(kind=kind, header=header, tokens=tokens, kv=kv, path=path)
 
 
 def _read_tokens(data: bytes) -> list[int]:

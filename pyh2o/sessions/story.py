@@ -41,6 +41,7 @@ from ..text.cached_text import CachedText
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
 from ..text.vocabulary import end_tokens, is_end_token
+from .archives import archive_saved, open_archive
 from .edited_story import EditedStory, parts_after
 from .saved_story import SavedStory, StoryHeader
 from .session_file import (
@@ -352,7 +353,9 @@ class Story:
             "notes": self.notes,
             KIND: asdict(saved),
         }
-        write_session(path, Session(KIND, header, self.tokens, self.llm.kv_state()))
+        with archive_saved(path, self.llm) as archive:
+            state = self.llm.kv_state()
+            write_session(path, Session(KIND, header | archive, self.tokens, state))
 
     @classmethod
     def load(cls, path: str | Path, llm: Llama, **changes: Any) -> Story:
@@ -419,6 +422,7 @@ class Story:
 
     def _go_on_from(self, session: Session, header: StoryHeader) -> None:
         saved = header.story
+        open_archive(session, self.llm, header.archive)
         self._text.load(session.tokens, saved.evaluated, saved.evaluated, session.kv)
         self.finish = saved.finish
         self._ended = saved.ended

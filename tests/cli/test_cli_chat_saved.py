@@ -308,11 +308,14 @@ def test_sessions_list_and_rm(
     run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")
     (chats / "odd.h2o").touch()
     (chats / ".history").touch()
+    (chats / "work.h2o.archive").write_bytes(bytes(2_000_000))
+    (chats / "work.h2o.archive.0a1b2c3d.new").touch()
     for day, name in enumerate(("odd", "2026-01-01-120000", "work")):
         os.utime(chats / f"{name}.h2o", (day * 86_400, day * 86_400))
     listed = run("sessions", "list")
     sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
     assert sizes[0] > 0.05
+    sizes[0] += 2
     assert listed.text == (
         f"work               1970-01-03 00:00  {sizes[0]:>7.1f} MB    2 turns  Hello you\n"
         f"2026-01-01-120000  1970-01-02 00:00  {sizes[1]:>7.1f} MB     1 turn  "

@@ -134,8 +134,8 @@ class RecordedConversation(Conversation):
         self.said.append(message)
         return super().edit(message, max_tokens=max_tokens)
 
-    def save(self, path: str | Path) -> None:
-        super().save(path)
+    def save(self, path: str | Path, *, portable: bool = False) -> None:
+        super().save(path, portable=portable)
         self.saves.append(Path(path))
 
 

@@ -39,13 +39,18 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
     return std::make_shared<llama_h2o_archive>(layers, type_of(parts.params.archive_type), parts.params.archive_size);
 }
 
+// Where the archive does not reach the rows that all heads have, those between are lost, and it begins anew behind them.
+static int32_t next_to_archive(const llama_h2o_stream & st) {
+    return std::max(st.archive->next(), st.pos_removable - 1);
+}
+
 void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token) {
     auto & st = parts.streams[s];
-    if (!st.archive || pos < st.archive->next()) {
+    if (!st.archive || pos < next_to_archive(st) || !st.archive->error().empty()) {
         return;
     }
 
-    const size_t i = size_t(pos - st.archive->next());
+    const size_t i = size_t(pos - next_to_archive(st));
     if (i >= st.tokens.size()) {
         st.tokens.resize(i + 1, -1);
     }
@@ -55,7 +60,7 @@ void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int3
 void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0) {
     auto & st = parts.streams[s];
     if (st.archive) {
-        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - st.archive->next())));
+        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - next_to_archive(st))));
     }
 }
 
@@ -117,10 +122,14 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     if (!st.archive) {
         return;
     }
+    if (!st.archive->error().empty()) {
+        st.tokens.clear();
+        return;
+    }
 
     const int64_t t_start_us = ggml_time_us();
 
-    int32_t first = st.archive->next();
+    int32_t first = next_to_archive(st);
 
     std::vector<uint32_t> cells = find_cells(parts, s, first);
 
@@ -129,9 +138,12 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     const size_t n_drop = cells.rend() - missing;
     if (n_drop > 0) {
         first += int32_t(n_drop);
-        st.archive->begin_at(first);
         cells.erase(cells.begin(), cells.begin() + n_drop);
         st.tokens.erase(st.tokens.begin(), st.tokens.begin() + std::min(n_drop, st.tokens.size()));
+    }
+    if (first > st.archive->next()) {
+        st.archive->begin_at(first);
+        llama_h2o_drop_lost_rows(parts, s);
     }
     if (cells.empty()) {
         return;
@@ -144,11 +156,11 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     llama_h2o_parallel(parts.layers.size(), cells.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
             [&](size_t ikv) { archive_layer(parts, s, ikv, first, cells); });
     st.archive->end_extend();
-
-    // rows that are placed anew are copied from the archive, which must have them
-    if (!st.recalled.spans.empty() && st.recalled.spans.front().p0 < st.archive->first()) {
-        llama_h2o_drop_rows(parts, s);
+    if (!st.archive->error().empty()) {
+        st.archive_trouble = "nothing is archived any more: " + st.archive->error();
     }
+
+    llama_h2o_drop_lost_rows(parts, s);
 
     st.count.t_archive_us += ggml_time_us() - t_start_us;
 }

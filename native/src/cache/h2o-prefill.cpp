@@ -62,10 +62,14 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
     }
 
     mine.rows.take(theirs.rows, used);
-    mine.queries       = theirs.queries;
-    mine.question      = theirs.question;
-    mine.archive       = theirs.archive;
-    mine.tokens        = theirs.tokens;
+    mine.queries  = theirs.queries;
+    mine.question = theirs.question;
+    mine.archive  = theirs.archive;
+    mine.tokens   = theirs.tokens;
+
+    mine.archive_trouble   = theirs.archive_trouble;
+    mine.archive_in_states = theirs.archive_in_states;
+
     mine.claims        = theirs.claims;
     mine.pos_removable = theirs.pos_removable;
     mine.pos_forgotten = theirs.pos_forgotten;

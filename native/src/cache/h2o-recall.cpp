@@ -72,6 +72,14 @@ void llama_h2o_drop_rows(llama_h2o_parts & parts, uint32_t s) {
     st.stale    = true;
 }
 
+void llama_h2o_drop_lost_rows(llama_h2o_parts & parts, uint32_t s) {
+    const auto & st = parts.streams[s];
+
+    if (!st.recalled.spans.empty() && st.recalled.spans.front().p0 < st.archive->first()) {
+        llama_h2o_drop_rows(parts, s);
+    }
+}
+
 // The first cells that nobody uses.
 static std::vector<uint32_t> find_free(const llama_h2o_parts & parts, uint32_t s, uint32_t n) {
     std::vector<uint32_t> res;

@@ -13,6 +13,9 @@ uint32_t llama_h2o_recall_rows(llama_h2o_parts & parts, uint32_t s, uint32_t n_r
 // Drops them.
 void llama_h2o_drop_rows(llama_h2o_parts & parts, uint32_t s);
 
+// Drops them if the archive has not all of them any more: placed anew, they are copied from it.
+void llama_h2o_drop_lost_rows(llama_h2o_parts & parts, uint32_t s);
+
 // Takes an empty cell for recalled rows.
 void llama_h2o_take_recalled_cell(llama_h2o_parts & parts, uint32_t s, uint32_t cell);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 // Without gaps, so that every byte that is written has a value.
 struct recall_head {
@@ -24,7 +25,7 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
 
     const auto & recalled = st.recalled;
 
-    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); });
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
     out.write(recall_head {
             uint32_t(st.question.size()),
             uint32_t(st.tokens.size()),
@@ -45,20 +46,32 @@ static bool is_share(double x) {
     return x >= 0.0 && x <= 1.001;
 }
 
+// Returns how many tokens it held when it was written: some may be missing in its file by now.
+static int32_t read_archive(llama_h2o_state_reader & in, llama_h2o_stream & st) {
+    int32_t n_missing  = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+    n_missing         += st.archive->drop_damaged();
+    if (n_missing > 0) {
+        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                             " tokens before position " + std::to_string(st.archive->first()) +
+                             " cannot be recalled any more";
+    }
+
+    return st.archive->next() - st.archive->first() + n_missing;
+}
+
 void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
     if (!st.archive) {
         return;
     }
 
-    st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+    const int32_t n_archived = read_archive(in, st);
 
     recall_head head;
     in.read(head);
     llama_h2o_expect(head.n_question == st.question.size() && head.n_rows <= parts.params.recall &&
-                             head.n_spans <= uint32_t(st.archive->next() - st.archive->first()) &&
-                             (head.n_rows > 0) == (head.n_spans > 0) && head.n_tokens <= parts.n_capacity() &&
-                             is_share(head.hidden) && is_share(head.missed),
+                             head.n_spans <= uint32_t(n_archived) && (head.n_rows > 0) == (head.n_spans > 0) &&
+                             head.n_tokens <= parts.n_capacity() && is_share(head.hidden) && is_share(head.missed),
             "counts that are out of range");
 
     std::vector<llama_h2o_query_slot> question(head.n_question);
@@ -90,12 +103,12 @@ void llama_h2o_take_recalled_cells(llama_h2o_parts & parts, uint32_t s, uint32_t
     }
 }
 
-// Rows are copied again by their positions, so that the archive must have them and the spans must hold them.
+// Rows are copied again by their positions, so that the spans must hold them.
 static void check_recalled(const llama_h2o_parts & parts, uint32_t s) {
     const auto & archive  = *parts.streams[s].archive;
     const auto & recalled = parts.streams[s].recalled;
 
-    int32_t end = archive.first();
+    int32_t end = 0;
     for (const auto & span : recalled.spans) {
         llama_h2o_expect(span.p0 >= end && span.p1 > span.p0 && span.p1 <= archive.next() && std::isfinite(span.weight),
                 "recalled spans that are out of order");
@@ -114,7 +127,7 @@ static void check_recalled(const llama_h2o_parts & parts, uint32_t s) {
     }
 }
 
-void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift, int32_t pos_removable) {
+void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift) {
     const auto & st = parts.streams[s];
     if (!st.archive) {
         return;
@@ -123,8 +136,6 @@ void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t s
     const int32_t newest = parts.cells.newest(s);
 
     llama_h2o_expect_queries(st.question.slots(), newest, shift);
-    // what comes next is copied from cells that all heads have their own rows in
-    llama_h2o_expect(st.archive->next() <= newest + 1 && st.archive->next() >= pos_removable - 1,
-            "an archive that does not end with the text");
+    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
     check_recalled(parts, s);
 }

@@ -1,5 +1,6 @@
 #include "cache/h2o-state.h"
 
+#include "cache/h2o-recall.h"
 #include "cache/h2o-state-checks.h"
 #include "cache/h2o-state-io.h"
 #include "cache/h2o-state-recall.h"
@@ -359,7 +360,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    llama_h2o_check_recall(parts, s, head.shift, head.pos_removable);
+    llama_h2o_check_recall(parts, s, head.shift);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
@@ -386,6 +387,8 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;
     st.count         = head.count;
+
+    llama_h2o_drop_lost_rows(parts, s);
 }
 
 void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {

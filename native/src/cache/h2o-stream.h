@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 // See llama_h2o_stats. They go on when the text is cleared.
@@ -35,6 +36,8 @@ struct llama_h2o_stream {
 
     std::shared_ptr<llama_h2o_archive> archive; // null: there is none
     std::vector<int32_t> tokens;                // their ids, from the first one that is not archived yet
+    std::string archive_trouble;                // what is wrong with it, in one line
+    bool archive_in_states = false;             // all of it, also what its file has
     llama_h2o_recalled recalled;
 
     std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
@@ -67,6 +70,7 @@ struct llama_h2o_stream {
         if (archive) {
             archive->clear();
         }
+        archive_trouble.clear();
 
         stale         = true;
         pos_removable = 0;

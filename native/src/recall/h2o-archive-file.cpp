@@ -182,6 +182,11 @@ void llama_h2o_archive_file::find(uint32_t page_end, uint64_t text) {
     }
 }
 
+void llama_h2o_archive_file::begin_at(uint32_t page) {
+    current_begin = page;
+    has_others    = true;
+}
+
 void llama_h2o_archive_file::map_place(uint64_t i) {
     while (extents.size() <= i / n_extent) {
         extents.push_back(file.map(offset_of(extents.size() * n_extent), n_extent * layout.size()));

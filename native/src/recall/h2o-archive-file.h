@@ -40,6 +40,9 @@ public:
     // the file.
     void find(uint32_t page_end, uint64_t text);
 
+    // This current page is the first one now, and those before it are not current.
+    void begin_at(uint32_t page);
+
     // Writes a whole page behind those that it follows, and those alone stay. With a limit, the oldest may go. Throws
     // std::runtime_error where it cannot be written; the page does not count then.
     void append(char * page);

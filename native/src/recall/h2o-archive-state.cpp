@@ -64,23 +64,26 @@ static void expect_page(
             "has pages that do not go together");
 }
 
-void llama_h2o_archive::write_state(const write_fn & write) const {
+void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
+    const size_t n_left = all ? 0 : n_in_file; // out
+
     archive_state state = {};
     state.magic         = STATE_MAGIC;
     state.layout        = layout.checksum();
     state.begin         = pos_begin;
     state.first         = pos_first;
     state.next          = pos_next;
-    state.page          = page_begin() + uint32_t(n_in_file);
-    if (n_in_file < pages.size()) {
-        state.text = llama_h2o_archive_header(pages[n_in_file].data).text_before;
-    } else if (n_in_file > 0) {
+    state.page          = page_begin() + uint32_t(n_left);
+    if (n_left < pages.size()) {
+        state.text = llama_h2o_archive_header(pages[n_left].data).text_before;
+    } else if (n_left > 0) {
         state.text = llama_h2o_archive_header(pages.back().data).text();
     }
     write(&state, sizeof(state));
 
-    for (size_t i = n_in_file; i < pages.size(); ++i) {
+    for (size_t i = n_left; i < pages.size(); ++i) {
         write(pages[i].data, layout.size());
+        release(page_begin() + uint32_t(i));
     }
 }
 

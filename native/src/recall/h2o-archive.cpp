@@ -66,6 +66,41 @@ void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_arch
     }
 }
 
+// Pages at the front that have all their tokens.
+size_t llama_h2o_archive::n_whole() const {
+    const bool ends_amid_page = !pages.empty() && !llama_h2o_archive_header(pages.back().data).is_whole();
+
+    return pages.size() - ends_amid_page;
+}
+
+void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_archive_id & id) {
+    drop_damaged();
+
+    auto target = std::make_unique<llama_h2o_archive_file>(path, layout, id, max_pages_own);
+
+    const size_t n = n_whole();
+    if (n > 0) {
+        page_memory memory = new_memory();
+        for (size_t i = 0; i < n; ++i) {
+            std::memcpy(memory.get(), pages[i].data, layout.size());
+            target->append(memory.get());
+        }
+        spare = std::move(memory);
+    }
+
+    file      = std::move(target);
+    max_pages = file->max_pages();
+    while (max_pages > 0 && pages.size() > max_pages) {
+        drop_first_page();
+    }
+    n_in_file = n_whole();
+    for (size_t i = 0; i < n_in_file; ++i) {
+        pages[i].data = file->page(page_begin() + uint32_t(i));
+        pages[i].memory.reset();
+    }
+    write_error.clear();
+}
+
 void llama_h2o_archive::close_file() {
     begin_at(0);
     file.reset();
@@ -155,10 +190,12 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
 
 // For one more page.
 void llama_h2o_archive::make_room() {
-    if (max_pages == 0 || pages.size() < max_pages) {
-        return;
+    if (max_pages > 0 && pages.size() >= max_pages) {
+        drop_first_page();
     }
+}
 
+void llama_h2o_archive::drop_first_page() {
     if (pages.front().memory) {
         spare = std::move(pages.front().memory);
     } else {
@@ -321,6 +358,29 @@ bool llama_h2o_archive::is_sound_v(uint32_t page) const {
     }
 
     return held.v == SOUND;
+}
+
+int32_t llama_h2o_archive::drop_damaged() {
+    size_t n_drop = n_in_file;
+    for (size_t i = n_in_file; i-- > 0;) {
+        const uint32_t page = page_begin() + uint32_t(i);
+        if (!is_sound_k(page) || !is_sound_v(page)) {
+            break;
+        }
+        release(page);
+        n_drop = i;
+    }
+    if (n_drop == 0) {
+        return 0;
+    }
+
+    const int32_t first = pos_first;
+    for (size_t i = 0; i < n_drop; ++i) {
+        drop_first_page();
+    }
+    file->begin_at(page_begin());
+
+    return pos_first - first;
 }
 
 void llama_h2o_archive::replace(uint32_t page) {

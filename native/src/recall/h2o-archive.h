@@ -49,6 +49,10 @@ public:
     //   id   of the text
     void open_file(const std::string & path, const llama_h2o_archive_id & id);
 
+    // What is held goes on in this file, which takes all pages that have all their tokens; if it throws, it goes on where it
+    // was. Other pages in the file are written over.
+    void move_to_file(const std::string & path, const llama_h2o_archive_id & id);
+
     // Empty, and in memory. The file stays as it is.
     void close_file();
 
@@ -143,6 +147,10 @@ public:
     bool is_sound_k(uint32_t page) const;
     bool is_sound_v(uint32_t page) const;
 
+    // Lets go of the pages in the file up to the last one that is not sound. Reads all of them that were not asked for yet.
+    //   returns   tokens that are not held any more
+    int32_t drop_damaged();
+
     // Takes a page of the file to memory, so that its rows can be set to what was computed again; then end_replace().
     void replace(uint32_t page);
     void end_replace(uint32_t page);
@@ -154,8 +162,8 @@ public:
     using write_fn = std::function<void(const void * data, size_t size)>;
     using read_fn  = std::function<void(void * data, size_t size)>;
 
-    // what is not in the file
-    void write_state(const write_fn & write) const;
+    // What is not in the file, or all that is held.
+    void write_state(const write_fn & write, bool all = false) const;
 
     // Takes the place of what is held. What the file has of it is held again; where that is not enough the archive begins
     // behind it. Nothing changes if the state does not fit, or if `read` throws.
@@ -201,12 +209,14 @@ private:
 
     page_memory new_memory();
     void make_room();
+    void drop_first_page();
     void append_page(page_memory memory);
     void begin_page();
     void append_token(int32_t shift, int32_t id);
     void remove_last_token();
     void write_pages();
     void hold_pages_of_file();
+    size_t n_whole() const;
 
     void expect_held(int32_t p) const;
     const held_page & page_at(uint32_t page) const;

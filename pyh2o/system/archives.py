@@ -1,0 +1,68 @@
+"""Names of the files in which the archives of sessions lie."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+from pathlib import Path
+
+SUFFIX = ".archive"
+_NEW = ".new"
+
+# Where such a file says which text it is of (native/src/recall/h2o-archive-file.cpp).
+_ID_OFFSET, ID_BYTES = 40, 16
+
+
+def of_session(session: str | Path) -> Path:
+    """The file that the archive of a session lies in, if it has one."""
+    path = Path(os.path.realpath(session))
+    return path.with_name(path.name + SUFFIX)
+
+
+def remove_of_session(session: str | Path) -> None:
+    """Remove the archive of a session.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    target = of_session(session)
+    target.unlink(missing_ok=True)
+    remove_leftovers(target)
+
+
+def new_name(target: Path) -> Path:
+    """A name for a file until a session is saved that needs it."""
+    return target.with_name(f"{target.name}.{secrets.token_hex(4)}{_NEW}")
+
+
+def _new_files(target: Path) -> list[Path]:
+    return sorted(target.parent.glob(f"{glob.escape(target.name)}.*{_NEW}"))
+
+
+def candidates(target: Path) -> list[Path]:
+    """Where the archive of a session may lie.
+
+    A program that was killed right after the session was saved has left it the other name.
+    """
+    return [target, *_new_files(target)]
+
+
+def id_of(path: Path) -> str:
+    """Of which text a file says it is, in hexadecimal digits; "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(_ID_OFFSET)
+            return file.read(ID_BYTES).hex()
+    except OSError:
+        return ""
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove files that no living process has open: it would hold their lock."""
+    for path in _new_files(target):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
