@@ -65,6 +65,12 @@ def recall(llm: Llama, n_rows: int) -> None:
     cache.recall(n_rows)
 
 
+def recall_masses(llm: Llama, n_rows: int) -> tuple[float, float]:
+    """Hidden and missed, once that many rows are recalled."""
+    recall(llm, n_rows)
+    return llm.kv.hidden_mass, llm.kv.missed_mass
+
+
 def assert_same_recall(llm: Llama, expected: Recalled) -> None:
     kv = llm.kv
     assert kv.recalled == expected.n_rows
@@ -116,3 +122,39 @@ def test_recall_equals_the_reference(tmp_path: Path, rng: np.random.Generator, c
         _, llm = models(path, CASES[case], attention=attention, flash_attn=attention != "ops")
         with llm:
             assert_recalls(llm, steps, recalls)
+
+
+@pytest.mark.parametrize("kv_type", [1, 2, 6, 8, 30], ids=["f16", "q4_0", "q5_0", "q8_0", "bf16"])
+def test_keys_of_every_type_are_looked_at(
+    tmp_path: Path, rng: np.random.Generator, kv_type: int
+) -> None:
+    """Those of quantised types lie mixed in the cache, and re-bases turn them."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        seed=3,
+        n_layer=1,
+        n_head=2,
+        n_head_kv=2,
+        head_size=64,
+        n_ctx_train=160,
+    )
+    tokens = rng.integers(0, N_VOCAB, 400).tolist()
+    masses = []
+    for stored in (EXACT_ROWS, {"type_k": kv_type, "type_v": 1}):
+        with tiny_llama(
+            path,
+            policy="streaming",
+            hh=8,
+            recent=60,
+            slack=12,
+            recall=60,
+            recall_type="f16",
+            **stored,
+        ) as llm:
+            llm._holds_recalled = True  # nothing is recalled but by the test
+            llm.eval(tokens)
+            assert llm.kv.rebases > 1
+            assert recall_masses(llm, 0)[0] > 0.1
+            masses.append(recall_masses(llm, 60))
+    # there is one layer: what is stored changes its logits, but none of its queries
+    np.testing.assert_allclose(masses[1], masses[0], atol=0.02, rtol=0)

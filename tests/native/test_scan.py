@@ -51,6 +51,7 @@ def scan(
     first_row: npt.NDArray[np.uint32] | None = None,
     turn: FloatArray | None = None,
     neox: bool = False,
+    mix: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """The maxima and the sums, [n_blocks, n_rows], of keys [n_keys] that may lie apart."""
     n_rows, n_embd = queries.shape
@@ -60,14 +61,14 @@ def scan(
     n_dims = 0 if turn is None else 2 * len(turn)
     library.scan(
         kernel.encode(),
-        sizes_of(n_embd, n_rows, n_keys, n_dims, neox),
+        sizes_of(n_embd, n_rows, n_keys, n_dims, neox, 0 if mix is None else len(mix)),
         ctypes.c_int(int(TYPES[kv_type])),
         ctypes.c_float(scale),
         ctypes.c_float(cap),
         pointer(queries),
         pointer(keys),
         ctypes.c_size_t(keys.strides[0]),
-        *map(pointer, (first_row, turn, max_, sum_)),
+        *map(pointer, (first_row, turn, mix, max_, sum_)),
     )
     assert (max_[-1] == 7).all()
     assert (sum_[-1] == 7).all()
@@ -134,6 +135,33 @@ def test_all_shapes_and_types(library: ctypes.CDLL, kernel: str, cases: Cases) -
         expected = expected_of(logits, options.get("first_row"))
         np.testing.assert_allclose(found[0], expected[0], atol=2e-5, rtol=0)
         np.testing.assert_allclose(found[1], expected[1], atol=1e-6, rtol=5e-5)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_keys_that_are_mixed_after_they_were_turned(
+    library: ctypes.CDLL, kernel: str, rng: np.random.Generator, turns: bool
+) -> None:
+    n_embd, n_mix, n_rows, n_keys = 96, 32, 70, 40
+    # a reflection is its own inverse
+    normal = rng.normal(size=n_mix)
+    mix = np.eye(n_mix) - 2 * np.outer(normal, normal) / (normal @ normal)
+    queries = rng.normal(size=(n_rows, n_embd)).astype(np.float32)
+    keys = rng.normal(size=(n_keys, n_embd)).astype(np.float32)
+    mixed = (keys.reshape(-1, n_mix) @ mix).reshape(keys.shape).astype(np.float32)
+    angles = rng.uniform(-9, 9, 40)
+    turn = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    found = scan(
+        library,
+        kernel,
+        queries,
+        mixed,
+        scale=0.1,
+        turn=turn if turns else None,
+        mix=mix.astype(np.float32),
+    )
+    logits = queries @ (turned(keys, turn, False) if turns else keys.astype(np.float64)).T * 0.1
+    for result, expected in zip(found, expected_of(logits), strict=True):
+        np.testing.assert_allclose(result, expected, atol=2e-5, rtol=2e-5)
 
 
 def of_logits(library: ctypes.CDLL, kernel: str, logits: FloatArray, **options: Any) -> Any:

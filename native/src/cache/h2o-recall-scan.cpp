@@ -2,6 +2,7 @@
 
 #include "cache/h2o-parts.h"
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-types.h"
 #include "kernels/h2o-scan.h"
 
 #include <algorithm>
@@ -23,9 +24,14 @@ void add_part(float & max, float & sum, float other_max, float other_sum) {
     if (other_sum == 0.0f) {
         return;
     }
+    if (sum == 0.0f) {
+        max = other_max;
+        sum = other_sum;
+        return;
+    }
     const float top = std::max(max, other_max);
 
-    sum = (sum == 0.0f ? 0.0f : sum * std::exp(max - top)) + other_sum * std::exp(other_max - top);
+    sum = sum * std::exp(max - top) + other_sum * std::exp(other_max - top);
     max = top;
 }
 
@@ -52,20 +58,25 @@ private:
     uint32_t n_rows = 0; // queries of a KV head
 
     std::vector<std::vector<float>> arranged; // of the KV heads
+    std::vector<std::vector<float>> unmixed;  // likewise, where keys are mixed
     std::vector<float> work;
-    std::vector<float> padded; // keys, if the kernel reads more elements than they have
+    std::vector<float> padded; // keys that the kernel cannot take as they lie
 
     llama_h2o_layer_scan res;
 
     void read_question();
-    std::vector<float> arrange(uint32_t head, const std::vector<float> * factors) const;
+    std::vector<float> arrange(uint32_t head, bool unmix) const;
     float logit_scale() const { return layer.attention.kq_scale; }
 
     llama_h2o_scan new_scan();
     void run_kernel(llama_h2o_scan scan);
     void find_resident(uint32_t head);
     void look_at_page(uint32_t page);
-    void look_at_page(uint32_t page, uint32_t head, int32_t shift, const std::vector<float> & factors);
+    void look_at_page(uint32_t page,
+            uint32_t head,
+            const std::vector<int32_t> & shifts,
+            int32_t shift,
+            const std::vector<float> & factors);
     void look_at_resident(uint32_t head);
     void add_sinks(uint32_t head);
 };
@@ -115,15 +126,15 @@ void layer_scan::read_question() {
     }
 }
 
-// The queries of a KV head for the kernel, turned by the factors of each pair, if there are any.
-std::vector<float> layer_scan::arrange(uint32_t head, const std::vector<float> * factors) const {
+// The queries of a KV head for the kernel, as keys lie in the cache or as they were before they were mixed.
+std::vector<float> layer_scan::arrange(uint32_t head, bool unmix) const {
     const auto first = asked.rows.begin() + size_t(head) * n_rows * n_embd;
 
     std::vector<float> rows(size_t(n_rows) * n_lanes, 0.0f);
     for (uint32_t i = 0; i < n_rows; ++i) {
         std::vector<float> row(first + i * n_embd, first + (i + 1) * n_embd);
-        if (factors) {
-            llama_h2o_turn_row(*layer.rope, *factors, row);
+        if (unmix) {
+            llama_h2o_mix_row(*layer.rope, row);
         }
         std::copy(row.begin(), row.end(), rows.begin() + i * n_lanes);
     }
@@ -146,9 +157,9 @@ llama_h2o_scan layer_scan::new_scan() {
     return scan;
 }
 
-// Keys that the kernel cannot take as they lie become floats with zeros behind them.
+// Keys that the kernel cannot take as they lie become floats, with zeros behind them where it reads more elements.
 void layer_scan::run_kernel(llama_h2o_scan scan) {
-    if (n_lanes != n_embd) {
+    if (n_lanes != n_embd || !llama_h2o_has_row_type(scan.type)) {
         padded.assign(size_t(scan.n_keys) * n_lanes, 0.0f);
 
         const llama_h2o_row_layout layout { scan.type, n_embd, n_embd, scan.n_keys, false };
@@ -182,14 +193,14 @@ void layer_scan::find_resident(uint32_t head) {
 
 void layer_scan::look_at_page(uint32_t page) {
     const int32_t start = int32_t(page * N_PAGE);
-    const int32_t end   = std::min(archive.next(), start + int32_t(N_PAGE));
 
-    std::set<int32_t> shifts;
-    for (int32_t pos = std::max(start, archive.first()); pos < end; ++pos) {
-        shifts.insert(archive.shift(pos));
+    // of the positions of the page; those before the archive count for nobody
+    std::vector<int32_t> shifts(std::min(archive.next() - start, int32_t(N_PAGE)));
+    for (size_t i = 0; i < shifts.size(); ++i) {
+        shifts[i] = archive.shift(std::max(archive.first(), start + int32_t(i)));
     }
 
-    for (const int32_t shift : shifts) {
+    for (const int32_t shift : std::set<int32_t>(shifts.begin(), shifts.end())) {
         const int32_t turn = std::max(start - st.rows.shift(), 0) - start + shift;
 
         std::vector<float> factors;
@@ -198,49 +209,48 @@ void layer_scan::look_at_page(uint32_t page) {
             factors.insert(factors.end(), { float(std::cos(angle)), float(std::sin(angle)) });
         }
         for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-            look_at_page(page, head, shift, factors);
+            look_at_page(page, head, shifts, shift, factors);
         }
     }
 }
 
-void layer_scan::look_at_page(uint32_t page, uint32_t head, int32_t shift, const std::vector<float> & factors) {
-    const int32_t start = int32_t(page * N_PAGE);
-    const uint32_t n    = std::min(archive.next() - start, int32_t(N_PAGE));
-
+// Those keys of a page that were archived with this shift.
+void layer_scan::look_at_page(uint32_t page,
+        uint32_t head,
+        const std::vector<int32_t> & shifts,
+        int32_t shift,
+        const std::vector<float> & factors) {
     auto & out = res.of_heads[head];
 
     const size_t first_pos = size_t(page - archive.page_begin()) * N_PAGE;
 
-    std::vector<uint32_t> first_row(n);
-    for (uint32_t i = 0; i < n; ++i) {
-        const bool counts = !res.resident[head][first_pos + i] && archive.shift(start + int32_t(i)) == shift;
+    std::vector<uint32_t> first_row(shifts.size());
+    for (size_t i = 0; i < shifts.size(); ++i) {
+        const bool counts = !res.resident[head][first_pos + i] && shifts[i] == shift;
         first_row[i]      = counts ? 0 : n_rows;
     }
 
     llama_h2o_scan scan = new_scan();
 
-    // keys that are mixed cannot be turned on as they lie: the queries are turned back instead
-    std::vector<float> turned;
-    if (!factors.empty() && layer.rope->n_hadamard > 0) {
-        std::vector<float> back = factors;
-        for (size_t i = 1; i < back.size(); i += 2) {
-            back[i] = -back[i];
-        }
-        turned = arrange(head, &back);
-    } else if (!factors.empty()) {
+    scan.queries = arranged[head].data();
+    if (!factors.empty()) {
         scan.turn        = factors.data();
         scan.n_turn_dims = uint32_t(factors.size());
         scan.turn_neox   = layer.rope->neox;
+    }
+    if (!factors.empty() && layer.rope->n_hadamard > 0) {
+        scan.queries = unmixed[head].data();
+        scan.mix     = layer.rope->hadamard.data();
+        scan.n_mix   = layer.rope->n_hadamard;
     }
 
     std::vector<float> max(size_t(N_PAGE / LLAMA_H2O_SCAN_BLOCK) * n_rows);
     std::vector<float> sum(max.size());
 
-    scan.queries   = turned.empty() ? arranged[head].data() : turned.data();
     scan.type      = archive.type();
     scan.keys      = archive.k(page, ikv, head);
     scan.nb_row    = ggml_row_size(archive.type(), n_embd);
-    scan.n_keys    = n;
+    scan.n_keys    = uint32_t(shifts.size());
     scan.first_row = first_row.data();
     scan.max       = max.data();
     scan.sum       = sum.data();
@@ -318,7 +328,10 @@ llama_h2o_layer_scan layer_scan::run() {
     work.resize(llama_h2o_scan_work_size(n_rows, n_lanes));
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-        arranged.push_back(arrange(head, nullptr));
+        arranged.push_back(arrange(head, false));
+        if (layer.rope->n_hadamard > 0) {
+            unmixed.push_back(arrange(head, true));
+        }
         find_resident(head);
 
         auto & out = res.of_heads[head];

@@ -151,7 +151,7 @@ static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & f
     }
 }
 
-static void mix(const llama_h2o_rope & rope, std::vector<float> & row) {
+void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row) {
     const size_t n = rope.n_hadamard;
 
     std::vector<float> block(n);
@@ -168,9 +168,9 @@ static void mix(const llama_h2o_rope & rope, std::vector<float> & row) {
 }
 
 void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
-    mix(rope, row);
+    llama_h2o_mix_row(rope, row);
     turn_pairs(rope, factors, row);
-    mix(rope, row);
+    llama_h2o_mix_row(rope, row);
 }
 
 llama_h2o_turner::llama_h2o_turner(const llama_h2o_rope & rope) : rope(rope) {

@@ -26,6 +26,9 @@ struct llama_h2o_rope {
 // What happened to them between rotation and storage must be undone, or the rope is not known.
 llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
 
+// Mixes a row, or undoes it.
+void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row);
+
 // Turns each pair of a row by a factor of its own, as if the row were not mixed.
 //   factors  [n_dims/2][2] real and imaginary part
 void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row);

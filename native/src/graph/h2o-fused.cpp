@@ -3,6 +3,7 @@
 #include "cuda/h2o-cuda.h"
 #include "graph/h2o-attention.h"
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-types.h"
 
 #include "llama-graph.h"
 
@@ -114,10 +115,7 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
 }
 
 static bool has_rows_for_kernel(const ggml_tensor * t) {
-    const bool known = t->type == GGML_TYPE_F32 || t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_Q8_0 ||
-                       t->type == GGML_TYPE_Q4_0;
-
-    return known && t->nb[0] == ggml_type_size(t->type) && t->ne[1] % LLAMA_H2O_TILE == 0;
+    return llama_h2o_has_row_type(t->type) && t->nb[0] == ggml_type_size(t->type) && t->ne[1] % LLAMA_H2O_TILE == 0;
 }
 
 // The device has a kernel for few queries. Many are a matter for matrix products.

@@ -5,6 +5,10 @@
 
 #include "ggml.h"
 
+constexpr bool llama_h2o_has_row_type(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0;
+}
+
 template <typename F32, typename F16, typename Q8_0, typename Q4_0>
 struct llama_h2o_row_types {
     // Calls fn(rows) with an object of the struct for this type.

@@ -13,14 +13,16 @@ namespace {
 constexpr uint32_t SCAN_BLOCK = LLAMA_H2O_SCAN_BLOCK;
 
 struct scan_work {
-    float * queries; // [query blocks][n_embd][BLOCK] turned
-    float * keys;    // [SCAN_BLOCK][n_embd]
-    float * logits;  // [SCAN_BLOCK][BLOCK]
+    float * turned; // [query blocks][n_embd][BLOCK] queries
+    float * mixed;  // likewise
+    float * keys;   // [SCAN_BLOCK][n_embd]
+    float * logits; // [SCAN_BLOCK][BLOCK]
 
     explicit scan_work(const llama_h2o_scan & s) {
-        queries = s.work;
-        keys    = queries + llama_h2o_arranged_size(s.n_rows, s.n_embd);
-        logits  = keys + SCAN_BLOCK * s.n_embd;
+        turned = s.work;
+        mixed  = turned + llama_h2o_arranged_size(s.n_rows, s.n_embd);
+        keys   = mixed + llama_h2o_arranged_size(s.n_rows, s.n_embd);
+        logits = keys + SCAN_BLOCK * s.n_embd;
     }
 };
 
@@ -60,6 +62,18 @@ void scan_turn(const llama_h2o_scan & s, float * res) {
         }
         for (size_t i = s.n_turn_dims * BLOCK; i < s.n_embd * BLOCK; i += W) {
             v_store(turned + i, v_load(q.data + i));
+        }
+    }
+}
+
+void scan_mix(const llama_h2o_scan & s, const float * queries, float * res) {
+    for (uint32_t first = 0; first < s.n_rows; first += BLOCK) {
+        const scan_queries q = scan_block(s, queries, first);
+        float * mixed        = res + size_t(first) * s.n_embd;
+
+        for (uint32_t i = 0; i < s.n_embd; i += s.n_mix) {
+            const float * block = q.data + i * BLOCK;
+            product<false>(s.mix, s.n_mix, 1, block, s.n_mix, mixed + i * BLOCK, s.n_mix, q.n_lanes());
         }
     }
 }
@@ -137,8 +151,12 @@ void scan(const llama_h2o_scan & s) {
 
     const float * queries = s.queries;
     if (s.turn) {
-        scan_turn(s, w.queries);
-        queries = w.queries;
+        scan_turn(s, w.turned);
+        queries = w.turned;
+    }
+    if (s.mix) {
+        scan_mix(s, queries, w.mixed);
+        queries = w.mixed;
     }
 
     for (uint32_t key = 0; key < s.n_keys; key += SCAN_BLOCK) {

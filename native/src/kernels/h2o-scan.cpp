@@ -23,7 +23,7 @@ void llama_h2o_arrange_queries(const float * queries, uint32_t n_rows, uint32_t 
     }
 }
 
-// the queries turned, a block of keys, and its logits for a block of queries
+// the queries turned and mixed, a block of keys, and its logits for a block of queries
 size_t llama_h2o_scan_work_size(uint32_t n_rows, uint32_t n_embd) {
-    return llama_h2o_arranged_size(n_rows, n_embd) + size_t(LLAMA_H2O_SCAN_BLOCK) * (n_embd + LLAMA_H2O_BLOCK);
+    return 2 * llama_h2o_arranged_size(n_rows, n_embd) + size_t(LLAMA_H2O_SCAN_BLOCK) * (n_embd + LLAMA_H2O_BLOCK);
 }

@@ -44,6 +44,11 @@ struct llama_h2o_scan {
     uint32_t n_turn_dims; // n_dims
     bool turn_neox;       // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
 
+    // Keys that are stored mixed, after they were turned: block by block of n_mix elements, by this matrix, its own
+    // inverse. The queries are not mixed, then. Null: queries are as keys are.
+    const float * mix; // [n_mix][n_mix]
+    uint32_t n_mix;    // a multiple of 4
+
     // Of the keys of a block that count for a row: the largest logit, and the sum of exp(logit - that). Minus infinity
     // and 0 if there is none.
     float * max; // [n_blocks()][n_rows]

@@ -16,7 +16,8 @@ uint32_t lanes_of(const char * name) {
     return kernel ? kernel->n_lanes : 0;
 }
 
-// sizes: n_embd, n_rows, n_keys, n_turn_dims, turn_neox. Queries are [n_rows][n_embd]; first_row and turn may be null.
+// sizes: n_embd, n_rows, n_keys, n_turn_dims, turn_neox, n_mix. Queries are [n_rows][n_embd]; first_row, turn and mix
+// may be null.
 void scan(const char * name,
         const uint32_t * sizes,
         int type,
@@ -27,6 +28,7 @@ void scan(const char * name,
         size_t nb_row,
         const uint32_t * first_row,
         const float * turn,
+        const float * mix,
         float * max,
         float * sum) {
     llama_h2o_scan s = {};
@@ -36,6 +38,7 @@ void scan(const char * name,
     s.n_keys      = sizes[2];
     s.n_turn_dims = sizes[3];
     s.turn_neox   = sizes[4];
+    s.n_mix       = sizes[5];
 
     // a number that nobody has written is not zero by chance
     std::vector<float> arranged(llama_h2o_arranged_size(s.n_rows, s.n_embd), NAN);
@@ -49,6 +52,7 @@ void scan(const char * name,
     s.nb_row    = nb_row;
     s.first_row = first_row;
     s.turn      = turn;
+    s.mix       = mix;
     s.max       = max;
     s.sum       = sum;
     s.work      = work.data();
