@@ -30,6 +30,8 @@ INSTALLED = Path("/")
 STANDARD_LIBRARY = ("argparse", "tempfile", "textwrap", "statistics", "zipfile")
 LICENCES = ("GPL-3", "MPL-2.0", "GFDL-1.3", "Apache-2.0")
 NOVEL = "NORTHANGER ABBEY"
+# Words that two speeches have in common when they are ways of saying the same.
+BEGINNING = 6
 TABLES = ("usr/share/zoneinfo/zone1970.tab", "usr/share/zoneinfo/iso3166.tab", "etc/services")
 
 
@@ -109,15 +111,21 @@ def chat(files: Files) -> str:
 
 
 def dialogue(files: Files) -> str:
-    """What the characters of a game's campaign say, as in a play."""
+    """What the characters of a game's campaign say, as in a play.
+
+    A scene that can go in several ways has much in common in each: what begins as something before
+    it did is left out.
+    """
     text = files.text("usr/share/games/wesnoth/*/data/campaigns/Heir_To_The_Throne/scenarios/*.cfg")
     said = re.compile(
         r'\[message\]\s+speaker=(?P<who>[\w-]+)[^\[]*?message= *_ *"(?P<what>(?:[^"]|"")*)"'
     )
-    return "\n\n".join(
-        f"{one['who'].capitalize()}: {' '.join(one['what'].split())}".replace('""', '"')
-        for one in said.finditer(text)
-    )
+    speeches: dict[str, str] = {}
+    for one in said.finditer(text):
+        words = one["what"].replace('""', '"').split()
+        speech = f"{one['who'].capitalize()}: {' '.join(words)}"
+        speeches.setdefault(" ".join(words[:BEGINNING]), speech)
+    return "\n\n".join(speeches.values())
 
 
 def narrative(files: Files) -> str:

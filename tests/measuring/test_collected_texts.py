@@ -53,6 +53,11 @@ def test_dialogue_names_who_speaks(tmp_path: Path) -> None:
             {VARIANT x}
             message=_"He said ""no""."
         [/message]
+        #else
+        [message]
+            speaker=Konrad
+            message= _ "He said ""no""."
+        [/message]
     """
     folder = "usr/share/games/wesnoth/1.16/data/campaigns/Heir_To_The_Throne/scenarios"
     files = write(tmp_path, f"{folder}/01_a.cfg", text)
