@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import SettingsError
 
 if TYPE_CHECKING:
-    from . import Llama
+    from .reading import ReadingLlama
 
 # Tokens at the end of a prompt or a turn that are read a second time, with what they asked for: a
 # question, and what a chat template puts behind it.
@@ -34,7 +34,7 @@ class RecalledSpan:
     weight: float
 
 
-def read(llm: Llama, tokens: Sequence[int], n_recent: int) -> None:
+def read(llm: ReadingLlama, tokens: Sequence[int], n_recent: int) -> None:
     """Evaluate the tokens of a prompt or a turn, and recall what the last of them ask for.
 
     The tail is read once for its queries, taken back, and read again when the rows are there. They
@@ -60,7 +60,7 @@ def read(llm: Llama, tokens: Sequence[int], n_recent: int) -> None:
         llm._read(n_tail, len(tokens), len(tokens))
 
 
-def recall_for(llm: Llama, question: Sequence[int], n_recent: int) -> None:
+def recall_for(llm: ReadingLlama, question: Sequence[int], n_recent: int) -> None:
     """Recall what a question asks for that does not become a part of the text.
 
     Args:
@@ -90,7 +90,7 @@ def recall_for(llm: Llama, question: Sequence[int], n_recent: int) -> None:
         llm.remove_tail(start)
 
 
-def spans(llm: Llama) -> list[RecalledSpan]:
+def spans(llm: ReadingLlama) -> list[RecalledSpan]:
     """What is recalled now, in the order of the text."""
     found: list[RecalledSpan] = []
     for start, end, weight in llm._cache.recalled():

@@ -13,7 +13,7 @@ from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
 from pyh2o.reference import Recalled, ReferenceLlama, as_float32
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, kernels_here, tiny_llama
+from tiny_llama import EXACT_ROWS, kernels_here, tiny_llama, tiny_parent
 
 HEAVY, RECENT, RECALL = 24, 20, 30
 N_VOCAB = 384
@@ -158,3 +158,48 @@ def test_keys_of_every_type_are_looked_at(
             masses.append(recall_masses(llm, 60))
     # there is one layer: what is stored changes its logits, but none of its queries
     np.testing.assert_allclose(masses[1], masses[0], atol=0.02, rtol=0)
+
+
+def test_an_archive_alone_changes_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Invariant 10, bit for bit."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3)
+    tokens: list[int] = rng.integers(0, N_VOCAB, 300).tolist()
+    budget: dict[str, Any] = {"hh": HEAVY, "recent": RECENT, "slack": 12, "logits_all": True}
+    with (
+        tiny_llama(path, **budget) as plain,
+        tiny_llama(path, recall=RECALL, **budget) as archiving,
+    ):
+        archiving._holds_recalled = True
+        for llm in (plain, archiving):
+            llm.eval(tokens)
+        np.testing.assert_array_equal(archiving.scores[:300], plain.scores[:300])
+        assert (plain.kv.archived, plain.kv.bytes_archive) == (0, 0)
+        assert archiving.kv.archived == 300 - RECENT - archiving.kv.used + HEAVY + RECENT
+
+
+def test_with_everything_recalled_it_is_the_full_cache(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """After a prompt that was read in full, whose rows are those of the full cache."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_head_kv=2)
+    tokens: list[int] = rng.integers(0, N_VOCAB, 200).tolist()
+    full = tiny_parent(path, n_ctx=256, logits_all=True, **EXACT_ROWS)
+    full.eval(tokens)
+    budget: dict[str, Any] = {"hh": HEAVY, "recent": RECENT, "slack": 12, "n_ctx": 600}
+    with tiny_llama(
+        path,
+        recall=400,
+        recall_type="f32",
+        prefill="exact",
+        logits_all=True,
+        **budget,
+        **EXACT_ROWS,
+    ) as llm:
+        llm.eval(tokens[:190])
+        assert llm.kv.used == HEAVY + RECENT
+        recall(llm, 400)
+        assert llm.kv.recalled == 190 - HEAVY - RECENT
+        assert llm.kv.missed_mass == pytest.approx(0, abs=1e-6) != llm.kv.hidden_mass
+        llm._holds_recalled = True
+        llm.eval(tokens[190:])
+        np.testing.assert_allclose(llm.scores[190:200], full.scores[190:200], atol=1e-4)

@@ -50,6 +50,9 @@ static llama_h2o_hidden look(const llama_h2o_parts & parts, uint32_t s) {
     for (const auto & layer : parts.layers) {
         hidden.n_query_heads += layer.shape.n_head;
     }
+    for (uint32_t page = archive.page_begin(); page < archive.page_end(); ++page) {
+        archive.release(page);
+    }
 
     return hidden;
 }

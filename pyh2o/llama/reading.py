@@ -1,0 +1,247 @@
+"""The text of a model with a cache of fixed size: evaluated, recalled, set back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EvictedError, SettingsError
+from . import recall as recalling
+from .evicting import EvictingLlama
+from .recall import RecalledSpan
+
+# Tokens of the text that are made room for at once.
+FIRST_RECORD = 4096
+# More tokens than any text has.
+NEVER = 2**31
+
+
+class ReadingLlama(EvictingLlama):
+    """The class with a cache that evicts, and all that reads a text into it.
+
+    Args:
+        model_path: a GGUF file.
+        prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
+        **kwargs: as for `EvictingLlama`.
+
+    Raises:
+        PyH2OError: as `Llama` says.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        prompt_progress: Callable[[int, int], None] | None,
+        **kwargs: Any,
+    ) -> None:
+        self.prompt_progress = prompt_progress
+        self._holds_recalled = False
+        self._n_alone = NEVER
+        super().__init__(model_path, **kwargs)
+
+    def reset(self) -> None:
+        """Empty the text and the cache."""
+        with self.guard:
+            super().reset()
+            self._holds_recalled = False
+            self._n_alone = NEVER
+            memory = llama_cpp.llama_get_memory(self.ctx)
+            if memory is not None:
+                llama_cpp.llama_memory_clear(memory, False)
+            if self._archive is not None:
+                self._archive.begin_text()
+
+    def close(self) -> None:
+        """Free the model; a file of an archive that no session was saved with goes."""
+        archive, self._archive = getattr(self, "_archive", None), None
+        super().close()
+        if archive is not None:
+            archive.remove_unsaved()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after the `n_tokens` there are.
+
+        Raises:
+            ContextLimitError: they need more positions than there are.
+            EvictedError: `n_tokens` was set back to where rows have been evicted.
+            SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
+                or more positions than the model was trained on; nothing has been read.
+        """
+        self.eval_part(tokens, 0, len(tokens))
+
+    def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
+        """`eval` of tokens that are a part of what is read (see `prompt_progress`).
+
+        Args:
+            tokens: to evaluate.
+            n_before: tokens that have been read before them.
+            n_all: tokens that are read in all; 0 for those that are taken back again.
+        """
+        with self.guard:
+            self._cache.check_positions(self.n_tokens + len(tokens))
+            if self.evicting:
+                self._grow_record(self.n_tokens + len(tokens))
+                self._drop_rows_behind()
+            with self._cache.making_room(len(tokens)):
+                n_read = 0
+                while n_read < len(tokens):
+                    n_left = len(tokens) - n_read
+                    size = self._cache.chunk(self.n_tokens, n_left, self.n_batch)
+                    super().eval(tokens[n_read : n_read + size])
+                    n_read += size
+                    self._refresh_recall(size)
+                    if n_all > 1:
+                        self._read(size, n_before + n_read, n_all)
+
+    def _drop_rows_behind(self) -> None:
+        """Drop the rows behind `n_tokens`, which programs may have set back."""
+        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
+            raise EvictedError(
+                f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
+                "call reset() and evaluate the text again"
+            )
+
+    def _grow_record(self, n_tokens: int) -> None:
+        """Let the parent's record of the text hold so many tokens, and what a draft model adds.
+
+        It grows by half at a time, so that a token costs the same however long the text is.
+        """
+        n_least = n_tokens + self.n_batch
+        if n_least <= len(self.input_ids):
+            return
+        n_new = max(n_least, len(self.input_ids) * 3 // 2, FIRST_RECORD)
+        self.input_ids = _grown(self.input_ids, n_new)
+        if self._logits_all:
+            self.scores = _grown(self.scores, n_new)
+
+    def _read(self, size: int, n_read: int, n_all: int) -> None:
+        """After each piece of a text that is read."""
+        if size > 1:
+            self._cache.mark()
+        if self.prompt_progress is not None:
+            self.prompt_progress(n_read, n_all)
+
+    def _refresh_recall(self, n_new: int) -> None:
+        """Recall anew from time to time, unless what a question asked for has to stay."""
+        if not self.recalls or self._holds_recalled:
+            return
+        every = self._cache.refresh_every()
+        if self.n_tokens // every > (self.n_tokens - n_new) // every:
+            self._recall_behind(self.n_tokens)
+
+    def _recall_behind(self, n_tokens: int) -> bool:
+        """Recall what the last queries ask for; whether the text behind so many tokens sees any."""
+        sees_any = self._cache.recall()
+        if sees_any:
+            self._n_alone = min(self._n_alone, n_tokens)
+        return sees_any
+
+    def _drop_recalled(self) -> None:
+        """Drop what is recalled."""
+        self._cache.drop_recalled()
+        if self.n_tokens <= self._n_alone:
+            self._n_alone = NEVER
+
+    def read(self, tokens: Sequence[int], *, hold: bool = True) -> None:
+        """Evaluate a prompt or a turn, and recall what its end asks for.
+
+        What was recalled before is dropped. Then all but the last 32 tokens are read, and these
+        twice: once to ask, and once more with what they asked for. Without recall this is `eval`,
+        and so it is for a single token, which only goes on.
+
+        Args:
+            tokens: to read.
+            hold: nothing is recalled but for the end, and that stays until the next prompt is read,
+                as an answer needs it; or else, for a text that goes on and on, the newest tokens
+                ask anew from time to time, as with `eval`.
+
+        Raises:
+            PyH2OError: as `eval` does.
+        """
+        with self.guard:
+            self._holds_recalled = hold
+            if self.budget is None or not self.budget.recall or len(tokens) < 2:
+                self.eval(tokens)
+                return
+            try:
+                recalling.read(self, tokens, self.budget.recent)
+            finally:
+                self._holds_recalled = hold
+
+    def recall(self, question: str | None = None) -> list[RecalledSpan]:
+        """Recall the evicted rows that a question asks for, in place of those recalled before.
+
+        They stay until a prompt is read, or others are recalled.
+
+        Args:
+            question: does not become a part of the text; at least one token has to be evaluated
+                before the next one can be drawn. Where the slack has no room for it, rows are
+                evicted for it. None: what the last tokens of the text ask for.
+
+        Returns:
+            what is recalled (see `recalled`).
+
+        Raises:
+            SettingsError: the question has too many tokens to be taken back, or there is no
+                archive.
+        """
+        with self.guard:
+            if self.budget is None or not self.budget.recall:
+                raise SettingsError("there is nothing to recall from: give recall (--recall 0.05)")
+            tokens: list[int] = []
+            if question is not None:
+                tokens = self.tokenize(question.encode(), add_bos=False, special=False)
+            recalling.recall_for(self, tokens, self.budget.recent)
+            return recalling.spans(self)
+
+    def recalled(self) -> list[RecalledSpan]:
+        """The passages that are recalled now, in the order of the text."""
+        with self.guard:
+            return recalling.spans(self)
+
+    def can_remove_tail(self, n_tokens: int) -> bool:
+        """Whether the text can be set back to its first `n_tokens` tokens exactly."""
+        with self.guard:
+            return n_tokens in (0, self.n_tokens) or self._cache.can_remove_tail(n_tokens)
+
+    def remove_tail(self, n_tokens: int) -> bool:
+        """Set the text back to its first `n_tokens` tokens, if all their rows are still there.
+
+        At least one token has to be evaluated before the next one can be drawn.
+
+        Returns:
+            False if rows were evicted that the shorter text would still have; nothing is changed.
+
+        Raises:
+            ValueError: the text is shorter than that.
+        """
+        with self.guard:
+            if not 0 <= n_tokens <= self.n_tokens:
+                raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
+            if not self.can_remove_tail(n_tokens):
+                return False
+            if n_tokens < self.n_tokens and self._ctx.kv_cache_seq_rm(-1, n_tokens, -1):
+                self.n_tokens = n_tokens
+                self._requires_eval = True
+            return self.n_tokens == n_tokens
+
+    def drop_surplus(self) -> bool:
+        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded.
+
+        Returns:
+            False if rows of the text were evicted for it, or if there is no text: call reset().
+        """
+        with self.guard:
+            return self.n_tokens > 0 and bool(self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1))
+
+
+def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
+    """A copy with more rows; the new ones are not set."""
+    grown = np.empty((n_rows, *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
