@@ -445,8 +445,3 @@ def test_a_full_cache_has_nothing_to_pin(tiny: Path) -> None:
     for call in (model.pin_spans, model.share_fairly):
         with pytest.raises(ValueError, match="full cache"):
             call([])
-
-
-def test_a_policy_that_there_is_not(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="there is no policy 'best'"):
-        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, policy="best")

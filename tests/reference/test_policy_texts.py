@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyh2o.errors import SettingsError
 from pyh2o.policies import H2O, POLICIES, Expected, H2ODecay, Policy, Snap, parse_policy
+from pyh2o.reference import ReferenceLlama
 from some_policies import ALL_KINDS, CHANGED
+from tiny_gguf import write_tiny_gguf
 
 
 def test_names() -> None:
@@ -100,3 +103,9 @@ def test_what_each_policy_needs() -> None:
     half_lives = {name: cls().half_life for name, cls in POLICIES.items() if cls().half_life}
     assert half_lives == {"h2o-decay": 256.0}
     assert [name for name, cls in POLICIES.items() if cls().n_near] == ["h2o-far"]
+
+
+def test_the_reference_knows_no_other_policy(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    with pytest.raises(ValueError, match="there is no policy 'best'"):
+        ReferenceLlama.from_gguf(path, heavy=10, recent=10, policy="best")
