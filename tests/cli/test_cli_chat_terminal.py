@@ -251,7 +251,7 @@ def completions(line: str) -> list[str]:
 def test_completion(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "night").mkdir()
-    assert completions("/re") == ["/regen", "/read"]
+    assert completions("/re") == ["/regen", "/read", "/recalled"]
     assert completions("/help st") == ["/help stats"]
     assert completions("/kv ") == ["/kv all"]
     assert completions("/set top") == ["/set top_k", "/set top_p"]

@@ -121,8 +121,9 @@ def edit(header: Any, rng: np.random.Generator) -> None:
         container[key] = deepcopy(VALUES[rng.integers(len(VALUES))])
 
 
-# What the place of the model and a refused state of the cache change.
-OWN = {"model", "cached", "known", "evaluated"}
+# What the place of the model and a refused state of the cache change, and the name of an archive:
+# what cannot be one is none, since a session opens without its archive, too.
+OWN = {"model", "cached", "known", "evaluated", "archive"}
 
 
 def says(found: Any, header: Any) -> bool:
