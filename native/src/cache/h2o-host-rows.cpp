@@ -1,5 +1,7 @@
 #include "cache/h2o-host-rows.h"
 
+#include "kernels/h2o-row-floats.h"
+
 #include "ggml-backend.h"
 
 #include <cstring>
@@ -53,23 +55,6 @@ void llama_h2o_move_rows(
     }
 }
 
-static void to_float(ggml_type type, const uint8_t * data, float * row, int64_t n) {
-    // f32 has no conversion of its own
-    if (type == GGML_TYPE_F32) {
-        std::memcpy(row, data, n * sizeof(float));
-    } else {
-        ggml_get_type_traits(type)->to_float(data, row, n);
-    }
-}
-
-static void from_float(ggml_type type, const float * row, uint8_t * data, int64_t n) {
-    if (type == GGML_TYPE_F32) {
-        std::memcpy(data, row, n * sizeof(float));
-    } else {
-        ggml_get_type_traits(type)->from_float_ref(row, data, n);
-    }
-}
-
 // Calls fn(offset, element, n) for the pieces of a row that lie together: all of it, or one element after the other.
 template <typename F>
 static void for_each_piece(const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, F fn) {
@@ -87,14 +72,16 @@ static void for_each_piece(const llama_h2o_row_layout & layout, uint32_t head, u
 
 void llama_h2o_read_row(
         const uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, float * row) {
-    for_each_piece(layout, head, cell,
-            [&](size_t offset, uint32_t i, uint32_t n) { to_float(layout.type, data + offset, row + i, n); });
+    for_each_piece(layout, head, cell, [&](size_t offset, uint32_t i, uint32_t n) {
+        llama_h2o_to_floats(layout.type, data + offset, row + i, n);
+    });
 }
 
 void llama_h2o_write_row(
         uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row) {
-    for_each_piece(layout, head, cell,
-            [&](size_t offset, uint32_t i, uint32_t n) { from_float(layout.type, row + i, data + offset, n); });
+    for_each_piece(layout, head, cell, [&](size_t offset, uint32_t i, uint32_t n) {
+        llama_h2o_from_floats(layout.type, row + i, data + offset, n);
+    });
 }
 
 void llama_h2o_copy_cells(ggml_tensor * dst,

@@ -2,6 +2,7 @@
 
 #include "cache/h2o-parts.h"
 #include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-floats.h"
 #include "kernels/h2o-row-types.h"
 #include "kernels/h2o-scan.h"
 
@@ -162,10 +163,8 @@ void layer_scan::run_kernel(llama_h2o_scan scan) {
     if (n_lanes != n_embd || !llama_h2o_has_row_type(scan.type)) {
         padded.assign(size_t(scan.n_keys) * n_lanes, 0.0f);
 
-        const llama_h2o_row_layout layout { scan.type, n_embd, n_embd, scan.n_keys, false };
         for (uint32_t i = 0; i < scan.n_keys; ++i) {
-            const auto * key = reinterpret_cast<const uint8_t *>(scan.keys) + scan.nb_row * i;
-            llama_h2o_read_row(key, layout, 0, 0, padded.data() + size_t(i) * n_lanes);
+            llama_h2o_to_floats(scan.type, scan.keys + scan.nb_row * i, padded.data() + size_t(i) * n_lanes, n_embd);
         }
         scan.type   = GGML_TYPE_F32;
         scan.keys   = reinterpret_cast<const char *>(padded.data());

@@ -1,5 +1,7 @@
 #include "recall/h2o-archive.h"
 
+#include "kernels/h2o-row-floats.h"
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -23,24 +25,6 @@ static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
     }
 
     return max_bytes / page_size;
-}
-
-static void from_float(ggml_type type, const float * row, uint32_t n_embd, char * stored) {
-    const auto convert = ggml_get_type_traits(type)->from_float_ref;
-    if (convert) {
-        convert(row, stored, n_embd);
-    } else {
-        std::memcpy(stored, row, n_embd * sizeof(float));
-    }
-}
-
-static void to_float(ggml_type type, const char * stored, uint32_t n_embd, float * row) {
-    const auto convert = ggml_get_type_traits(type)->to_float;
-    if (convert) {
-        convert(stored, row, n_embd);
-    } else {
-        std::memcpy(row, stored, n_embd * sizeof(float));
-    }
 }
 
 void llama_h2o_archive::free_page::operator()(char * data) const {
@@ -280,12 +264,12 @@ char * llama_h2o_archive::page_to_set(int32_t p) {
 
 void llama_h2o_archive::set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
     char * rows = page_to_set(p) + layout.offset_k(ikv, head);
-    from_float(type(), row, layers()[ikv].n_embd_k, rows + p % N_PAGE * row_size_k(ikv));
+    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size_k(ikv), layers()[ikv].n_embd_k);
 }
 
 void llama_h2o_archive::set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
     char * rows = page_to_set(p) + layout.offset_v(ikv, head);
-    from_float(type(), row, layers()[ikv].n_embd_v, rows + p % N_PAGE * row_size_v(ikv));
+    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size_v(ikv), layers()[ikv].n_embd_v);
 }
 
 //
@@ -314,12 +298,12 @@ const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) co
 
 void llama_h2o_archive::get_k(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
     const char * rows = page_with(p).data + layout.offset_k(ikv, head);
-    to_float(type(), rows + p % N_PAGE * row_size_k(ikv), layers()[ikv].n_embd_k, row);
+    llama_h2o_to_floats(type(), rows + p % N_PAGE * row_size_k(ikv), row, layers()[ikv].n_embd_k);
 }
 
 void llama_h2o_archive::get_v(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
     const char * rows = page_with(p).data + layout.offset_v(ikv, head);
-    to_float(type(), rows + p % N_PAGE * row_size_v(ikv), layers()[ikv].n_embd_v, row);
+    llama_h2o_to_floats(type(), rows + p % N_PAGE * row_size_v(ikv), row, layers()[ikv].n_embd_v);
 }
 
 int32_t llama_h2o_archive::shift(int32_t p) const {
