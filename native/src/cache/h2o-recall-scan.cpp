@@ -55,6 +55,9 @@ private:
     const uint32_t n_lanes; // elements of a row that the kernel reads
     const uint32_t n_group;
 
+    const std::vector<uint32_t> used; // cells of the text
+    llama_h2o_host_rows cell_keys;    // of all of them
+
     question asked;
     uint32_t n_rows = 0; // queries of a KV head
 
@@ -78,7 +81,8 @@ private:
             const std::vector<int32_t> & shifts,
             int32_t shift,
             const std::vector<float> & factors);
-    void look_at_resident(uint32_t head);
+    std::vector<uint32_t> first_rows_of_cells() const;
+    void look_at_resident(uint32_t head, const std::vector<uint32_t> & first_row);
     void add_sinks(uint32_t head);
 };
 
@@ -100,7 +104,8 @@ const llama_h2o_kernel & kernel_of(const llama_h2o_layer & layer) {
 
 layer_scan::layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) :
     parts(parts), st(parts.streams[s]), layer(parts.layers[ikv]), archive(*st.archive), kernel(kernel_of(layer)), s(s),
-    ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_lanes(n_lanes_of(layer)), n_group(layer.shape.n_group()) {}
+    ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_lanes(n_lanes_of(layer)), n_group(layer.shape.n_group()),
+    used(parts.used(s)), cell_keys(layer.tensors.k, s) {}
 
 // From the ring, in the order of the text.
 void layer_scan::read_question() {
@@ -114,15 +119,18 @@ void layer_scan::read_question() {
 
     const ggml_tensor * ring = layer.tensors.question;
 
+    std::vector<float> queries(ring->nb[3] / sizeof(float)); // [n_head][slots][n_embd]
+    ggml_backend_tensor_get(ring, queries.data(), ring->nb[3] * s, ring->nb[3]);
+
     n_rows = uint32_t(slots.size()) * n_group;
     asked.rows.resize(size_t(layer.shape.n_head) * slots.size() * n_embd);
 
     for (size_t t = 0; t < slots.size(); ++t) {
         asked.pos.push_back(slots[t].first);
         for (uint32_t h = 0; h < layer.shape.n_head; ++h) {
-            const size_t row = size_t(h / n_group) * n_rows + t * n_group + h % n_group;
-            ggml_backend_tensor_get(ring, asked.rows.data() + row * n_embd,
-                    ring->nb[3] * s + ring->nb[2] * h + ring->nb[1] * slots[t].second, n_embd * sizeof(float));
+            const size_t row  = size_t(h / n_group) * n_rows + t * n_group + h % n_group;
+            const size_t slot = size_t(h) * st.question.size() + slots[t].second;
+            std::copy_n(queries.begin() + slot * n_embd, n_embd, asked.rows.begin() + row * n_embd);
         }
     }
 }
@@ -182,7 +190,7 @@ void layer_scan::find_resident(uint32_t head) {
     for (int32_t pos = start; pos < archive.first(); ++pos) {
         flags[pos - start] = 1; // not there at all
     }
-    for (const uint32_t cell : parts.used(s)) {
+    for (const uint32_t cell : used) {
         const int32_t pos = st.rows.pos(layer.shape.first_head + head, cell, parts.cells[s].pos_get(cell));
         if (pos >= start && pos < archive.next()) {
             flags[pos - start] = 1;
@@ -261,24 +269,23 @@ void layer_scan::look_at_page(uint32_t page,
     }
 }
 
-// Cells that recalled rows lie in, or nobody's, count for no query, newer ones than a query not for that one.
-void layer_scan::look_at_resident(uint32_t head) {
-    const auto & shape = layer.shape.k;
-
-    const std::vector<uint32_t> used = parts.used(s);
-
-    const uint32_t n_cells = used.empty() ? 0 : used.back() + 1;
-
-    std::vector<uint32_t> first_row(n_cells, n_rows);
+// Cells that recalled rows lie in, or nobody's, count for no query, newer ones than a query not for that one. The same for
+// all heads: rows newer than the oldest query are recent, and lie in cells of their own.
+std::vector<uint32_t> layer_scan::first_rows_of_cells() const {
+    std::vector<uint32_t> first_row(used.empty() ? 0 : used.back() + 1, n_rows);
     for (const uint32_t cell : used) {
-        // rows newer than the oldest query are recent, and lie in cells of their own
         const auto sees = std::lower_bound(asked.pos.begin(), asked.pos.end(), parts.cells[s].pos_get(cell));
         first_row[cell] = uint32_t(sees - asked.pos.begin()) * n_group;
     }
 
-    auto & out = res.of_heads[head];
+    return first_row;
+}
 
-    llama_h2o_host_rows rows(layer.tensors.k, s);
+void layer_scan::look_at_resident(uint32_t head, const std::vector<uint32_t> & first_row) {
+    const auto & shape     = layer.shape.k;
+    const uint32_t n_cells = uint32_t(first_row.size());
+
+    auto & out = res.of_heads[head];
 
     llama_h2o_scan scan = new_scan();
 
@@ -287,7 +294,7 @@ void layer_scan::look_at_resident(uint32_t head) {
 
     scan.queries   = arranged[head].data();
     scan.type      = shape.type;
-    scan.keys      = reinterpret_cast<const char *>(rows.data()) + ggml_row_size(shape.type, n_embd) * head;
+    scan.keys      = reinterpret_cast<const char *>(cell_keys.data()) + ggml_row_size(shape.type, n_embd) * head;
     scan.nb_row    = ggml_row_size(shape.type, shape.n_embd);
     scan.n_keys    = n_cells;
     scan.first_row = first_row.data();
@@ -326,6 +333,8 @@ llama_h2o_layer_scan layer_scan::run() {
     res.of_heads.resize(layer.shape.n_head_kv);
     work.resize(llama_h2o_scan_work_size(n_rows, n_lanes));
 
+    const std::vector<uint32_t> first_row = first_rows_of_cells();
+
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
         arranged.push_back(arrange(head, false));
         if (layer.rope->n_hadamard > 0) {
@@ -342,7 +351,7 @@ llama_h2o_layer_scan layer_scan::run() {
         out.resident_max.assign(n_rows, -INFINITY);
         out.resident_sum.assign(n_rows, 0.0f);
 
-        look_at_resident(head);
+        look_at_resident(head, first_row);
         add_sinks(head);
     }
     for (uint32_t page = first_page; page < first_page + n_pages; ++page) {
