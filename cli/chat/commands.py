@@ -193,7 +193,7 @@ def _kv(chat: Chat, argument: str) -> None:
 
 def _show_recalled(chat: Chat, _argument: str) -> None:
     llm = chat.conversation.llm
-    if llm.budget is None or not llm.budget.recall:
+    if not llm.recalls:
         raise InputError("this chat recalls nothing: start it with --recall 0.05")
     spans = llm.recalled()
     if not spans:

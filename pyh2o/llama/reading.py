@@ -165,11 +165,11 @@ class ReadingLlama(EvictingLlama):
         """
         with self.guard:
             self._holds_recalled = hold
-            if self.budget is None or not self.budget.recall or len(tokens) < 2:
+            if not self.recalls or len(tokens) < 2:
                 self.eval(tokens)
                 return
             try:
-                recalling.read(self, tokens, self.budget.recent)
+                recalling.read(self, tokens)
             finally:
                 self._holds_recalled = hold
 
@@ -191,12 +191,12 @@ class ReadingLlama(EvictingLlama):
                 archive.
         """
         with self.guard:
-            if self.budget is None or not self.budget.recall:
+            if not self.recalls:
                 raise SettingsError("there is nothing to recall from: give recall (--recall 0.05)")
             tokens: list[int] = []
             if question is not None:
                 tokens = self.tokenize(question.encode(), add_bos=False, special=False)
-            recalling.recall_for(self, tokens, self.budget.recent)
+            recalling.recall_for(self, tokens)
             return recalling.spans(self)
 
     def recalled(self) -> list[RecalledSpan]:

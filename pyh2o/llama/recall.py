@@ -34,7 +34,7 @@ class RecalledSpan:
     weight: float
 
 
-def read(llm: ReadingLlama, tokens: Sequence[int], n_recent: int) -> None:
+def read(llm: ReadingLlama, tokens: Sequence[int]) -> None:
     """Evaluate the tokens of a prompt or a turn, and recall what the last of them ask for.
 
     The tail is read once for its queries, taken back, and read again when the rows are there. They
@@ -43,10 +43,9 @@ def read(llm: ReadingLlama, tokens: Sequence[int], n_recent: int) -> None:
     Args:
         llm: the model.
         tokens: to read, at least two.
-        n_recent: recent rows.
     """
     llm._drop_recalled()
-    n_tail = min(TAIL, len(tokens), n_recent - 1)
+    n_tail = min(TAIL, len(tokens), llm.kv.recent - 1)
     head, tail = tokens[: len(tokens) - n_tail], tokens[len(tokens) - n_tail :]
     with llm._cache.making_room(len(tokens)):
         llm.eval_part(head, 0, len(tokens))
@@ -60,17 +59,17 @@ def read(llm: ReadingLlama, tokens: Sequence[int], n_recent: int) -> None:
         llm._read(n_tail, len(tokens), len(tokens))
 
 
-def recall_for(llm: ReadingLlama, question: Sequence[int], n_recent: int) -> None:
+def recall_for(llm: ReadingLlama, question: Sequence[int]) -> None:
     """Recall what a question asks for that does not become a part of the text.
 
     Args:
         llm: the model.
         question: its tokens; none for the end of the text itself.
-        n_recent: recent rows.
 
     Raises:
         SettingsError: it is too long to be taken back.
     """
+    n_recent = llm.kv.recent
     if len(question) >= n_recent:
         raise SettingsError(
             f"a question of {len(question)} tokens cannot be taken back: give at most "

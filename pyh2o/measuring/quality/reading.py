@@ -88,7 +88,7 @@ def share_recalled(llm: Llama, places: Sequence[tuple[int, int]]) -> float | Non
     Returns:
         None for a cache without recall, or if all rows of all places are still there.
     """
-    if llm.budget is None or not llm.budget.recall:
+    if not llm.recalls:
         return None
     kv, spans = llm.kv, [(span.start, span.end) for span in llm.recalled()]
     return share_within(places, spans, before=kv.unarchived + kv.archived)
@@ -119,7 +119,7 @@ def taken_back(llm: Llama) -> Iterator[None]:
 
 def _until_recall(llm: Llama) -> int:
     """Tokens that can be evaluated at once without missing a time at which rows are recalled."""
-    if llm.budget is None or not llm.budget.recall:
+    if not llm.recalls:
         return CHUNK
     every = llm._cache.refresh_every()
     return every - llm.n_tokens % every
