@@ -99,11 +99,12 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
     LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // the archive's file cannot be used; llama_h2o_archive_trouble() says why
+    LLAMA_H2O_ERR_NO_QUERIES    = -32, // nobody can ask: the end of the text was removed
 };
 
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 8,
+    LLAMA_H2O_STATE_VERSION = 9,
 };
 
 enum llama_h2o_positions {
@@ -190,6 +191,13 @@ struct llama_h2o_recalled_span {
     double weight; // the squared shares of attention that its parts have, added up over all layers and heads
 };
 
+// Positions p0 <= p < p1 whose rows an archive had that began at `begin`.
+struct llama_h2o_lost_rows {
+    int32_t begin;
+    int32_t p0;
+    int32_t p1;
+};
+
 // The text for a return code: one line that names the cause and, where there is one, the cure.
 LLAMA_H2O_API const char * llama_h2o_strerror(int32_t status);
 
@@ -199,6 +207,12 @@ LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);
 // How many positions this model has learned an embedding for; 0 if it computes them. llama.cpp aborts on a position
 // behind the last one.
 LLAMA_H2O_API uint32_t llama_h2o_n_pos_learned(const struct llama_model * model);
+
+// Bytes of host memory that llama.cpp takes for each cell of a context: what it notes of the cell, and the rows of K and V
+// of the layers that do not lie on a device. That is the least: layers that see a window have fewer cells and are not
+// counted. 0 without a KV cache. Types are those of ggml. llama.cpp takes the memory cell by cell, and asks nobody before.
+LLAMA_H2O_API uint64_t llama_h2o_size_of_cell(
+        const struct llama_model * model, int32_t type_k, int32_t type_v, bool offload_kqv);
 
 // Attach eviction to a context that has not decoded anything yet. The context needs
 // n_ctx >= capacity cells per sequence, and kv_unified = false if it has several sequences.
@@ -235,9 +249,10 @@ LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_i
 LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
 LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 
-// Recall the rows that the last queries of a sequence attend to most, in place of those recalled before. Returns how many
-// rows every head has now; they may be fewer than asked for.
-LLAMA_H2O_API int32_t llama_h2o_recall(struct llama_context * ctx, int32_t seq_id, uint32_t n_rows);
+// Recall the rows that the queries of the last n_asking tokens of a sequence attend to most, in place of those recalled
+// before. Up to 16 of these queries ask, spread evenly; tokens that are not recent, or more than 32 back, do not.
+// Returns how many rows every head has now; they may be fewer than asked for.
+LLAMA_H2O_API int32_t llama_h2o_recall(struct llama_context * ctx, int32_t seq_id, uint32_t n_rows, uint32_t n_asking);
 
 // Drop what was recalled.
 LLAMA_H2O_API int32_t llama_h2o_drop_recalled(struct llama_context * ctx, int32_t seq_id);
@@ -264,8 +279,19 @@ LLAMA_H2O_API int32_t llama_h2o_archive_flush(struct llama_context * ctx, int32_
 // Whether states of a sequence hold all of its archive, whatever its file has, so that they can be loaded without it.
 LLAMA_H2O_API int32_t llama_h2o_archive_in_states(struct llama_context * ctx, int32_t seq_id, bool all);
 
-// What is wrong with the archive of a sequence, in one line: its file was refused, it lacks what a state needs, or a disk is
-// full and nothing is archived any more. Empty if nothing is. Valid until the next call.
+// The rows that the file of a sequence's archive has lost, because pages of it are missing or damaged. A state knows of them,
+// too. Returns how many tokens that are; 0 where nothing is lost, or cannot be put into the file again.
+LLAMA_H2O_API int32_t llama_h2o_archive_lost(
+        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_lost_rows * lost);
+
+// Have such rows computed again. The steps: get a state; clear the sequence; call this; decode the same text from its start,
+// until all tokens before p1 have left the recent ones and a compaction has come; load the state, which then finds the rows.
+// Pages that the file has as they were written stay as they are, and the steps may end early, with the state.
+LLAMA_H2O_API int32_t llama_h2o_archive_restore(
+        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_lost_rows lost);
+
+// What is wrong with the archive of a sequence, in one line: its file was refused, it lacks what a state needs, a page of it
+// is damaged, or a disk is full and nothing is archived any more. Empty if nothing is. Valid until the next call.
 LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
 
 // Also for a context without eviction: its budget, its scores and its counters are then 0, and for a sliding-window

@@ -19,11 +19,23 @@ static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
     });
 }
 
-int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows) {
+int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows, uint32_t n_asking) {
+    if (n_asking == 0) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
     return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        const auto & st = parts.streams[s];
+
         // all cells are the text's for the while
-        return llama_h2o::of(ctx)->is_enlarged() ? LLAMA_H2O_ERR_ENLARGED
-                                                 : int32_t(llama_h2o_recall_rows(parts, s, n_rows));
+        if (llama_h2o::of(ctx)->is_enlarged()) {
+            return LLAMA_H2O_ERR_ENLARGED;
+        }
+        if (st.archive->next() > st.archive->first() && st.question.find_last(1, 1).empty()) {
+            return LLAMA_H2O_ERR_NO_QUERIES;
+        }
+
+        return int32_t(llama_h2o_recall_rows(parts, s, n_rows, n_asking));
     });
 }
 
@@ -101,6 +113,25 @@ int32_t llama_h2o_archive_flush(llama_context * ctx, int32_t seq_id) {
 
 int32_t llama_h2o_archive_in_states(llama_context * ctx, int32_t seq_id, bool all) {
     return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) { st.archive_in_states = all; });
+}
+
+int32_t llama_h2o_archive_lost(llama_context * ctx, int32_t seq_id, llama_h2o_lost_rows * lost) {
+    if (!lost) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) {
+        const auto rows = parts.streams[s].archive->lost();
+
+        *lost = { rows.begin, rows.p0, rows.p1 };
+
+        return rows.p1 - rows.p0;
+    });
+}
+
+int32_t llama_h2o_archive_restore(llama_context * ctx, int32_t seq_id, llama_h2o_lost_rows lost) {
+    return change_archive(
+            ctx, seq_id, [&](llama_h2o_stream & st) { st.archive->restore({ lost.begin, lost.p0, lost.p1 }); });
 }
 
 const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {

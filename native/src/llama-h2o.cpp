@@ -9,6 +9,7 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-kv-cells.h"
 #include "llama-model.h"
 #include "llama.h"
 
@@ -80,6 +81,34 @@ int32_t llama_h2o_supports(const llama_model * model) {
 
 uint32_t llama_h2o_n_pos_learned(const llama_model * model) {
     return model && model->pos_embd ? uint32_t(model->pos_embd->ne[1]) : 0;
+}
+
+// The elements of a row may be no whole number of blocks: such a cache is refused elsewhere.
+static uint64_t size_of_row(int32_t type, uint32_t n_embd) {
+    return type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size(ggml_type(type)) > 0
+                   ? ggml_type_size(ggml_type(type)) * n_embd / ggml_blck_size(ggml_type(type))
+                   : 0;
+}
+
+uint64_t llama_h2o_size_of_cell(const llama_model * model, int32_t type_k, int32_t type_v, bool offload_kqv) {
+    if (!model || llama_model_is_recurrent(model) || !llama_model_has_decoder(model) || !model->hparams.causal_attn) {
+        return 0;
+    }
+
+    const llama_hparams & hparams = model->hparams;
+
+    uint64_t size = 2 * sizeof(llama_pos) + sizeof(llama_kv_cell_ext) + sizeof(llama_kv_cells::seq_set_t);
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        const bool on_device =
+                offload_kqv && ggml_backend_dev_type(model->dev_layer(il)) != GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (on_device || !hparams.has_kv(il) || hparams.is_swa(il) || hparams.is_recr(il)) {
+            continue;
+        }
+        size += size_of_row(type_k, hparams.n_embd_k_gqa(il));
+        size += hparams.is_mla() ? 0 : size_of_row(type_v, hparams.n_embd_v_gqa(il));
+    }
+
+    return size;
 }
 
 static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {

@@ -588,7 +588,7 @@ static void *_cffi_types[] = {
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(struct llama_context *, int32_t)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 98), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
@@ -606,8 +606,8 @@ static void *_cffi_types[] = {
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
 /* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 89), // char const *
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 104), // uint8_t const *
+/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 111), // char const *
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 126), // uint8_t const *
 /* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -626,70 +626,92 @@ static void *_cffi_types[] = {
 /* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 96), // float *
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 118), // float *
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
+/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
 /* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 99), // struct llama_h2o_recalled_span *
-/* 48 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 51 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 53 */ _CFFI_OP(_CFFI_OP_POINTER, 100), // struct llama_h2o_span const *
-/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 63 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_params
-/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
-/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 69 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 98), // struct llama_context const *
-/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 72 */ _CFFI_OP(_CFFI_OP_POINTER, 101), // struct llama_h2o_stats *
-/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 102), // struct llama_model const *
+/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 52), // struct llama_h2o_lost_rows *
+/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
+/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 52 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_lost_rows
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
+/* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 121), // struct llama_h2o_recalled_span *
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 122), // struct llama_h2o_span const *
+/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 67 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
+/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 76 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 78 */ _CFFI_OP(_CFFI_OP_POINTER, 105), // void const *
-/* 79 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 78 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_params
 /* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION, 97), // int64_t()(struct llama_context const *)
-/* 84 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
-/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 86 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
-/* 87 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 91 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 92 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 93 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 94 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 95 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 96 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 97 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 98 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 99 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_recalled_span
-/* 100 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_span
-/* 101 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_stats
-/* 102 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_model
-/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 104 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 105 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
+/* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // struct llama_context const *
+/* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 123), // struct llama_h2o_stats *
+/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 91 */ _CFFI_OP(_CFFI_OP_POINTER, 124), // struct llama_model const *
+/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 93 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 94 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // void const *
+/* 95 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION, 119), // int64_t()(struct llama_context const *)
+/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
+/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
+/* 103 */ _CFFI_OP(_CFFI_OP_NOOP, 91),
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 125), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 91),
+/* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 108 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 109 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 113 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 114 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 115 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 116 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 117 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 120 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 121 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_recalled_span
+/* 122 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_span
+/* 123 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_stats
+/* 124 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_model
+/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 126 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -1007,6 +1029,13 @@ static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_NO_QUERIES(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_NO_QUERIES) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_NO_QUERIES) | 0);  /* check that LLAMA_H2O_ERR_NO_QUERIES is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_archive_close(struct llama_context * x0, int32_t x1)
 {
   return llama_h2o_archive_close(x0, x1);
@@ -1157,6 +1186,65 @@ _cffi_f_llama_h2o_archive_in_states(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_archive_in_states _cffi_d_llama_h2o_archive_in_states
 #endif
 
+static int32_t _cffi_d_llama_h2o_archive_lost(struct llama_context * x0, int32_t x1, struct llama_h2o_lost_rows * x2)
+{
+  return llama_h2o_archive_lost(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  struct llama_h2o_lost_rows * x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_lost", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(47), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_lost_rows *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(47), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_lost(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_archive_lost _cffi_d_llama_h2o_archive_lost
+#endif
+
 static int32_t _cffi_d_llama_h2o_archive_open(struct llama_context * x0, int32_t x1, char const * x2, uint8_t const * x3)
 {
   return llama_h2o_archive_open(x0, x1, x2, x3);
@@ -1225,6 +1313,64 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_archive_open _cffi_d_llama_h2o_archive_open
+#endif
+
+static int32_t _cffi_d_llama_h2o_archive_restore(struct llama_context * x0, int32_t x1, struct llama_h2o_lost_rows x2)
+{
+  return llama_h2o_archive_restore(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  struct llama_h2o_lost_rows x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_archive_restore", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  if (_cffi_to_c((char *)&x2, _cffi_type(52), arg2) < 0)
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_archive_restore(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+static int32_t _cffi_f_llama_h2o_archive_restore(struct llama_context * x0, int32_t x1, struct llama_h2o_lost_rows *x2)
+{
+  int32_t result;
+  { result = llama_h2o_archive_restore(x0, x1, *x2); }
+  return result;
+}
 #endif
 
 static char const * _cffi_d_llama_h2o_archive_trouble(struct llama_context * x0, int32_t x1)
@@ -1304,7 +1450,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(63), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(79), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1342,10 +1488,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg0, (char **)&x0);
+      _cffi_type(86), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1529,10 +1675,10 @@ _cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(47), arg2, (char **)&x2);
+      _cffi_type(57), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(47), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(57), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1661,10 +1807,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg0, (char **)&x0);
+      _cffi_type(86), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1674,10 +1820,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(72), arg2, (char **)&x2);
+      _cffi_type(88), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(72), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(88), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1840,10 +1986,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg0, (char **)&x0);
+      _cffi_type(91), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1955,10 +2101,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(53), arg2, (char **)&x2);
+      _cffi_type(63), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(53), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(63), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1982,9 +2128,9 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_pin_spans _cffi_d_llama_h2o_pin_spans
 #endif
 
-static int32_t _cffi_d_llama_h2o_recall(struct llama_context * x0, int32_t x1, uint32_t x2)
+static int32_t _cffi_d_llama_h2o_recall(struct llama_context * x0, int32_t x1, uint32_t x2, uint32_t x3)
 {
-  return llama_h2o_recall(x0, x1, x2);
+  return llama_h2o_recall(x0, x1, x2, x3);
 }
 #ifndef PYPY_VERSION
 static PyObject *
@@ -1993,6 +2139,7 @@ _cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
   struct llama_context * x0;
   int32_t x1;
   uint32_t x2;
+  uint32_t x3;
   Py_ssize_t datasize;
   struct _cffi_freeme_s *large_args_free = NULL;
   int32_t result;
@@ -2000,8 +2147,9 @@ _cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
   PyObject *arg0;
   PyObject *arg1;
   PyObject *arg2;
+  PyObject *arg3;
 
-  if (!PyArg_UnpackTuple(args, "llama_h2o_recall", 3, 3, &arg0, &arg1, &arg2))
+  if (!PyArg_UnpackTuple(args, "llama_h2o_recall", 4, 4, &arg0, &arg1, &arg2, &arg3))
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
@@ -2021,9 +2169,13 @@ _cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
   if (x2 == (uint32_t)-1 && PyErr_Occurred())
     return NULL;
 
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
   Py_BEGIN_ALLOW_THREADS
   _cffi_restore_errno();
-  { result = llama_h2o_recall(x0, x1, x2); }
+  { result = llama_h2o_recall(x0, x1, x2, x3); }
   _cffi_save_errno();
   Py_END_ALLOW_THREADS
 
@@ -2139,6 +2291,66 @@ _cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
 #  define _cffi_f_llama_h2o_shrink _cffi_d_llama_h2o_shrink
 #endif
 
+static uint64_t _cffi_d_llama_h2o_size_of_cell(struct llama_model const * x0, int32_t x1, int32_t x2, _Bool x3)
+{
+  return llama_h2o_size_of_cell(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
+{
+  struct llama_model const * x0;
+  int32_t x1;
+  int32_t x2;
+  _Bool x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint64_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_size_of_cell", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(91), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int32_t);
+  if (x2 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x3 = (_Bool)_cffi_to_c__Bool(arg3);
+  if (x3 == (_Bool)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_size_of_cell(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_size_of_cell _cffi_d_llama_h2o_size_of_cell
+#endif
+
 static int32_t _cffi_d_llama_h2o_state_version(void const * x0, size_t x1)
 {
   return llama_h2o_state_version(x0, x1);
@@ -2160,10 +2372,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(78), arg0, (char **)&x0);
+      _cffi_type(94), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(78), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(94), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2232,10 +2444,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg0, (char **)&x0);
+      _cffi_type(91), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2254,6 +2466,17 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
 #else
 #  define _cffi_f_llama_h2o_supports _cffi_d_llama_h2o_supports
 #endif
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_lost_rows(struct llama_h2o_lost_rows *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->begin) | 0);  /* check that 'struct llama_h2o_lost_rows.begin' is an integer */
+  (void)((p->p0) | 0);  /* check that 'struct llama_h2o_lost_rows.p0' is an integer */
+  (void)((p->p1) | 0);  /* check that 'struct llama_h2o_lost_rows.p1' is an integer */
+}
+struct _cffi_align_struct_llama_h2o_lost_rows { char x; struct llama_h2o_lost_rows y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
@@ -2355,6 +2578,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_NOT_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_ARCHIVE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_ARCHIVE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_CACHE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_NO_QUERIES", (void *)_cffi_const_LLAMA_H2O_ERR_NO_QUERIES, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2377,31 +2601,43 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_close },
   { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_flush },
   { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 14), (void *)_cffi_d_llama_h2o_archive_in_states },
+  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_archive_lost },
   { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_archive_open },
+  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_llama_h2o_archive_restore },
   { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_archive_trouble },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 83), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 77), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 99), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
   { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_drop_recalled },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 65), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_get_recalled },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 81), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 54), (void *)_cffi_d_llama_h2o_get_recalled },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 36), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 69), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 85), (void *)_cffi_d_llama_h2o_get_stats },
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 81), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 86), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_recall },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 97), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 102), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_llama_h2o_recall },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 25), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 77), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 93), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 74), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 90), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
+  { "begin", offsetof(struct llama_h2o_lost_rows, begin),
+             sizeof(((struct llama_h2o_lost_rows *)0)->begin),
+             _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "p0", offsetof(struct llama_h2o_lost_rows, p0),
+          sizeof(((struct llama_h2o_lost_rows *)0)->p0),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "p1", offsetof(struct llama_h2o_lost_rows, p1),
+          sizeof(((struct llama_h2o_lost_rows *)0)->p1),
+          _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
              _CFFI_OP(_CFFI_OP_NOOP, 29) },
@@ -2422,16 +2658,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 91) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 113) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 93) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 115) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 92) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 114) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
               _CFFI_OP(_CFFI_OP_NOOP, 22) },
@@ -2443,7 +2679,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 90) },
+              _CFFI_OP(_CFFI_OP_NOOP, 112) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2470,34 +2706,34 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 103) },
+              _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 103) },
+              _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
@@ -2506,60 +2742,62 @@ static const struct _cffi_field_s _cffi_fields[] = {
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 103) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 90) },
+              _CFFI_OP(_CFFI_OP_NOOP, 112) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 90) },
+              _CFFI_OP(_CFFI_OP_NOOP, 112) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 98, _CFFI_F_OPAQUE,
+  { "llama_context", 120, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_params", 63, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 0, 11 },
-  { "llama_h2o_recalled_span", 99, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 11, 3 },
-  { "llama_h2o_span", 100, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 14, 2 },
-  { "llama_h2o_stats", 101, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 16, 25 },
-  { "llama_model", 102, _CFFI_F_OPAQUE,
+  { "llama_h2o_lost_rows", 52, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 0, 3 },
+  { "llama_h2o_params", 79, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 3, 11 },
+  { "llama_h2o_recalled_span", 121, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 14, 3 },
+  { "llama_h2o_span", 122, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 17, 2 },
+  { "llama_h2o_stats", 123, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 19, 25 },
+  { "llama_model", 124, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 91, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 113, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 92, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 114, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 93, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 115, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 94, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 116, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 95, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 117, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
     "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,"
-    "LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE" },
+    "LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2569,12 +2807,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  70,  /* num_globals */
-  6,  /* num_struct_unions */
+  74,  /* num_globals */
+  7,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  106,  /* num_types */
+  128,  /* num_types */
   0,  /* flags */
 };
 

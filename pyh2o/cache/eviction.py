@@ -13,7 +13,7 @@ from .kv_cache import ERR_PIN, Counters, FloatArray, IntArray, KVCache
 from .settings import Budget, EvictionSettings, whole_blocks
 from .statistics import KVStatistics
 
-# Tokens after which a text that goes on asks for other rows of its archive: so many at least, and
+# Tokens after which a text that goes on asks for other rows of its archive: so many, and at least
 # one for so many tokens in the archive.
 LEAST_REFRESH = 32
 ARCHIVED_PER_REFRESH = 64
@@ -61,8 +61,13 @@ class TextCache(Protocol):
     def making_room(self, n_new: int) -> AbstractContextManager[None]:
         """As many cells as the tokens need, for a while, if the prefill is exact."""
 
-    def room(self, n_batch: int) -> int:
-        """Tokens that can be evaluated at once without a compaction, at most `n_batch`."""
+    def room(self, n_tokens: int, n_batch: int) -> int:
+        """Tokens that the next evaluation takes at once; 0 if a compaction comes first.
+
+        Args:
+            n_tokens: tokens of the text in the cache.
+            n_batch: most tokens at once.
+        """
 
     def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
         """How many tokens to evaluate next.
@@ -87,8 +92,8 @@ class TextCache(Protocol):
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether all rows of a shorter text are still there."""
 
-    def recall(self) -> bool:
-        """Recall the rows that the text's last queries ask for; whether there are any now."""
+    def recall(self, n_asking: int) -> bool:
+        """Recall the rows that the last so many tokens ask for; whether there are any now."""
 
     def refresh_every(self) -> int:
         """Tokens after which a text that goes on asks anew."""
@@ -146,7 +151,7 @@ class FullCache:
     def making_room(self, n_new: int) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def room(self, n_batch: int) -> int:
+    def room(self, n_tokens: int, n_batch: int) -> int:
         return n_batch
 
     def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
@@ -161,7 +166,7 @@ class FullCache:
     def can_remove_tail(self, n_tokens: int) -> bool:
         return True
 
-    def recall(self) -> bool:
+    def recall(self, n_asking: int) -> bool:
         return False
 
     def refresh_every(self) -> int:
@@ -255,27 +260,25 @@ class Eviction:
                 "can use: shorten the text, or use a model with a longer context"
             )
 
-    def room(self, n_batch: int) -> int:
-        return min(n_batch, self.budget.capacity - self._kv.counters().n_used)
+    def room(self, n_tokens: int, n_batch: int) -> int:
+        """Tokens that the next evaluation takes at once; 0 if a compaction comes first.
+
+        Evaluations end where the cache is exactly full, and every `n_batch` tokens from the start
+        of the text, or from the last time when it was full. So they are the same, and so are
+        compactions, whatever pieces a text is read in.
+        """
+        n_used = self._kv.counters().n_used
+        # before the first compaction every token has a cell
+        n_since = n_tokens if n_used == n_tokens else n_used - self.budget.rows
+        return min(n_batch - n_since % n_batch, self.budget.capacity - n_used)
 
     def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
-        """How many tokens to evaluate next.
-
-        Chunks end where the cache is exactly full, and every `n_batch` tokens from the start of the
-        text, or from the last time when it was full. So they are the same, and so are compactions,
-        whatever pieces a text is read in.
-        """
         if min(n_left, n_batch) == 1:
             return 1
         if self._enlarged:
             return min(n_left, n_batch - n_tokens % n_batch)
-        n_used = self._kv.counters().n_used
-        room = self.budget.capacity - n_used
-        # before the first compaction every token has a cell
-        n_since = n_tokens if n_used == n_tokens else n_used - self.budget.rows
-        if room == 0:
-            n_since, room = 0, self.budget.slack
-        return min(n_left, n_batch - n_since % n_batch, room)
+        room = self.room(n_tokens, n_batch) or min(n_batch, self.budget.slack)
+        return min(n_left, room)
 
     def mark(self) -> None:
         self._kv.mark()
@@ -291,17 +294,21 @@ class Eviction:
     # Recall
     # ---------------------------------------------------------------------------------------------
 
-    def recall(self) -> bool:
+    def recall(self, n_asking: int) -> bool:
         # while a prompt is read exactly, nothing of it is evicted
         return (
             self.budget.recall > 0
             and not self._enlarged
-            and self._kv.recall(self.budget.recall) > 0
+            and self._kv.recall(self.budget.recall, n_asking) > 0
         )
 
     def refresh_every(self) -> int:
-        # The search takes time in proportion to the archive: so its share of the time is the same.
-        return max(LEAST_REFRESH, self._kv.counters().n_archived // ARCHIVED_PER_REFRESH)
+        # The search takes time in proportion to the archive: so its share of the time stays. Powers
+        # of two, since every place that is a multiple of one is one of all smaller ones.
+        every, n_archived = LEAST_REFRESH, self._kv.counters().n_archived
+        while every * ARCHIVED_PER_REFRESH < n_archived:
+            every *= 2
+        return every
 
     def drop_recalled(self) -> None:
         if self.budget.recall > 0:

@@ -42,6 +42,21 @@ def learned_positions(model_address: int) -> int | None:
     return lib.llama_h2o_n_pos_learned(model) or None
 
 
+def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
+    """Bytes of the host's memory that a cell of a context takes, at least.
+
+    Args:
+        model_address: of a loaded model.
+        type_k, type_v: ggml types of the rows.
+        offload: whether the rows of layers on a device lie there, too.
+
+    Returns:
+        0 for a model without a KV cache.
+    """
+    model = ffi.cast("struct llama_model *", model_address)
+    return int(lib.llama_h2o_size_of_cell(model, type_k, type_v, offload))
+
+
 def check_state_version(data: bytes) -> None:
     """Refuse a saved state that another version has written.
 
@@ -88,6 +103,25 @@ class Counters:
     t_archive_us: int = 0
     hidden: float = 0.0
     missed: float = 0.0
+
+
+@dataclass(frozen=True)
+class LostRows:
+    """Tokens whose rows the file of an archive has lost.
+
+    Attributes:
+        begin: where the archive began.
+        start, end: their positions, end not included.
+    """
+
+    begin: int
+    start: int
+    end: int
+
+    @property
+    def n_tokens(self) -> int:
+        """How many they are."""
+        return self.end - self.start
 
 
 class KVCache:
@@ -173,16 +207,22 @@ class KVCache:
         """Go back to the cells there were, with a compaction if the rows do not fit."""
         _check(lib.llama_h2o_shrink(self._context))
 
-    def recall(self, n_rows: int, seq_id: int = 0) -> int:
-        """Copy the rows back that the last queries attend to most, in place of those before.
+    def recall(self, n_rows: int, n_asking: int = 32, *, seq_id: int = 0) -> int:
+        """Copy the rows back that the last tokens attend to most, in place of those before.
+
+        Args:
+            n_rows: most rows of each head.
+            n_asking: tokens that ask, at most 32, with up to 16 of their queries.
+            seq_id: of the text.
 
         Returns:
             rows of each head that are recalled now, at most `n_rows`.
 
         Raises:
-            NativeError: there is no archive, or out of memory.
+            NativeError: there is no archive, nobody asks since the text's end was removed, or out
+                of memory.
         """
-        return _check(lib.llama_h2o_recall(self._context, seq_id, n_rows))
+        return _check(lib.llama_h2o_recall(self._context, seq_id, n_rows, n_asking))
 
     def drop_recalled(self, seq_id: int = 0) -> None:
         """Drop the rows that were recalled."""
@@ -228,6 +268,23 @@ class KVCache:
     def archive_in_states(self, whole: bool, seq_id: int = 0) -> None:
         """Whether states hold all of the archive, or only what its file does not have."""
         _check(lib.llama_h2o_archive_in_states(self._context, seq_id, whole))
+
+    def lost_rows(self, seq_id: int = 0) -> LostRows:
+        """The rows that the archive's file has lost, and that can be computed again."""
+        lost = ffi.new("struct llama_h2o_lost_rows *")
+        _check(lib.llama_h2o_archive_lost(self._context, seq_id, lost))
+        return LostRows(lost.begin, lost.p0, lost.p1)
+
+    def restore_archive(self, lost: LostRows, seq_id: int = 0) -> None:
+        """Have lost rows put into the file as the text is decoded again from its start.
+
+        Comes when the sequence has been emptied; a state of before, loaded in the end, has them.
+
+        Raises:
+            NativeError: there is no file, or the sequence is not empty.
+        """
+        rows = ffi.new("struct llama_h2o_lost_rows *", [lost.begin, lost.start, lost.end])
+        self._check_archive(lib.llama_h2o_archive_restore(self._context, seq_id, rows[0]), seq_id)
 
     def archive_trouble(self, seq_id: int = 0) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""

@@ -3,7 +3,8 @@
 The archive of the session NAME is NAME.archive. A new text gets a new file of another name, which
 takes the place of NAME.archive once the session is saved that needs it: until then the saved one
 has its own. Whatever is wrong with an archive, the session itself is none the worse: tokens that
-are not in the archive are not recalled, no more.
+are not in the archive are not recalled, no more, and their rows can be computed again
+(restoring.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..cache.kv_cache import KVCache
+from ..cache.kv_cache import KVCache, LostRows
 from ..errors import NativeError, SettingsError
-from ..system.archives import ID_BYTES, candidates, id_of, new_name, of_session, remove_leftovers
+from ..system.archives import ID_BYTES, find, new_name, of_session, remove_leftovers
 
 # Of a file that belongs to no session: states say themselves which pages are theirs.
 _NO_SESSION = bytes(ID_BYTES)
@@ -52,6 +53,24 @@ class ArchiveFile:
     def trouble(self) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""
         return self._kv.archive_trouble()
+
+    @property
+    def lost(self) -> LostRows:
+        """What the file has lost and can be computed again."""
+        return self._kv.lost_rows()
+
+    def restore(self, lost: LostRows) -> None:
+        """Put lost rows into the file again as the text is read from its start."""
+        self._kv.restore_archive(lost)
+
+    @contextlib.contextmanager
+    def keeping_file(self) -> Iterator[None]:
+        """While the cache is emptied for the text that the file is of."""
+        self._awaits_state = True
+        try:
+            yield
+        finally:
+            self._awaits_state = False
 
     def begin_text(self) -> None:
         """The cache has been emptied: what comes is another text, unless its state is loaded."""
@@ -143,14 +162,13 @@ class ArchiveFile:
         if text is None:
             return
         target = of_session(session)
-        found = next((path for path in candidates(target) if id_of(path) == text), None)
+        found = find(target, text)
         with contextlib.suppress(NativeError, OSError):
-            if found is None:
+            if found is None or not self._open_found(found, target, bytes.fromhex(text)):
                 self._begin(target)
-            else:
-                self._open_found(found, target, bytes.fromhex(text))
 
-    def _open_found(self, found: Path, target: Path, text: bytes) -> None:
+    def _open_found(self, found: Path, target: Path, text: bytes) -> bool:
+        """Go on in the file of a session, or a copy of it; whether that was possible."""
         try:
             self._kv.open_archive(found, text)
             self._is_saved = True
@@ -158,9 +176,13 @@ class ArchiveFile:
             # Another model has it open: the session is saved anew with a file of its own.
             copied = new_name(target)
             shutil.copyfile(found, copied)
-            self._open(copied, text)
+            try:
+                self._open(copied, text)
+            except NativeError:  # it is damaged
+                return False
             found = copied
         self._path, self._target, self._id = found, target, text
+        return True
 
     def remove_unsaved(self) -> None:
         """Remove a file that no session was saved with."""

@@ -11,12 +11,20 @@ from typing import Any
 import llama_cpp
 
 from ..cache.eviction import Eviction, FullCache, TextCache, mib
-from ..cache.kv_cache import FloatArray, IntArray, KVCache, check_model, learned_positions
+from ..cache.kv_cache import (
+    FloatArray,
+    IntArray,
+    KVCache,
+    check_model,
+    learned_positions,
+    least_cell_bytes,
+)
 from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.settings import Budget, EvictionSettings, check_window
 from ..cache.statistics import KVStatistics
 from ..errors import PyH2OError, SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
+from ..system.machine import available_bytes
 from .archive_file import ArchiveFile
 from .arguments import stretches_positions
 from .drop_in import DropIn
@@ -80,6 +88,8 @@ class EvictingLlama(DropIn):
             self._fit_context()
         elif not self.model_params.vocab_only:
             self._check_full_window()
+        if not self.model_params.vocab_only:
+            self._check_memory()
 
     def _check_full_window(self) -> None:
         check_window(self._window)
@@ -113,6 +123,27 @@ class EvictingLlama(DropIn):
         self.context_params.n_ctx = budget.cells
         self.context_params.n_batch = self.n_batch
         self.context_params.n_ubatch = n_ubatch
+
+    def _check_memory(self) -> None:
+        """Refuse more cells than there is memory for: llama.cpp would fill it until the end."""
+        params = self.context_params
+        n_cells = self._window if self._budget is None else self._budget.cells
+        n_bytes = n_cells * least_cell_bytes(
+            _address(self._loaded_model.model),
+            params.type_k,
+            params.type_v,
+            offload=params.offload_kqv,
+        )
+        available = available_bytes()
+        if available is None or n_bytes <= available:
+            return
+        cure = "lower n_ctx (--ctx), or let rows be evicted (without --no-evict)"
+        if self.evicting:
+            cure = "lower n_ctx (--ctx), hh (--hh) or recent (--recent)"
+        raise SettingsError(
+            f"a cache of {n_cells} cells takes at least {n_bytes / 2**30:,.1f} GiB of memory, and "
+            f"{available / 2**30:,.1f} GiB are available: {cure}"
+        )
 
     def _open_cache(self, kv: KVCache, recall_archive: str | os.PathLike[str] | None) -> TextCache:
         """Eviction, or the full cache in its place."""
@@ -183,6 +214,12 @@ class EvictingLlama(DropIn):
         with self.guard:
             return self._archive.trouble if self._archive is not None else ""
 
+    @property
+    def archive_lost(self) -> int:
+        """Tokens whose rows the archive's file has lost, and `restore_archive` computes again."""
+        with self.guard:
+            return self._archive.lost.n_tokens if self._archive is not None else 0
+
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows that one layer holds, in the order of the text.
 
@@ -221,9 +258,9 @@ class EvictingLlama(DropIn):
         return heavy_hitters(self, n, layer=layer, head=head)
 
     def room_in_batch(self) -> int:
-        """Tokens that can be evaluated at once without a compaction."""
+        """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
         with self.guard:
-            return self._cache.room(self.n_batch)
+            return self._cache.room(self.n_tokens, self.n_batch)
 
     # ---------------------------------------------------------------------------------------------
     # What stays

@@ -42,6 +42,7 @@ class ReadingLlama(EvictingLlama):
         self.prompt_progress = prompt_progress
         self._holds_recalled = False
         self._n_alone = NEVER
+        self._n_last = 1  # tokens of the last evaluation
         super().__init__(model_path, **kwargs)
 
     def reset(self) -> None:
@@ -94,9 +95,24 @@ class ReadingLlama(EvictingLlama):
                     size = self._cache.chunk(self.n_tokens, n_left, self.n_batch)
                     super().eval(tokens[n_read : n_read + size])
                     n_read += size
+                    self._n_last = size
                     self._refresh_recall(size)
                     if n_all > 1:
                         self._read(size, n_before + n_read, n_all)
+
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        """The parent's.
+
+        Raises:
+            SettingsError: the logits of token `idx` are not there: llama.cpp ends the process.
+        """
+        n_logits = self._n_last if self._logits_all else 1
+        if idx is not None and self.n_tokens - idx > n_logits:
+            raise SettingsError(
+                f"of the last {self.n_tokens - idx} tokens only {n_logits} have logits to draw "
+                "from: give logits_all=True, and send fewer tokens to a generator at once"
+            )
+        return super().sample(*args, idx=idx, **kwargs)
 
     def _drop_rows_behind(self) -> None:
         """Drop the rows behind `n_tokens`, which programs may have set back."""
@@ -132,11 +148,19 @@ class ReadingLlama(EvictingLlama):
             return
         every = self._cache.refresh_every()
         if self.n_tokens // every > (self.n_tokens - n_new) // every:
-            self._recall_behind(self.n_tokens)
+            self._recall_behind(self.n_tokens, recalling.GOING_ON)
 
-    def _recall_behind(self, n_tokens: int) -> bool:
-        """Recall what the last queries ask for; whether the text behind so many tokens sees any."""
-        sees_any = self._cache.recall()
+    def room_until_recall(self) -> int:
+        """Tokens that can be evaluated until rows are recalled anew; 2**31 if that never is."""
+        with self.guard:
+            if not self.recalls or self._holds_recalled:
+                return NEVER
+            every = self._cache.refresh_every()
+            return every - self.n_tokens % every
+
+    def _recall_behind(self, n_tokens: int, n_asking: int) -> bool:
+        """Recall what the last tokens ask for; whether the text behind so many tokens sees any."""
+        sees_any = self._cache.recall(n_asking)
         if sees_any:
             self._n_alone = min(self._n_alone, n_tokens)
         return sees_any
@@ -189,6 +213,7 @@ class ReadingLlama(EvictingLlama):
         Raises:
             SettingsError: the question has too many tokens to be taken back, or there is no
                 archive.
+            NativeError: no question was given, and the end of the text was removed: nobody asks.
         """
         with self.guard:
             if not self.recalls:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 # question, and what a chat template puts behind it.
 TAIL = 32
 
+# Tokens that ask for a text that goes on: what comes next has to do with the newest of them. A
+# question is asked by all of its tail, or what it asks for first would be missed.
+GOING_ON = 16
+
 
 @dataclass(frozen=True)
 class RecalledSpan:
@@ -53,10 +57,15 @@ def read(llm: ReadingLlama, tokens: Sequence[int]) -> None:
         llm._holds_recalled = True
         start = llm.n_tokens
         llm.eval_part(tail, 0, 0)
-    if llm._recall_behind(start) and llm.remove_tail(start):
+    if llm._recall_behind(start, _asking(tail)) and llm.remove_tail(start):
         llm.eval_part(tail, len(head), len(tokens))
     elif tail:
         llm._read(n_tail, len(tokens), len(tokens))
+
+
+def _asking(question: Sequence[int]) -> int:
+    """Tokens that ask; a short question needs some of what stands before it."""
+    return min(TAIL, max(GOING_ON, len(question)))
 
 
 def recall_for(llm: ReadingLlama, question: Sequence[int]) -> None:
@@ -78,13 +87,13 @@ def recall_for(llm: ReadingLlama, question: Sequence[int]) -> None:
     llm._holds_recalled = True
     start = llm.n_tokens
     if not question:
-        llm._recall_behind(start)
+        llm._recall_behind(start, TAIL)
         return
     llm._drop_recalled()
     llm._cache.mark()
     try:
         llm.eval_part(question, 0, 0)
-        llm._recall_behind(start)
+        llm._recall_behind(start, _asking(question))
     finally:
         llm.remove_tail(start)
 

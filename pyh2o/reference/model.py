@@ -158,7 +158,8 @@ class ReferenceLlama:
             )
             for _ in range(hyper.n_layer)
         ]
-        self._recall = Recall(self._caches, self._rope.rotate)
+        n_pos = self.eviction.n_pos if self.eviction else None
+        self._recall = Recall(self._caches, self._rope.rotate, n_pos)
 
     @property
     def n_rows(self) -> int:
@@ -234,21 +235,23 @@ class ReferenceLlama:
             self._shift = 0
             self._newest_forgotten = -1
 
-    def recall(self, n_rows: int, n_queries: int = 16, min_mass: float = 0.0) -> None:
-        """Show evicted rows that the last queries look for to all later ones.
+    def recall(self, n_rows: int, n_asking: int = 32) -> None:
+        """Show evicted rows that the last tokens look for to all later ones.
 
         They take the place of those recalled before, even if none come.
 
         Args:
             n_rows: most rows that each (layer, KV head) recalls; 0 drops what is recalled.
-            n_queries: that ask, of those remembered; fewer if not so many are.
-            min_mass: share of their attention, 0 to 1, that evicted rows would have to get.
+            n_asking: last tokens that ask, with at most 16 of their queries that are remembered.
 
         Raises:
             ValueError: recall is off, or a count is too small.
         """
         self._recall.recall(
-            n_rows=n_rows, n_queries=n_queries, min_mass=min_mass, shift=self._shift
+            n_rows=n_rows,
+            n_asking=n_asking,
+            shift=self._shift,
+            next_position=self.n_tokens,
         )
 
     @property
@@ -338,7 +341,7 @@ class ReferenceLlama:
         for cache in self._caches:
             cache.rebase(back, self._rope.rotate)
         self._shift += back
-        self._recall.rebase(self._shift)
+        self._recall.rebase(self._shift, self.n_tokens)
         self.n_rebases += 1
 
     def compact(self) -> None:

@@ -19,11 +19,13 @@ from .archive import LayerArchive, Rotate
 from .attention import attention_probabilities
 from .cache import LayerCache
 from .recall_choice import (
+    MOST_ASKING,
     RecalledSpan,
     block_sums,
     block_weights,
     choose_blocks,
     far_places,
+    least_place,
     missed_masses,
     recalled_places,
     spans_of,
@@ -70,59 +72,63 @@ class Recall:
     Args:
         caches: [n_layer] of the model.
         rotate: turns keys [n_heads, n, head_size] by [n] positions.
+        n_pos: positions the model was trained on; None if there is no end of them.
 
     Attributes:
         recalled: what is shown now.
     """
 
-    def __init__(self, caches: Sequence[LayerCache], rotate: Rotate) -> None:
+    def __init__(self, caches: Sequence[LayerCache], rotate: Rotate, n_pos: int | None) -> None:
         self._caches = caches
         self._rotate = rotate
+        self._n_pos = n_pos
         none = np.empty((len(caches), caches[0].n_head_kv, 0), dtype=np.int64)
         self._nothing = Recalled((), none, none, np.zeros(0), 0.0, 0.0, float("inf"))
         self.recalled = self._nothing
 
-    def recall(self, *, n_rows: int, n_queries: int, min_mass: float, shift: int) -> None:
+    def recall(self, *, n_rows: int, n_asking: int, shift: int, next_position: int) -> None:
         """Recall anew, in place of what was recalled before.
 
         Args:
-            n_rows, n_queries, min_mass: see :meth:`~pyh2o.reference.model.ReferenceLlama.recall`.
+            n_rows, n_asking: see :meth:`~pyh2o.reference.model.ReferenceLlama.recall`.
             shift: positions by which the text has been moved back so far.
+            next_position: of the text.
 
         Raises:
             ValueError: there is no archive, or a count is too small.
         """
         if any(cache.archive is None for cache in self._caches):
             raise ValueError("this model does not recall: give heavy, recent and recall_queries")
-        if n_rows < 0 or n_queries < 1:
-            raise ValueError(f"{n_rows} rows and {n_queries} queries: need >= 0 and >= 1")
-        self.recalled = self._choose(n_rows, n_queries, min_mass, shift)
-        self._show()
+        if n_rows < 0 or n_asking < 1:
+            raise ValueError(f"{n_rows} rows and {n_asking} tokens: need >= 0 and >= 1")
+        self.recalled = self._choose(n_rows, n_asking, shift)
+        self._place(shift, next_position)
 
-    def rebase(self, shift: int) -> None:
+    def rebase(self, shift: int, next_position: int) -> None:
         """Put the same rows at their new places, now that the text has been moved by `shift`."""
         if self.recalled.n_rows:
-            places = recalled_places(self.recalled.positions, self.recalled.spans, shift)
-            self.recalled = replace(self.recalled, places=places)
-            self._show()
+            self._place(shift, next_position)
 
-    def _choose(self, n_rows: int, n_queries: int, min_mass: float, shift: int) -> Recalled:
-        """Choose what the last queries look for among the hidden rows."""
+    def _place(self, shift: int, next_position: int) -> None:
+        recalled = self.recalled
+        least = least_place(recalled.spans, next_position - shift, self._n_pos)
+        places = recalled_places(recalled.positions, recalled.spans, shift, least)
+        self.recalled = replace(recalled, places=places)
+        self._show()
+
+    def _choose(self, n_rows: int, n_asking: int, shift: int) -> Recalled:
+        """Choose what the last tokens look for among the hidden rows."""
         archive = _archive_of(self._caches[0])
         if archive.n_positions == 0 or archive.queries.positions.size == 0:
             return self._nothing
         archived = np.arange(archive.n_positions)
         hidden = np.stack([_hidden_rows(cache) for cache in self._caches])
         n_hidden = block_sums(hidden.astype(np.int64), archived)
-        rows = [_row_masses(cache, n_queries, shift, self._rotate) for cache in self._caches]
+        rows = [_row_masses(cache, n_asking, shift, self._rotate) for cache in self._caches]
         masses = block_sums(np.stack(rows), archived)
         weights = block_weights(masses)
         hidden_mass = _mean_sum(masses)
-        chosen = choose_blocks(
-            weights,
-            n_hidden.reshape(-1, weights.size),
-            n_rows if hidden_mass >= min_mass else 0,
-        )
+        chosen = choose_blocks(weights, n_hidden.reshape(-1, weights.size), n_rows)
         looked_at = replace(
             self._nothing, weights=weights, hidden_mass=hidden_mass, missed_mass=hidden_mass
         )
@@ -144,7 +150,6 @@ class Recall:
             looked_at,
             spans=tuple(spans),
             positions=positions,
-            places=recalled_places(positions, spans, shift),
             missed_mass=_mean_sum(missed),
             margin=chosen.margin,
         )
@@ -176,11 +181,11 @@ def _hidden_rows(cache: LayerCache) -> BoolArray:
 
 
 def _row_masses(
-    cache: LayerCache, n_queries: int, shift: int, rotate: Rotate
+    cache: LayerCache, n_asking: int, shift: int, rotate: Rotate
 ) -> npt.NDArray[np.float64]:
     """[n_head, n_archived] what a query pays to each archived row that its head does not hold.
 
-    The mean over the last queries; the softmax is over those rows at their far places and the
+    The mean over the queries that ask; the softmax is over those rows at their far places and the
     rows in use together, without the rows that are recalled now.
     """
     archive = _archive_of(cache)
@@ -188,8 +193,9 @@ def _row_masses(
     places = far_places(archived, shift)
     heads = range(cache.n_head_kv)
     far_keys = np.stack([archive.keys_at(head, archived, places, rotate) for head in heads])
-    queries = archive.queries.rotated[:, -n_queries:]
-    in_use = cache.visible(archive.queries.positions[-n_queries:])
+    asking = archive.queries.some_of(n_asking, MOST_ASKING)
+    queries = archive.queries.rotated[:, asking]
+    in_use = cache.visible(archive.queries.positions[asking])
     # No query is older than the recent window, so what has left it is in the past of all.
     hidden = np.repeat(_hidden_rows(cache)[:, None], in_use.shape[1], axis=1)
     probabilities = attention_probabilities(

@@ -7,8 +7,9 @@ there. What a block of neighbouring positions gets of that is its *mass* in a he
 is the sum of the squared masses: the few heads that point at something must not drown in the many
 that look everywhere a little.
 
-The heaviest blocks, with their neighbours, are one list for all layers and heads; each head takes
-of it the positions that it does not hold, and all take as many.
+A block that stands out brings the more of its neighbours, the more it does. The blocks that are
+wanted most are one list for all layers and heads; each head takes of it the positions that it does
+not hold, and all take as many.
 
 Here are arrays only. `archived` is always [n_archived], the contiguous positions of the archive,
 and blocks are counted from the one that its first position is in.
@@ -16,7 +17,7 @@ and blocks are counted from the one that its first position is in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,18 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 PAGE = 64  # positions 64g .. 64g + 63 are looked at as one stretch of text
+MOST_ASKING = 16  # queries of the last tokens
 BLOCK = 16  # positions 16b .. 16b + 15 are weighed together
 
-# A heavy block stands for this many before and after it too: where the key words are found,
-# what they were about may be next to them.
-BLOCKS_BEFORE, BLOCKS_AFTER = 1, 2
+# Where the key words are found, what they were about is next to them, more often behind than
+# before. So a block is wanted for its neighbours' sake, too: nearly as much as the one or two
+# before it and the one behind; from there on half as much with each block further behind them, and
+# three tenths before them.
+NEARLY = {-2: 0.8, -1: 0.9, 1: 0.7}
+FROM_BEFORE, FROM_BEHIND = 0.5, 0.3
+
+# Recalled rows are no further away than one in so many of the positions.
+FURTHEST = 3
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ class BlockList:
     Attributes:
         blocks: in the order of the list.
         n_rows: that each head takes, going through the list.
-        margin: the least relative difference between two weights whose order was looked at; two
-            implementations that differ by rounding may choose differently where it is as small.
-            Infinity where there was one peak, or none.
+        margin: the least relative difference between two blocks, as much as they are wanted, whose
+            order was looked at; two implementations that differ by rounding may choose differently
+            where it is as small. Infinity where there was one block, or none.
     """
 
     blocks: tuple[int, ...]
@@ -89,29 +97,27 @@ def block_weights(masses: FloatArray) -> FloatArray:
     return weights
 
 
-def listed_blocks(weights: FloatArray) -> Iterator[tuple[int, int]]:
-    """Every block that may be chosen, the most wanted first, each with the number of its peak.
-
-    Peaks are the blocks in descending order of weight, of equal weights the newer first. Each
-    stands for itself and its neighbours, in the order of the text. The first without weight ends
-    the list.
+def wanted_blocks(weights: FloatArray) -> FloatArray:
+    """[n_blocks] how much each block is wanted: for its own weight, or for a neighbour's.
 
     Args:
         weights: [n_blocks].
     """
-    listed: set[int] = set()
-    for number, peak in enumerate(_peaks(weights)):
-        if weights[peak] == 0:
-            return
-        around = range(max(0, peak - BLOCKS_BEFORE), min(peak + BLOCKS_AFTER + 1, weights.size))
-        for block in around:
-            if block not in listed:
-                listed.add(block)
-                yield number, block
+    wanted = weights.astype(np.float64)
+    for offset, share in NEARLY.items():
+        for block in range(max(0, -offset), wanted.size - max(0, offset)):
+            wanted[block] = max(wanted[block], share * weights[block + offset])
+    for block in range(1, wanted.size):
+        wanted[block] = max(wanted[block], FROM_BEFORE * wanted[block - 1])
+    for block in reversed(range(wanted.size - 1)):
+        wanted[block] = max(wanted[block], FROM_BEHIND * wanted[block + 1])
+    return wanted
 
 
 def choose_blocks(weights: FloatArray, n_hidden: IntArray, n_rows: int) -> BlockList:
     """The shortest list of blocks that gives every head as many rows as it may take.
+
+    The most wanted come first, of equal ones the newer. There is nothing in it without weights.
 
     Args:
         weights: [n_blocks].
@@ -119,16 +125,18 @@ def choose_blocks(weights: FloatArray, n_hidden: IntArray, n_rows: int) -> Block
         n_rows: wanted; all heads take fewer if one has fewer to take.
     """
     n_most = min(n_rows, int(n_hidden.sum(axis=1).min()))
+    wanted = wanted_blocks(weights)
+    # of equal ones the newer first
+    order = np.lexsort((np.arange(wanted.size), wanted))[::-1]
+    order = order[wanted[order] > 0]
     found = np.zeros(len(n_hidden), dtype=np.int64)
     blocks: list[int] = []
-    n_peaks = 0
-    for number, block in listed_blocks(weights):
+    for block in order:
         if found.min() >= n_most:
             break
-        blocks.append(block)
+        blocks.append(int(block))
         found += n_hidden[:, block]
-        n_peaks = number + 1
-    in_order = weights[_peaks(weights)[: n_peaks + 1]]
+    in_order = wanted[order[: len(blocks) + 1]] if blocks else np.empty(0)
     gaps = (in_order[:-1] - in_order[1:]) / in_order[:-1]
     return BlockList(
         blocks=tuple(blocks),
@@ -166,19 +174,38 @@ def spans_of(blocks: Sequence[int], weights: FloatArray, archived: IntArray) -> 
     return spans
 
 
-def recalled_places(positions: IntArray, spans: Sequence[RecalledSpan], shift: int) -> IntArray:
+def least_place(spans: Sequence[RecalledSpan], next_place: int, n_pos: int | None) -> int:
+    """The least rotary position of what is recalled.
+
+    Models find less at the end of the positions that they were trained on, so nothing is put
+    further away than a third of them, unless there is so much that it needs the room.
+
+    Args:
+        spans: all that is recalled.
+        next_place: rotary position of the next token.
+        n_pos: positions the model was trained on; None if there is no end of them.
+    """
+    if n_pos is None:
+        return 0
+    n_all = sum(span.end - span.start for span in spans)
+    return max(next_place - max(n_pos // FURTHEST, 2 * n_all), 0)
+
+
+def recalled_places(
+    positions: IntArray, spans: Sequence[RecalledSpan], shift: int, least: int = 0
+) -> IntArray:
     """[n] rotary positions of recalled rows, the same for every head that takes a position.
 
-    Each span is moved as a whole: back by `shift` as the text has been, but not below 0, and behind
-    the span before it.
+    Each span is moved as a whole: back by `shift` as the text has been, but not below `least`, and
+    behind the span before it.
 
     Args:
         positions: [n] each in a span.
         spans: in the order of the text.
         shift: see :func:`far_places`.
+        least: see :func:`least_place`.
     """
     places = np.empty_like(positions)
-    least = 0
     for span in spans:
         first = max(span.start - shift, least)
         inside = (span.start <= positions) & (positions < span.end)
@@ -196,8 +223,3 @@ def missed_masses(masses: FloatArray, n_hidden: IntArray, n_taken: IntArray) -> 
     """
     left: FloatArray = masses * (1 - n_taken / np.maximum(n_hidden, 1))
     return left
-
-
-def _peaks(weights: FloatArray) -> IntArray:
-    """[n_blocks] in descending order of weight, of equal weights the newer first."""
-    return np.lexsort((np.arange(weights.size), weights))[::-1]

@@ -11,19 +11,17 @@ from .session_file import Session
 
 
 @contextlib.contextmanager
-def archive_saved(
-    path: str | Path, llm: Llama, *, portable: bool = False
-) -> Iterator[dict[str, str | None]]:
+def archive_saved(path: str | Path, llm: Llama, *, portable: bool = False) -> Iterator[str | None]:
     """While a session is saved in a file, from before its state is taken (see `ArchiveFile`).
 
     Yields:
         what its header says of the archive.
     """
     if llm.archive is None:
-        yield {"archive": None}
+        yield None
         return
     with llm.archive.saving(path, portable=portable) as text:
-        yield {"archive": text}
+        yield text
 
 
 def open_archive(session: Session, llm: Llama, text: str | None) -> None:

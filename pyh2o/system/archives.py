@@ -42,15 +42,19 @@ def _new_files(target: Path) -> list[Path]:
     return sorted(target.parent.glob(f"{glob.escape(target.name)}.*{_NEW}"))
 
 
-def candidates(target: Path) -> list[Path]:
-    """Where the archive of a session may lie.
+def find(target: Path, text: str) -> Path | None:
+    """The file that has the archive of a session, or None.
 
     A program that was killed right after the session was saved has left it the other name.
+
+    Args:
+        target: where it lies otherwise (`of_session`).
+        text: which it is of, as the session says it.
     """
-    return [target, *_new_files(target)]
+    return next((path for path in [target, *_new_files(target)] if _id_of(path) == text), None)
 
 
-def id_of(path: Path) -> str:
+def _id_of(path: Path) -> str:
     """Of which text a file says it is, in hexadecimal digits; "" if it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.llama import evicting
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import stored_as, tiny_llama
 
 TRAINED = 300
 """No whole number of the blocks of cells that llama.cpp allocates."""
@@ -78,3 +80,37 @@ def test_window_that_is_too_small_is_refused(path: Path, evict: bool) -> None:
         tiny_llama(path, n_ctx=16, evict=evict)
     with tiny_llama(path, n_ctx=32, evict=evict) as llm:
         assert llm.n_ctx() == 32
+
+
+def test_more_memory_than_there_is_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp filled the memory, cell by cell, for minutes."""
+    with pytest.raises(SettingsError, match=r"2000000000 cells .* lower n_ctx \(--ctx\)") as error:
+        tiny_llama(path, n_ctx=2_000_000_000, evict=False)
+    assert "\n" not in str(error.value)
+    settings: dict[str, Any] = {"n_ctx": 4096, "evict": False}
+    for name in ("f16", "q8_0"):
+        with tiny_llama(path, **settings, **stored_as(name)) as llm:
+            n_bytes = llm.kv.bytes_k + llm.kv.bytes_v
+        # what llama.cpp notes of a cell is a tenth of these tiny rows
+        monkeypatch.setattr(evicting, "available_bytes", lambda: n_bytes)  # noqa: B023
+        with pytest.raises(SettingsError, match=r"4096 cells takes at least 0\.0 GiB"):
+            tiny_llama(path, **settings, **stored_as(name))
+        monkeypatch.setattr(evicting, "available_bytes", lambda: n_bytes * 5 // 4)  # noqa: B023
+        tiny_llama(path, **settings, **stored_as(name)).close()
+
+
+def test_more_memory_than_a_budget_has_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evicting, "available_bytes", lambda: 100_000)
+    with pytest.raises(SettingsError, match=r"256 cells .* lower n_ctx \(--ctx\), hh \(--hh\) or"):
+        tiny_llama(path, n_ctx=4096, hh=60, recent=60)
+
+
+@pytest.mark.parametrize("variant", ["recurrent", "encoder"])
+def test_models_without_rows_take_no_memory_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=17, arch_variant=variant)
+    monkeypatch.setattr(evicting, "available_bytes", lambda: 1)
+    tiny_llama(path, n_ctx=512, evict=False).close()

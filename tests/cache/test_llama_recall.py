@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.errors import SettingsError
+from pyh2o.errors import NativeError, SettingsError
 from pyh2o.llama.recall import TAIL
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -128,6 +129,22 @@ def test_a_text_that_goes_on_asks_anew(path: Path, rng: np.random.Generator) -> 
     assert places == [224, 256, 288, 320]
 
 
+def test_a_long_text_asks_anew_less_often(path: Path, rng: np.random.Generator) -> None:
+    """It asked no more at all once its archive had some 64 times as many tokens as are recent."""
+    llm = recalling_llama(path, recent=20)
+    n_recalls, places = 0, []
+    for token in random_tokens(rng, 4400):
+        llm.eval([token])
+        if llm.kv.recalls > n_recalls:
+            n_recalls = llm.kv.recalls
+            places.append(llm.n_tokens)
+    expected = [*range(32, 2048, 32), *range(2048, 4096, 64), *range(4096, 4401, 128)]
+    # an archive is a little shorter than the text
+    assert set(expected) <= set(places)
+    assert all(n % 32 == 0 for n in places)
+    assert len(places) - len(expected) < 4
+
+
 def test_a_single_token_holds_or_not(path: Path, rng: np.random.Generator) -> None:
     """As after a state was loaded: an answer that is written anew keeps what its question got."""
     llm = recalling_llama(path)
@@ -213,7 +230,7 @@ def test_a_question_that_is_interrupted_is_taken_back(
     tokens = random_tokens(rng, 150)
     llm.eval(tokens)
 
-    def interrupt() -> bool:
+    def interrupt(_n_asking: int) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(llm._cache, "recall", interrupt)
@@ -293,6 +310,18 @@ def test_a_removed_tail_keeps_what_is_recalled(path: Path, rng: np.random.Genera
     assert (llm.kv.archived, llm.kv.used) == (0, 0)
 
 
+def test_nobody_asks_behind_an_end_that_was_removed(path: Path, rng: np.random.Generator) -> None:
+    """It brought nothing back, without a word."""
+    llm = recalling_llama(path)
+    llm.eval(random_tokens(rng, 200))
+    assert llm.remove_tail(200 - TAIL)
+    with pytest.raises(NativeError, match="evaluate a token first"):
+        llm.recall()
+    assert llm.recall("what is it?") != []
+    llm.eval(random_tokens(rng, 1))
+    assert llm.recall() != []
+
+
 @pytest.mark.parametrize("go_on", [Llama.eval, Llama.read])
 def test_a_state_goes_on_as_the_text(
     path: Path, rng: np.random.Generator, go_on: Callable[[Llama, list[int]], None]
@@ -356,3 +385,29 @@ def test_questions_about_one_text_do_not_read_it_again(
         some_answer(llm, text + random_tokens(rng, TAIL + 8))
         assert llm.kv.recalled > 0
         assert read[-1] < 300 or i == 0
+
+
+def test_a_prompt_that_was_broken_off_gets_its_answer(path: Path, rng: np.random.Generator) -> None:
+    """As by a client of a server that leaves, at any moment."""
+    llm, alone = recalling_llama(path), recalling_llama(path)
+    before, prompt = random_tokens(rng, 200), random_tokens(rng, 250)
+    prompt[:100] = before[:100]
+    expected = some_answer(alone, prompt)
+
+    def leave(*_: int) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0:
+            raise InterruptedError
+
+    n_left = n_breaks = 0
+    while n_left <= 0:
+        n_breaks += 1
+        llm.reset()
+        some_answer(llm, before)
+        n_left, llm.prompt_progress = n_breaks, leave
+        with contextlib.suppress(InterruptedError):
+            some_answer(llm, prompt)
+        llm.prompt_progress = None
+        assert some_answer(llm, prompt) == expected, f"broken off at piece {n_breaks}"
+    assert n_breaks > 4

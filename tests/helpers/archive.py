@@ -142,26 +142,37 @@ class Archive:
         error: bytes = self.native.archive_write_error(ctypes.c_void_p(self.made))
         return error.decode()
 
-    def truncate_to(self, page: int) -> None:
-        self.call("truncate_to", page)
-
     def release(self) -> None:
         """All pages."""
         for page in range(self.numbers["page_begin"], self.numbers["page_end"]):
             self.call("release", page)
 
-    def is_sound(self, page: int) -> tuple[bool, bool]:
-        """K and V."""
-        sound = np.zeros(2, dtype=np.uint8)
-        self.call("is_sound", page, pointer(sound))
-        return bool(sound[0]), bool(sound[1])
+    def drop_damaged(self) -> int:
+        """Returns how many tokens are not held any more."""
+        n_dropped = ctypes.c_int32()
+        pages = (self.numbers["page_begin"], self.numbers["page_end"])
+        self.call("drop_damaged", *pages, ctypes.byref(n_dropped))
+        return n_dropped.value
 
-    def replace(self, page: int, tokens: dict[int, Token]) -> None:
-        self.call("replace", page)
-        for p in range(page * N_PAGE, page * N_PAGE + N_PAGE):
-            if p in self.held:
-                self.set(p, tokens[p])
-        self.call("end_replace", page)
+    @property
+    def lost(self) -> range:
+        return range(*self._lost()[1:])
+
+    def _lost(self) -> list[int]:
+        """Where the archive began, and the range."""
+        lost = np.zeros(3, dtype=np.int32)
+        self.native.archive_lost(ctypes.c_void_p(self.made), pointer(lost))
+        numbers: list[int] = lost.tolist()
+        return numbers
+
+    def restore(self, text: dict[int, Token], n_at_once: int = 100) -> None:
+        """Has what is lost computed again, by all of the text; a state has to be read then."""
+        lost = self._lost()
+        self.clear()
+        self.call("restore", pointer(np.array(lost, dtype=np.int32)))
+        tokens = [text[p] for p in sorted(text) if p >= lost[0]]
+        for i in range(0, len(tokens), n_at_once):
+            self.extend(tokens[i : i + n_at_once])
 
     def state(self) -> bytes:
         size = self.native.archive_write_state(ctypes.c_void_p(self.made), None, ctypes.c_uint64(0))

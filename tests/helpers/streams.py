@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 
 from pyh2o.cache.kv_cache import KVCache
+from pyh2o.cache.settings import Budget
 from pyh2o.llama import KV_TYPES
 
 N_SEQ = 3
@@ -56,6 +57,16 @@ class Context:
         status = int(llama_cpp.llama_decode(self.context, batch))
         llama_cpp.llama_batch_free(batch)
         return status
+
+    def copied(self, path: Path, budget: Budget) -> Context:
+        """Another context of the same model, with the state of this one."""
+        size = llama_cpp.llama_state_get_size(self.context)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_get_data(self.context, state, size) == size
+        copied = Context(path, flash_attention=self.flash_attention)
+        copied.kv.attach(budget)
+        assert llama_cpp.llama_state_set_data(copied.context, state, size) == size
+        return copied
 
     def last_logits(self, output: int) -> np.ndarray:
         pointer = llama_cpp.llama_get_logits_ith(self.context, output)

@@ -31,6 +31,13 @@ def tiny_llama(path: Path, *, verbose: bool = False, policy: str = "h2o", **sett
     return Llama(str(path), verbose=verbose, policy=policy, **ONE_THREAD, **settings)
 
 
+def told_to_recall(path: Path, **settings: Any) -> Llama:
+    """The same; nothing is recalled but when a test says so."""
+    llm = tiny_llama(path, **settings)
+    llm._holds_recalled = True
+    return llm
+
+
 @functools.cache
 def kernels_here(path: Path) -> tuple[Attention, ...]:
     """The kinds of attention in one op that this machine can run."""

@@ -19,6 +19,7 @@ from pyh2o.reference.recall_choice import (
     block_sums,
     block_weights,
     choose_blocks,
+    least_place,
     missed_masses,
     recalled_places,
     spans_of,
@@ -50,14 +51,18 @@ def maxima_and_sums(logits: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def weigh(
-    parts: ctypes.CDLL, hidden: FloatArray, resident: FloatArray, n_group: int
+    parts: ctypes.CDLL,
+    hidden: FloatArray,
+    resident: FloatArray,
+    n_group: int,
+    sinks: FloatArray | None = None,
 ) -> tuple[FloatArray, npt.NDArray[np.float64]]:
-    """Masses and weights [n_blocks], of logits [n_blocks, n_rows, n] and [n_rows, n]."""
+    """Masses and weights [n_blocks], of logits [n_blocks, n_rows, n], [n_rows, n] and [n_group]."""
     n_blocks, n_rows = hidden.shape[:2]
     mass, weight = np.empty(n_blocks, np.float32), np.empty(n_blocks)
     parts.weigh_blocks(
         sizes_of(n_rows, n_group, n_blocks),
-        *map(pointer, (*maxima_and_sums(hidden), *maxima_and_sums(resident), mass, weight)),
+        *map(pointer, (*maxima_and_sums(hidden), *maxima_and_sums(resident), sinks, mass, weight)),
     )
     return mass, weight
 
@@ -65,6 +70,7 @@ def weigh(
 def test_masses_are_one_softmax_over_hidden_and_resident_rows(
     parts: ctypes.CDLL, cases: Cases
 ) -> None:
+    """And attention sinks, which no model has that eviction accepts today."""
     for _, rng in cases(range(60)):
         n_tokens, n_group, n_blocks = (int(rng.integers(1, most)) for most in (18, 5, 9))
         n_rows = n_tokens * n_group
@@ -74,9 +80,12 @@ def test_masses_are_one_softmax_over_hidden_and_resident_rows(
         hidden[rng.random(hidden.shape) < rng.random()] = -np.inf
         hidden[rng.random(n_blocks) < 0.2] = -np.inf
         resident[rng.random(resident.shape) < 0.3] = -np.inf
-        mass, weight = weigh(parts, hidden, resident, n_group)
+        sinks = rng.normal(size=n_group).astype(np.float32) * spread if rng.integers(2) else None
+        mass, weight = weigh(parts, hidden, resident, n_group, sinks)
 
         logits = np.concatenate([*hidden.astype(np.float64), resident], axis=1)
+        if sinks is not None:
+            logits = np.column_stack([logits, np.tile(sinks, n_tokens)])
         peaks = logits.max(axis=1, keepdims=True)
         exps = np.exp(logits - np.maximum(peaks, -1e30))
         total = exps.sum(axis=1, keepdims=True)
@@ -117,6 +126,7 @@ def native_choice(
     archived: npt.NDArray[np.int64],
     n_rows: int,
     shift: int,
+    n_pos: int,
 ) -> Choice:
     """Of masses [n_heads, n_group, n_blocks], for what is hidden [n_heads, n_archived]."""
     n_heads, n_group, n_blocks = masses.shape
@@ -133,7 +143,7 @@ def native_choice(
         pointer(int32s([start, first, archived[-1] + 1])),
         sizes_of(n_heads, n_heads * n_group, n_rows),
         *map(pointer, (resident, mass, weight)),
-        shift,
+        pointer(int32s([shift, archived[-1] + 1 - shift, n_pos])),
         pointer(pos),
         ctypes.byref(n_spans),
         *map(pointer, (spans, weights, shares)),
@@ -160,6 +170,7 @@ def reference_choice(
     archived: npt.NDArray[np.int64],
     n_rows: int,
     shift: int,
+    n_pos: int,
 ) -> Choice:
     weights = block_weights(masses)
     n_hidden = block_sums(hidden.astype(np.int64), archived)
@@ -169,13 +180,14 @@ def reference_choice(
         mass = float(masses.sum(axis=2).mean())
         return Choice(none, none, [], mass, mass)
     spans = spans_of(chosen.blocks, weights, archived)
+    least = least_place(spans, int(archived[-1]) + 1 - shift, n_pos)
     positions = np.stack([taken_positions(chosen, head, archived) for head in hidden])
     taken = (archived == positions[..., None]).any(axis=1)
     n_taken = block_sums(taken.astype(np.int64), archived)
     missed = missed_masses(masses, n_hidden[:, None], n_taken[:, None])
     return Choice(
         positions,
-        np.stack([recalled_places(head, spans, shift) for head in positions]),
+        np.stack([recalled_places(head, spans, shift, least) for head in positions]),
         spans,
         float(masses.sum(axis=2).mean()),
         float(missed.sum(axis=2).mean()),
@@ -206,8 +218,9 @@ def test_random_choices(parts: ctypes.CDLL, cases: Cases) -> None:
         masses *= rng.random(n_blocks) < rng.random()
         arguments: Any = (masses, hidden, archived, int(rng.integers(0, 200)))
         shift = int(rng.choice([0, rng.integers(0, archived[-1] + 2)]))
-        found = native_choice(parts, *arguments, shift)
-        assert_same_choice(found, reference_choice(*arguments, shift))
+        n_pos = int(rng.integers(0, 600))
+        found = native_choice(parts, *arguments, shift, n_pos)
+        assert_same_choice(found, reference_choice(*arguments, shift, n_pos))
 
 
 def test_an_archive_that_begins_inside_a_page(parts: ctypes.CDLL) -> None:
@@ -216,7 +229,7 @@ def test_an_archive_that_begins_inside_a_page(parts: ctypes.CDLL) -> None:
     hidden = np.ones((1, archived.size), dtype=np.bool_)
     masses = np.zeros((1, 1, 4))
     masses[0, 0, 0] = 0.5
-    found = native_choice(parts, masses, hidden, archived, 30, 0)
+    found = native_choice(parts, masses, hidden, archived, 30, 0, 4096)
     assert found.spans == [RecalledSpan(40, 80, 0.25)]
     np.testing.assert_array_equal(found.positions[0], np.arange(40, 70))
     np.testing.assert_array_equal(found.places[0], np.arange(40, 70))

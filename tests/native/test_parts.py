@@ -225,6 +225,12 @@ def test_turned_rows_keep_their_order_and_their_distances(parts: ctypes.CDLL) ->
     rows.close()
 
 
+def spread(queries: list[int], n_most: int) -> list[int]:
+    """Some of them at equal distances, the first one among them."""
+    n_some = min(len(queries), n_most)
+    return [queries[i * len(queries) // n_some] for i in range(n_some)]
+
+
 def test_a_ring_knows_the_last_queries(parts: ctypes.CDLL, cases: Cases) -> None:
     parts.ring_new.restype = ctypes.c_void_p
     for _, rng in cases(range(60)):
@@ -252,6 +258,12 @@ def test_a_ring_knows_the_last_queries(parts: ctypes.CDLL, cases: Cases) -> None
                 assert np.flatnonzero(turned).tolist() == sorted(p % n_slots for p in queries)
                 queries = {p: r - back for p, r in queries.items()}
                 shift += back
+            n_last, n_most = (int(n) for n in rng.integers(0, 8, 2))
+            some = np.zeros(max(1, n_most), dtype=np.uint32)
+            n_found = parts.ring_find_last(ring, n_last, n_most, pointer(some))
+            found = some[:n_found].tolist()
+            last = sorted(queries, reverse=True)[:n_last]
+            assert found == [p % n_slots for p in spread(last, n_most)[::-1]]
             slots = np.zeros((n_slots, 2), dtype=np.int32)
             parts.ring_slots(ring, pointer(slots))
             assert {int(p): int(r) for p, r in slots if p >= 0} == queries

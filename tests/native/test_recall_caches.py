@@ -15,14 +15,13 @@ from pyh2o.cache.kv_cache import KVCache
 from pyh2o.errors import NativeError
 from pyh2o.reference import ReferenceLlama, as_float16
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
+from tiny_llama import EXACT_ROWS, stored_as, tiny_parent, told_to_recall
 
 N_VOCAB = 384
 HEAVY, RECENT, SLACK, RECALL = 24, 20, 12, 30
 
 
 def recalling_llama(path: Path, **settings: Any) -> Llama:
-    """Nothing is recalled but by the test."""
     values: dict[str, Any] = {
         "hh": HEAVY,
         "recent": RECENT,
@@ -31,9 +30,7 @@ def recalling_llama(path: Path, **settings: Any) -> Llama:
         "n_ctx": 128,
         "logits_all": True,
     }
-    llm = tiny_llama(path, **{**values, **settings})
-    llm._holds_recalled = True
-    return llm
+    return told_to_recall(path, **{**values, **settings})
 
 
 def cache_of(llm: Llama) -> KVCache:
@@ -137,7 +134,7 @@ def test_heads_of_any_size(
     """No vector is as short as a head of 18 elements: it crashed."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, head_size=head_size, n_ctx_train=160)
     reference = ReferenceLlama.from_gguf(
-        path, heavy=HEAVY, recent=RECENT, slack=SLACK, recall_queries=16, n_pos=160
+        path, heavy=HEAVY, recent=RECENT, slack=SLACK, recall_queries=32, n_pos=160
     )
     recalls = [0, 0, 0, 0, 0, 0, RECALL, -1, -1, 8, -1, -1, -1, -1, RECALL, -1, -1]
     steps, _ = clear_steps(reference, rng, [SLACK] * len(recalls), recall=recalls)
@@ -165,7 +162,7 @@ def test_archived_rows_are_those_of_the_reference(tmp_path: Path, rng: np.random
         heavy=HEAVY,
         recent=RECENT,
         slack=SLACK,
-        recall_queries=16,
+        recall_queries=32,
         archive_rounding=as_float16,
     )
     recalls = [-1, -1, -1, -1, -1, -1, RECALL, -1, -1]
@@ -235,7 +232,7 @@ def test_without_recall_there_is_nothing(tmp_path: Path, rng: np.random.Generato
     tokens = random_tokens(rng, 150)
     np.testing.assert_array_equal(logits_of(plain, tokens), logits_of(llm, tokens))
     none, some = plain.kv, llm.kv
-    n_ring = 3 * 4 * 16 * 32 * 4  # layers, heads, queries, elements, bytes
+    n_ring = 3 * 4 * 20 * 32 * 4  # layers, heads, recent queries, elements, bytes
     assert some.bytes_scores - none.bytes_scores == n_ring
     assert (none.archived, none.bytes_archive, none.recalls, none.archive_seconds) == (0, 0, 0, 0)
     assert some.archived > 0
@@ -411,7 +408,7 @@ def test_an_exact_prefill_archives_what_was_read_in_full(
         heavy=HEAVY,
         recent=RECENT,
         slack=300 - HEAVY - RECENT,
-        recall_queries=16,
+        recall_queries=32,
         archive_rounding=as_float16,
         policy="streaming",
     )

@@ -17,7 +17,7 @@ from pyh2o import Llama
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.errors import StateError
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import stored_as, tiny_llama
+from tiny_llama import stored_as, told_to_recall
 
 N_LAYER, N_HEAD_KV, N_VOCAB, N_POS = 2, 2, 384, 160
 N_HEADS = N_LAYER * N_HEAD_KV
@@ -31,7 +31,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recalling_llama(path: Path, **settings: Any) -> Llama:
-    """Nothing is recalled but by the test."""
     values: dict[str, Any] = {
         "hh": HEAVY,
         "recent": RECENT,
@@ -40,9 +39,7 @@ def recalling_llama(path: Path, **settings: Any) -> Llama:
         "n_ctx": 200,
         "logits_all": True,
     }
-    llm = tiny_llama(path, **{**values, **settings})
-    llm._holds_recalled = True
-    return llm
+    return told_to_recall(path, **{**values, **settings})
 
 
 def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
@@ -177,7 +174,7 @@ class Recalled:
 
     def __init__(self, data: bytes, kv: KVStatistics) -> None:
         self._data = data
-        self._begin = data.index(struct.pack("<Q", 0x68326F6172636801))
+        self._begin = data.index(struct.pack("<Q", 0x68326F6172636802))
         at = self._begin
         self.archive = np.frombuffer(data, self.ARCHIVE, 1, at).copy()
         at += self.ARCHIVE.itemsize

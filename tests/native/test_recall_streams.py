@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,7 @@ def steps_of(path: Path, rng: np.random.Generator, recalls: list[list[int]]) -> 
                 recent=16,
                 pinned=1,
                 slack=SLACK,
-                recall_queries=16,
+                recall_queries=32,
                 archive_rounding=as_float32,
             ),
             rng,
@@ -79,7 +78,7 @@ def test_sequences_recall_apart(context: Context, path: Path, rng: np.random.Gen
         for seq, steps in enumerate(texts):
             assert_same_rows(partial(context.kv.rows, seq_id=seq), steps[i].rows, scores=1e-3)
             if recalls[seq][i] >= 0:
-                context.kv.recall(recalls[seq][i], seq)
+                context.kv.recall(recalls[seq][i], seq_id=seq)
             recalled = steps[i].recalled
             assert context.kv.counters(seq).n_recalled == recalled.n_rows
             assert [span[:2] for span in context.kv.recalled(seq)] == [
@@ -92,13 +91,13 @@ def test_clearing_one_leaves_the_others(context: Context, rng: np.random.Generat
         for first in range(0, 90, SLACK):
             tokens = rng.integers(0, context.n_vocab, SLACK).tolist()
             assert context.decode({seq: (first, tokens)}) == 0
-        assert context.kv.recall(RECALL, seq) == RECALL
+        assert context.kv.recall(RECALL, seq_id=seq) == RECALL
     spans = context.kv.recalled(1)
     assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
     cleared, other = context.kv.counters(0), context.kv.counters(1)
     assert (cleared.n_used, cleared.n_recalled, cleared.n_archived) == (0, 0, 0)
     assert (other.n_recalled, context.kv.recalled(1)) == (RECALL, spans)
-    assert context.kv.recall(RECALL, 0) == 0
+    assert context.kv.recall(RECALL, seq_id=0) == 0
     assert context.kv.recalled(1) == spans
 
 
@@ -109,20 +108,14 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
         for first in range(n):
             token = int(rng.integers(0, context.n_vocab))
             assert context.decode({seq: (first, [token])}) == 0
-    assert context.kv.recall(RECALL, 0) == RECALL
-    size = llama_cpp.llama_state_get_size(context.context)
-    state = (ctypes.c_uint8 * size)()
-    assert llama_cpp.llama_state_get_data(context.context, state, size) == size
-
-    loaded = Context(path, flash_attention=context.flash_attention)
-    loaded.kv.attach(BUDGET)
-    assert llama_cpp.llama_state_set_data(loaded.context, state, size) == size
+    assert context.kv.recall(RECALL, seq_id=0) == RECALL
+    loaded = context.copied(path, BUDGET)
     for i in range(20):
         tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
         for each in (context, loaded):
             chunks = {seq: (n + i, [tokens[seq]]) for seq, n in lengths.items()}
             assert each.decode(chunks) == 0
-            each.kv.recall(RECALL, 2)
+            each.kv.recall(RECALL, seq_id=2)
         for output in range(N_SEQ):
             np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
         for seq in range(N_SEQ):

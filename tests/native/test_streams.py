@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -196,13 +195,7 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
         for first in range(n):
             token = int(rng.integers(0, context.n_vocab))
             assert context.decode({seq_id: (first, [token])}) == 0
-    size = llama_cpp.llama_state_get_size(context.context)
-    state = (ctypes.c_uint8 * size)()
-    assert llama_cpp.llama_state_get_data(context.context, state, size) == size
-
-    loaded = Context(path, flash_attention=context.flash_attention)
-    loaded.kv.attach(BUDGET)
-    assert llama_cpp.llama_state_set_data(loaded.context, state, size) == size
+    loaded = context.copied(path, BUDGET)
     for _ in range(20):
         tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
         for each in (context, loaded):

@@ -9,17 +9,19 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o.reference.recall_choice import (
+    BLOCK,
     BlockList,
     RecalledSpan,
     block_sums,
     block_weights,
     choose_blocks,
     far_places,
-    listed_blocks,
+    least_place,
     missed_masses,
     recalled_places,
     spans_of,
     taken_positions,
+    wanted_blocks,
 )
 from random_cases import Cases
 
@@ -48,69 +50,66 @@ def test_weights_by_hand() -> None:
 # ---- the list ----
 
 
-def blocks_of(*weights: float) -> list[int]:
-    return [block for _, block in listed_blocks(np.array(weights))]
+def test_a_block_is_wanted_for_its_neighbours_sake() -> None:
+    """Nearly as much as the two before it and the one behind; then half, and three tenths."""
+    weights = np.array([0, 0, 0, 8.0, 0, 0, 0, 3, 0])
+    expected = [8 * 0.7 * 0.3**2, 8 * 0.7 * 0.3, 8 * 0.7, 8, 8 * 0.9, 8 * 0.8, 3.2, 3, 2.7]
+    np.testing.assert_allclose(wanted_blocks(weights), expected)
 
 
-def test_a_peak_stands_for_its_neighbours() -> None:
-    """Block 4 and with it 3, 5, 6; then 8 and with it 7, 9, 10; no other has a weight."""
-    weights = np.zeros(12)
-    weights[[4, 8]] = [3, 2]
-    first, second = [(0, 3), (0, 4), (0, 5), (0, 6)], [(1, 7), (1, 8), (1, 9), (1, 10)]
-    assert list(listed_blocks(weights)) == first + second
+def test_a_block_of_its_own_weight_is_wanted_for_it() -> None:
+    np.testing.assert_allclose(wanted_blocks(np.array([4.0, 3.7, 0.5])), [4, 3.7, 3.33])
+    np.testing.assert_allclose(wanted_blocks(np.array([1.0])), [1])
+    np.testing.assert_allclose(wanted_blocks(np.zeros(3)), 0)
 
 
-def test_blocks_in_the_list_are_not_added_again() -> None:
-    """Peaks 2, 3 and 7: around 2 are 1 .. 4, and 3 adds 5 only."""
-    assert blocks_of(0, 0, 9, 8, 0, 0, 0, 7, 0, 0, 0) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+def blocks_of(weights: list[float], n_rows: int) -> list[int]:
+    """Of heads that hold none of the rows."""
+    n_hidden = np.full((1, len(weights)), BLOCK)
+    return list(choose_blocks(np.array(weights), n_hidden, n_rows).blocks)
 
 
-def test_the_ends_of_the_archive_have_fewer_neighbours() -> None:
-    assert blocks_of(9, 0, 0, 0, 0, 0, 8) == [0, 1, 2, 5, 6]
-    assert blocks_of(1) == [0]
+def test_what_stands_out_brings_more_of_its_neighbours() -> None:
+    """Once 100 beside 6, 6 and 6; once 10 beside them."""
+    assert blocks_of([0, 0, 100, 0, 0, 0, 0, 6, 6, 6], 6 * BLOCK) == [2, 3, 4, 1, 5, 0]
+    assert blocks_of([0, 0, 10, 0, 0, 0, 0, 6, 6, 6], 7 * BLOCK) == [2, 3, 4, 1, 9, 8, 7]
 
 
 def test_of_equal_weights_the_newer_block_is_first() -> None:
-    assert blocks_of(5, 0, 0, 0, 0, 5, 0, 0) == [4, 5, 6, 7, 0, 1, 2]
+    assert blocks_of([5, 0, 0, 0, 0, 5, 0], 4 * BLOCK) == [5, 0, 6, 1]
 
 
 def test_nothing_without_weight_is_listed() -> None:
-    assert blocks_of(0, 0, 0) == []
+    assert blocks_of([0, 0, 0], 1) == []
 
 
 def test_the_list_ends_when_every_head_is_served() -> None:
-    """Peaks 5, 0. The first head finds 16 a block; the second holds block 4 and half of 5."""
-    weights = np.array([2.0, 0, 0, 0, 0, 4, 0, 0])
+    """Blocks 5, 6, 7, 4, 0. The first head finds 16 a block; the second holds 4 and half of 5."""
+    weights = np.array([1.5, 0, 0, 0, 0, 4, 0, 0])
     n_hidden = np.array([[16] * 8, [16, 16, 16, 16, 0, 8, 16, 16]])
     for n_rows, blocks in (
         (0, ()),
-        (8, (4, 5)),
-        (9, (4, 5, 6)),
-        (40, (4, 5, 6, 7)),
-        (41, (4, 5, 6, 7, 0)),
+        (8, (5,)),
+        (9, (5, 6)),
+        (40, (5, 6, 7)),
+        (41, (5, 6, 7, 4, 0)),
     ):
         chosen = choose_blocks(weights, n_hidden, n_rows)
         assert (chosen.blocks, chosen.n_rows) == (blocks, n_rows)
 
 
 def test_all_heads_take_as_few_as_the_one_with_fewest() -> None:
-    """By what there is at all, and by what is in the list once no peak has weight."""
     few = np.array([[16, 16, 16], [1, 0, 4]])
     chosen = choose_blocks(np.array([1.0, 2, 3]), few, 40)
     assert chosen.n_rows == 5
-    far = np.array([[16, 16, 16, 16, 16], [3, 0, 0, 16, 16]])
-    chosen = choose_blocks(np.array([1.0, 0, 0, 0, 0]), far, 40)
-    assert (chosen.blocks, chosen.n_rows) == ((0, 1, 2), 3)
 
 
-def test_the_margin_is_of_the_weights_that_were_compared() -> None:
-    """The last one looked at is the best that was not needed; those below do not matter."""
-    weights = np.array([4.0, 0, 0, 0, 2, 0, 0, 0, 1.8, 0, 0, 0, 1.8])
+def test_the_margin_is_of_the_blocks_that_were_compared() -> None:
+    """4, 3.6, 3.2, 2.5, 2.25, 2, 1.8, 1.8: the last one looked at is the best not needed."""
+    weights = np.array([4.0, 0, 0, 0, 2.5, 0, 0, 0, 1.8, 0, 0, 0, 1.8])
     n_hidden = np.full((1, 13), 16)
-    assert choose_blocks(weights, n_hidden, 10).margin == pytest.approx(0.5)
-    assert choose_blocks(weights, n_hidden, 60).margin == pytest.approx(0.1)
-    assert choose_blocks(weights, n_hidden, 130).margin == 0
-    assert choose_blocks(weights, n_hidden, 0).margin == np.inf
+    for n_rows, margin in ((0, np.inf), (10, 0.1), (96, 0.1), (112, 0)):
+        assert choose_blocks(weights, n_hidden, n_rows).margin == pytest.approx(margin)
 
 
 # ---- what a head takes, and where it goes ----
@@ -157,6 +156,18 @@ def test_spans_do_not_lie_upon_each_other() -> None:
     ]
 
 
+def test_nothing_is_put_at_the_end_of_the_positions() -> None:
+    """No further away than 30 of 90 positions, or 2 * 20 if there are 20 rows."""
+    few, many = [RecalledSpan(0, 10, 1)], [RecalledSpan(0, 10, 1), RecalledSpan(20, 30, 1)]
+    assert least_place(few, 80, 90) == 50
+    assert least_place(many, 80, 90) == 40
+    assert least_place(few, 20, 90) == 0
+    assert least_place(few, 80, None) == 0
+    positions = np.array([3, 20, 29])
+    assert recalled_places(positions, many, 0, 15).tolist() == [18, 25, 34]
+    assert recalled_places(positions, many, 0, 5).tolist() == [8, 20, 29]
+
+
 def test_what_is_missed() -> None:
     """All of a block, none, a quarter; and a block that the head holds has no mass."""
     masses = np.array([0.1, 0.2, 0.4, 0.0])
@@ -168,7 +179,13 @@ def test_what_is_missed() -> None:
 
 
 def naive(
-    weights: list[float], hidden: list[set[int]], first: int, end: int, n_rows: int, shift: int
+    weights: list[float],
+    hidden: list[set[int]],
+    first: int,
+    end: int,
+    n_rows: int,
+    shift: int,
+    n_pos: int,
 ) -> list[dict[int, int]]:
     """Place by position, of each head, row by row."""
 
@@ -176,28 +193,35 @@ def naive(
         start = (first // 16 + block) * 16
         return [p for p in range(start, start + 16) if first <= p < end]
 
+    def share(distance: int) -> float:
+        """Of the weight of a block that is so far before it."""
+        near = {-1: 0.7, 0: 1.0, 1: 0.9, 2: 0.8}
+        if distance in near:
+            return near[distance]
+        return 0.8 * 0.5 ** (distance - 2) if distance > 0 else 0.7 * 0.3 ** (-1 - distance)
+
+    def wanted(block: int) -> float:
+        """For the neighbour, however far away, for whose sake it is wanted most."""
+        return max(weight * share(block - other) for other, weight in enumerate(weights))
+
     n_most = min([n_rows] + [len(of_head) for of_head in hidden])
     listed: list[int] = []
     taken: list[list[int]] = [[] for _ in hidden]
-    remaining = dict(enumerate(weights))
-    while remaining and min(len(of_head) for of_head in taken) < n_most:
-        peak = max(remaining, key=lambda block: (remaining[block], block))
-        if remaining.pop(peak) == 0:
+    for block in sorted(range(len(weights)), key=lambda b: (wanted(b), b), reverse=True):
+        if wanted(block) == 0 or min(len(of_head) for of_head in taken) >= n_most:
             break
-        for block in (peak - 1, peak, peak + 1, peak + 2):
-            is_new = 0 <= block < len(weights) and block not in listed
-            if is_new and min(len(of_head) for of_head in taken) < n_most:
-                listed.append(block)
-                for mine, of_head in zip(taken, hidden, strict=True):
-                    mine += [p for p in positions_of(block) if p in of_head]
+        listed.append(block)
+        for mine, of_head in zip(taken, hidden, strict=True):
+            mine += [p for p in positions_of(block) if p in of_head]
     n_most = min([n_most] + [len(of_head) for of_head in taken])
-    in_list = {p for block in listed for p in positions_of(block)}
+    in_list = sorted(p for block in listed for p in positions_of(block))
+    least = max(0, end - shift - max(n_pos // 3, 2 * len(in_list)))
     places: dict[int, int] = {}
-    for position in sorted(in_list):
+    for position in in_list:
         if position - 1 in places:
             places[position] = places[position - 1] + 1
         else:
-            places[position] = max(position - shift, max(places.values(), default=-1) + 1)
+            places[position] = max(position - shift, max(places.values(), default=least - 1) + 1)
     return [{p: places[p] for p in sorted(mine[:n_most])} for mine in taken]
 
 
@@ -211,6 +235,7 @@ def test_a_random_choice(cases: Cases) -> None:
         n_hidden = block_sums(hidden.astype(np.int64), archived)
         weights = rng.integers(0, 5, n_hidden.shape[1]) / 4
         n_rows, shift = int(rng.integers(0, 150)), int(rng.integers(0, 400))
+        n_pos = int(rng.integers(0, 600))
 
         chosen = choose_blocks(weights, n_hidden, n_rows)
         spans = spans_of(chosen.blocks, weights, archived)
@@ -218,10 +243,11 @@ def test_a_random_choice(cases: Cases) -> None:
         sets = [set(archived[of_head].tolist()) for of_head in hidden]
         end = int(archived[-1]) + 1
         for of_head, expected in zip(
-            hidden, naive(weights.tolist(), sets, first, end, n_rows, shift), strict=True
+            hidden, naive(weights.tolist(), sets, first, end, n_rows, shift, n_pos), strict=True
         ):
             assert len(expected) == chosen.n_rows
             if chosen.n_rows:
                 positions = taken_positions(chosen, of_head, archived)
-                places = recalled_places(positions, spans, shift)
+                least = least_place(spans, end - shift, n_pos)
+                places = recalled_places(positions, spans, shift, least)
                 assert dict(zip(positions.tolist(), places.tolist(), strict=True)) == expected

@@ -42,27 +42,30 @@ def rows_of_the_first_layer(
     return Rope(weights).rotate(keys, places), values
 
 
-def assert_recalled_rows(model: ReferenceLlama, tokens: IntArray) -> None:
-    """The first layer shows the right rows at the right places."""
+def assert_recalled_rows(model: ReferenceLlama, tokens: IntArray, n_placed: int) -> None:
+    """The first layer shows the right rows at the right places, of a text of so many tokens."""
     recalled, cache = model.recalled, model._caches[0]
     keys, values = rows_of_the_first_layer(
-        model.weights, tokens, naive_places(model, np.arange(tokens.size))
+        model.weights, tokens, naive_places(model, np.arange(tokens.size), n_placed)
     )
     for head in range(N_HEAD_KV):
         mine = recalled.positions[0, head]
         np.testing.assert_allclose(cache.recalled_keys[head], keys[head, mine], atol=EXACT)
         np.testing.assert_allclose(cache.recalled_values[head], values[head, mine], atol=EXACT)
     for layer, head in HEADS:
-        expected = naive_places(model, recalled.positions[layer, head])
+        expected = naive_places(model, recalled.positions[layer, head], n_placed)
         assert recalled.places[layer, head].tolist() == expected.tolist()
 
 
-def naive_places(model: ReferenceLlama, positions: IntArray) -> IntArray:
-    """Of any positions; 0 for those outside the spans."""
+def naive_places(model: ReferenceLlama, positions: IntArray, n_tokens: int) -> IntArray:
+    """Of any positions, in a text of so many tokens; 0 for those outside the spans."""
     places = np.zeros_like(positions)
-    end = 0
+    assert model.eviction is not None
+    n_all = sum(span.end - span.start for span in model.recalled.spans)
+    distance = max((model.eviction.n_pos or 10**6) // 3, 2 * n_all)
+    end = max(n_tokens - model._shift - distance, 0)
     for span in model.recalled.spans:
-        start = max(span.start - model._shift, end, 0)
+        start = max(span.start - model._shift, end)
         end = start + span.end - span.start
         for i, position in enumerate(positions):
             if span.start <= position < span.end:
@@ -76,15 +79,19 @@ def test_after_a_rebase_spans_are_as_far_as_there_are_positions(
 ) -> None:
     model = recalling(tiny, slack=8, **settings)
     tokens = random_tokens(rng, 400)
-    n_moved = 0
-    for start in range(0, 400, 20):
+    n_moved = n_placed = 0
+    for token in tokens:
         before = model.recalled.places
-        model.eval(tokens[start : start + 20])
+        n_rebases = model.n_rebases
+        model.eval(np.array([token]))
+        if model.n_rebases > n_rebases:
+            n_placed = model.n_tokens - 1
         n_moved += not np.array_equal(model.recalled.places, before)
-        assert_recalled_rows(model, tokens[: model.n_tokens])
-        if start % 60 == 0:
+        if model.n_tokens % 60 == 0:
             model.recall(30)
-            assert_recalled_rows(model, tokens[: model.n_tokens])
+            n_placed = model.n_tokens
+        if model.n_tokens % 20 == 0:
+            assert_recalled_rows(model, tokens[: model.n_tokens], n_placed)
     assert n_moved > 0, "no re-base has put recalled rows anew"
 
 

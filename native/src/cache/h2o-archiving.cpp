@@ -39,18 +39,17 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
     return std::make_shared<llama_h2o_archive>(layers, type_of(parts.params.archive_type), parts.params.archive_size);
 }
 
-// Where the archive does not reach the rows that all heads have, those between are lost, and it begins anew behind them.
-static int32_t next_to_archive(const llama_h2o_stream & st) {
+int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {
     return std::max(st.archive->next(), st.pos_removable - 1);
 }
 
 void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token) {
     auto & st = parts.streams[s];
-    if (!st.archive || pos < next_to_archive(st) || !st.archive->error().empty()) {
+    if (!st.archive || pos < llama_h2o_next_to_archive(st) || !st.archive->error().empty()) {
         return;
     }
 
-    const size_t i = size_t(pos - next_to_archive(st));
+    const size_t i = size_t(pos - llama_h2o_next_to_archive(st));
     if (i >= st.tokens.size()) {
         st.tokens.resize(i + 1, -1);
     }
@@ -60,7 +59,7 @@ void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int3
 void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0) {
     auto & st = parts.streams[s];
     if (st.archive) {
-        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - next_to_archive(st))));
+        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - llama_h2o_next_to_archive(st))));
     }
 }
 
@@ -89,8 +88,8 @@ static void archive_layer(
 
     auto & archive = *parts.streams[s].archive;
 
-    llama_h2o_host_rows k(layer.tensors.k, s);
-    llama_h2o_host_rows v(layer.tensors.v, s);
+    const llama_h2o_cell_rows k(layer.tensors.k, k_shape, s, cells);
+    const llama_h2o_cell_rows v(layer.tensors.v, v_shape, s, cells);
     llama_h2o_turner turner(*layer.rope);
 
     std::vector<float> k_row(k_shape.n_embd_head);
@@ -105,15 +104,35 @@ static void archive_layer(
                 continue; // there is no room for so many
             }
 
-            llama_h2o_read_row(k.data(), k_shape, head, cells[i], k_row.data());
+            k.read(head, cells[i], k_row.data());
             if (rope_list[cells[i]] != rows.rope_pos(pos)) {
                 turner.apply(k_row, rows.rope_pos(pos) - rope_list[cells[i]]);
             }
             archive.set_k(ikv, head, pos, k_row.data());
 
-            llama_h2o_read_row(v.data(), v_shape, head, cells[i], v_row.data());
+            v.read(head, cells[i], v_row.data());
             archive.set_v(ikv, head, pos, v_row.data());
         }
+    }
+}
+
+// The rows in these cells, of the positions from the archive's next one on, whose tokens are known. A piece at a time, so
+// that of a long prompt, all of which comes at once, only so much is in memory on its way to a file.
+static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & cells) {
+    static constexpr size_t PIECE = 16 * llama_h2o_archive::N_PAGE;
+
+    auto & st = parts.streams[s];
+
+    for (size_t begin = 0; begin < cells.size() && st.archive->error().empty(); begin += PIECE) {
+        const int32_t first = st.archive->next();
+        const size_t end    = std::min(begin + PIECE, cells.size());
+
+        const std::vector<uint32_t> piece(cells.begin() + begin, cells.begin() + end);
+
+        st.archive->extend(piece.size(), st.rows.shift(), st.tokens.data() + begin);
+        llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
+                [&](size_t ikv) { archive_layer(parts, s, ikv, first, piece); });
+        st.archive->end_extend();
     }
 }
 
@@ -129,7 +148,7 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
 
     const int64_t t_start_us = ggml_time_us();
 
-    int32_t first = next_to_archive(st);
+    int32_t first = llama_h2o_next_to_archive(st);
 
     std::vector<uint32_t> cells = find_cells(parts, s, first);
 
@@ -150,13 +169,10 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     }
 
     st.tokens.resize(std::max(st.tokens.size(), cells.size()), -1);
-    st.archive->extend(cells.size(), st.rows.shift(), st.tokens.data());
+    archive_cells(parts, s, cells);
     st.tokens.erase(st.tokens.begin(), st.tokens.begin() + cells.size());
-
-    llama_h2o_parallel(parts.layers.size(), cells.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
-            [&](size_t ikv) { archive_layer(parts, s, ikv, first, cells); });
-    st.archive->end_extend();
     if (!st.archive->error().empty()) {
+        st.tokens.clear();
         st.archive_trouble = "nothing is archived any more: " + st.archive->error();
     }
 

@@ -8,9 +8,14 @@
 #include <memory>
 
 struct llama_h2o_parts;
+struct llama_h2o_stream;
 
 // For one stream; null if the params ask for none.
 std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts);
+
+// The first position to archive. Where the archive does not reach the rows that all heads have, those between are lost, and
+// it begins anew behind them.
+int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st);
 
 // The token at a position is about to be decoded; -1 if it has no id.
 void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int32_t token);

@@ -237,11 +237,11 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     if (uint64_t(parts.n_used(s)) + n_new > parts.n_capacity()) {
         compact(s, p_first);
     }
-    if (st.stale) {
-        llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction drops
-    }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
         llama_h2o_rebase(parts, s, p_first);
+    }
+    if (st.stale) {
+        llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
     }
 
     st.queries.note(p_first, p_last, st.rows.shift());

@@ -4,6 +4,7 @@
 
 #include "ggml-backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 llama_h2o_host_rows::llama_h2o_host_rows(ggml_tensor * tensor, uint32_t stream) :
@@ -82,6 +83,30 @@ void llama_h2o_write_row(
     for_each_piece(layout, head, cell, [&](size_t offset, uint32_t i, uint32_t n) {
         llama_h2o_from_floats(layout.type, row + i, data + offset, n);
     });
+}
+
+llama_h2o_cell_rows::llama_h2o_cell_rows(const ggml_tensor * tensor,
+        const llama_h2o_row_layout & layout,
+        uint32_t stream,
+        const std::vector<uint32_t> & cells) : layout(layout) {
+    size_t offset = stream * tensor->nb[2];
+    if (ggml_backend_buffer_is_host(tensor->buffer)) {
+        bytes = static_cast<const uint8_t *>(tensor->data) + offset;
+        return;
+    }
+
+    size_t size = tensor->nb[2];
+    if (!layout.transposed) {
+        const auto [first, last] = std::minmax_element(cells.begin(), cells.end());
+        const size_t size_cell   = ggml_row_size(layout.type, layout.n_embd);
+
+        first_cell  = *first;
+        offset     += first_cell * size_cell;
+        size        = (*last - first_cell + 1) * size_cell;
+    }
+    copy.resize(size);
+    ggml_backend_tensor_get(tensor, copy.data(), offset, size);
+    bytes = copy.data();
 }
 
 void llama_h2o_copy_cells(ggml_tensor * dst,

@@ -44,6 +44,28 @@ void llama_h2o_read_row(
 void llama_h2o_write_row(
         uint8_t * data, const llama_h2o_row_layout & layout, uint32_t head, uint32_t cell, const float * row);
 
+// The rows of some cells, to be read by the host: in place where the buffer is in host memory, else in a copy of the cells
+// from the first of these to the last.
+class llama_h2o_cell_rows {
+public:
+    // tensor [*, *, n_stream], contiguous; with at least one cell
+    llama_h2o_cell_rows(const ggml_tensor * tensor,
+            const llama_h2o_row_layout & layout,
+            uint32_t stream,
+            const std::vector<uint32_t> & cells);
+
+    // [n_embd_head]
+    void read(uint32_t head, uint32_t cell, float * row) const {
+        llama_h2o_read_row(bytes, layout, head, cell - first_cell, row);
+    }
+
+private:
+    const llama_h2o_row_layout & layout;
+    uint32_t first_cell = 0;
+    std::vector<uint8_t> copy; // empty if the tensor is in host memory
+    const uint8_t * bytes;
+};
+
 // Copies cells of a stream, all KV heads, to the first cells of another tensor.
 void llama_h2o_copy_cells(ggml_tensor * dst,
         const llama_h2o_row_layout & dst_layout,

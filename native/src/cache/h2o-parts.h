@@ -59,7 +59,7 @@ struct llama_h2o_parts {
 
     void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
 
-    static constexpr uint32_t N_QUESTION = 16;
+    static constexpr uint32_t N_QUESTION = 32;
 
     // Runs a graph that changes rows. If it fails, nobody knows which.
     void run_in_place(const llama_h2o_cache_graph & graph);

@@ -14,31 +14,16 @@ static constexpr uint32_t N_PAGE = llama_h2o_archive::N_PAGE;
 
 namespace {
 
-// The last queries of a layer, ascending, as they were rotated.
+// The queries of a layer that ask, in the order of the text, as they were rotated.
 struct question {
     std::vector<int32_t> pos; // [n_tokens]
     std::vector<float> rows;  // [n_head_kv][n_tokens*n_group][n_embd]
 };
 
-// The sums of exponentials of two sets of logits become one.
-void add_part(float & max, float & sum, float other_max, float other_sum) {
-    if (other_sum == 0.0f) {
-        return;
-    }
-    if (sum == 0.0f) {
-        max = other_max;
-        sum = other_sum;
-        return;
-    }
-    const float top = std::max(max, other_max);
-
-    sum = sum * std::exp(max - top) + other_sum * std::exp(other_max - top);
-    max = top;
-}
-
 class layer_scan {
 public:
-    layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv);
+    //   asking   slots of the queries that ask
+    layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<uint32_t> & asking);
 
     llama_h2o_layer_scan run();
 
@@ -55,6 +40,7 @@ private:
     const uint32_t n_lanes; // elements of a row that the kernel reads
     const uint32_t n_group;
 
+    const std::vector<uint32_t> & asking;
     const std::vector<uint32_t> used; // cells of the text
     llama_h2o_host_rows cell_keys;    // of all of them
 
@@ -102,34 +88,25 @@ const llama_h2o_kernel & kernel_of(const llama_h2o_layer & layer) {
     return *(layer.attention.kernel ? layer.attention.kernel : llama_h2o_best_kernel(n, n));
 }
 
-layer_scan::layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) :
+layer_scan::layer_scan(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<uint32_t> & asking) :
     parts(parts), st(parts.streams[s]), layer(parts.layers[ikv]), archive(*st.archive), kernel(kernel_of(layer)), s(s),
     ikv(ikv), n_embd(layer.shape.k.n_embd_head), n_lanes(n_lanes_of(layer)), n_group(layer.shape.n_group()),
-    used(parts.used(s)), cell_keys(layer.tensors.k, s) {}
+    asking(asking), used(parts.used(s)), cell_keys(layer.tensors.k, s) {}
 
-// From the ring, in the order of the text.
 void layer_scan::read_question() {
-    std::vector<std::pair<int32_t, uint32_t>> slots;
-    for (uint32_t i = 0; i < st.question.size(); ++i) {
-        if (st.question.slots()[i].pos >= 0) {
-            slots.push_back({ st.question.slots()[i].pos, i });
-        }
-    }
-    std::sort(slots.begin(), slots.end());
-
     const ggml_tensor * ring = layer.tensors.question;
 
     std::vector<float> queries(ring->nb[3] / sizeof(float)); // [n_head][slots][n_embd]
     ggml_backend_tensor_get(ring, queries.data(), ring->nb[3] * s, ring->nb[3]);
 
-    n_rows = uint32_t(slots.size()) * n_group;
-    asked.rows.resize(size_t(layer.shape.n_head) * slots.size() * n_embd);
+    n_rows = uint32_t(asking.size()) * n_group;
+    asked.rows.resize(size_t(layer.shape.n_head) * asking.size() * n_embd);
 
-    for (size_t t = 0; t < slots.size(); ++t) {
-        asked.pos.push_back(slots[t].first);
+    for (size_t t = 0; t < asking.size(); ++t) {
+        asked.pos.push_back(st.question.slots()[asking[t]].pos);
         for (uint32_t h = 0; h < layer.shape.n_head; ++h) {
             const size_t row  = size_t(h / n_group) * n_rows + t * n_group + h % n_group;
-            const size_t slot = size_t(h) * st.question.size() + slots[t].second;
+            const size_t slot = size_t(h) * st.question.size() + asking[t];
             std::copy_n(queries.begin() + slot * n_embd, n_embd, asked.rows.begin() + row * n_embd);
         }
     }
@@ -265,7 +242,7 @@ void layer_scan::look_at_page(uint32_t page,
 
     const size_t first = first_pos / LLAMA_H2O_SCAN_BLOCK * n_rows;
     for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
-        add_part(out.hidden_max[first + i], out.hidden_sum[first + i], max[i], sum[i]);
+        llama_h2o_add_logits(out.hidden_max[first + i], out.hidden_sum[first + i], max[i], sum[i]);
     }
 }
 
@@ -303,24 +280,20 @@ void layer_scan::look_at_resident(uint32_t head, const std::vector<uint32_t> & f
     run_kernel(scan);
 
     for (size_t i = 0; i < size_t(scan.n_blocks()) * n_rows; ++i) {
-        add_part(out.resident_max[i % n_rows], out.resident_sum[i % n_rows], max[i], sum[i]);
+        llama_h2o_add_logits(out.resident_max[i % n_rows], out.resident_sum[i % n_rows], max[i], sum[i]);
     }
 }
 
-// They join the softmax of their query head.
+// Those of the query heads of a KV head.
 void layer_scan::add_sinks(uint32_t head) {
     const ggml_tensor * sinks = layer.attention.sinks;
     if (!sinks) {
         return;
     }
 
-    auto & out = res.of_heads[head];
-
-    std::vector<float> logits(ggml_nelements(sinks));
-    ggml_backend_tensor_get(sinks, logits.data(), 0, logits.size() * sizeof(float));
-    for (uint32_t row = 0; row < n_rows; ++row) {
-        add_part(out.resident_max[row], out.resident_sum[row], logits[head * n_group + row % n_group], 1.0f);
-    }
+    std::vector<float> logits(n_group);
+    ggml_backend_tensor_get(sinks, logits.data(), head * n_group * sizeof(float), n_group * sizeof(float));
+    res.of_heads[head].add_sinks(logits.data());
 }
 
 llama_h2o_layer_scan layer_scan::run() {
@@ -363,6 +336,7 @@ llama_h2o_layer_scan layer_scan::run() {
 
 } // namespace
 
-llama_h2o_layer_scan llama_h2o_scan_layer(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv) {
-    return layer_scan(parts, s, ikv).run();
+llama_h2o_layer_scan llama_h2o_scan_layer(
+        const llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<uint32_t> & asking) {
+    return layer_scan(parts, s, ikv, asking).run();
 }

@@ -16,4 +16,6 @@ struct llama_h2o_layer_scan {
     std::vector<llama_h2o_scanned> of_heads;
 };
 
-llama_h2o_layer_scan llama_h2o_scan_layer(const llama_h2o_parts & parts, uint32_t s, uint32_t ikv);
+//   asking   slots of the queries that ask
+llama_h2o_layer_scan llama_h2o_scan_layer(
+        const llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const std::vector<uint32_t> & asking);

@@ -8,23 +8,20 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 // Recalled rows are in the past of every query, wherever they come from.
 static constexpr llama_pos CELL_POS = 0;
+
+// Queries of each head that ask: their number is what the search takes its time for.
+static constexpr uint32_t MOST_ASKING = 16;
 
 //
 // the choice
 //
 
-// Whether there is anything to look at, and anybody to look.
-static bool can_look(const llama_h2o_stream & st) {
-    const auto & slots = st.question.slots();
-
-    return st.archive->next() > st.archive->first() &&
-           std::any_of(slots.begin(), slots.end(), [](const llama_h2o_query_slot & slot) { return slot.pos >= 0; });
-}
-
-static llama_h2o_hidden look(const llama_h2o_parts & parts, uint32_t s) {
+//   asking   slots of the queries that ask
+static llama_h2o_hidden look(const llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & asking) {
     const auto & archive = *parts.streams[s].archive;
 
     llama_h2o_hidden hidden = {};
@@ -36,12 +33,12 @@ static llama_h2o_hidden look(const llama_h2o_parts & parts, uint32_t s) {
     hidden.of_heads.resize(parts.n_heads());
 
     // keys are looked at by many queries, so few of them are worth a thread
-    const size_t n_work = size_t(parts.n_heads()) * (hidden.next - hidden.start) * parts.n_question();
+    const size_t n_work = size_t(parts.n_heads()) * (hidden.next - hidden.start) * asking.size();
 
     llama_h2o_parallel(parts.layers.size(), n_work, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
         const auto & shape = parts.layers[ikv].shape;
 
-        llama_h2o_layer_scan scan = llama_h2o_scan_layer(parts, s, ikv);
+        llama_h2o_layer_scan scan = llama_h2o_scan_layer(parts, s, ikv, asking);
         for (uint32_t head = 0; head < shape.n_head_kv; ++head) {
             hidden.resident[shape.first_head + head] = std::move(scan.resident[head]);
             hidden.of_heads[shape.first_head + head] = llama_h2o_weigh_blocks(scan.of_heads[head]);
@@ -80,6 +77,30 @@ void llama_h2o_drop_lost_rows(llama_h2o_parts & parts, uint32_t s) {
 
     if (!st.recalled.spans.empty() && st.recalled.spans.front().p0 < st.archive->first()) {
         llama_h2o_drop_rows(parts, s);
+    }
+}
+
+void llama_h2o_note_lost_rows(llama_h2o_parts & parts, uint32_t s, int32_t n_tokens) {
+    auto & st = parts.streams[s];
+
+    st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_tokens) +
+                         " tokens before position " + std::to_string(st.archive->first()) +
+                         " cannot be recalled any more";
+    llama_h2o_drop_lost_rows(parts, s);
+}
+
+// Looks once more at the pages of the recalled rows: a file may be damaged after it was opened.
+static void drop_damaged_pages(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+
+    const auto & spans = st.recalled.spans;
+    for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
+        const int32_t n_lost = st.archive->drop_damaged(
+                llama_h2o_archive::page_of(span->p0), llama_h2o_archive::page_of(span->p1 - 1) + 1);
+        if (n_lost > 0) {
+            llama_h2o_note_lost_rows(parts, s, n_lost); // with all spans
+            return;
+        }
     }
 }
 
@@ -146,11 +167,14 @@ static void place_layer(llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const
 void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s) {
     const auto & st       = parts.streams[s];
     const auto & recalled = st.recalled;
+
+    drop_damaged_pages(parts, s);
     if (recalled.cells.empty()) {
         return;
     }
 
-    const std::vector<int32_t> places = llama_h2o_place_spans(recalled.spans, st.rows.shift());
+    const std::vector<int32_t> places = llama_h2o_place_spans(
+            recalled.spans, st.rows.shift(), st.rows.rope_pos(parts.cells.newest(s) + 1), int32_t(parts.params.n_pos));
 
     parts.ctx.synchronize();
     llama_h2o_parallel(parts.layers.size(), recalled.pos.size(), parts.ctx.get_cparams().n_threads,
@@ -180,18 +204,25 @@ static void take(llama_h2o_parts & parts, uint32_t s, llama_h2o_recall_choice ch
     llama_h2o_place_rows(parts, s);
 }
 
-uint32_t llama_h2o_recall_rows(llama_h2o_parts & parts, uint32_t s, uint32_t n_rows) {
+uint32_t llama_h2o_recall_rows(llama_h2o_parts & parts, uint32_t s, uint32_t n_rows, uint32_t n_asking) {
     auto & st = parts.streams[s];
 
     parts.ctx.synchronize();
 
     const int64_t t_start_us = ggml_time_us();
 
-    llama_h2o_recall_choice choice;
-    if (can_look(st)) {
-        choice = llama_h2o_choose_rows(look(parts, s), std::min(n_rows, parts.params.recall));
-    }
-    take(parts, s, std::move(choice));
+    const std::vector<uint32_t> asking = st.question.find_last(n_asking, MOST_ASKING);
+
+    int32_t first;
+    do {
+        first = st.archive->first();
+
+        llama_h2o_recall_choice choice;
+        if (st.archive->next() > first) {
+            choice = llama_h2o_choose_rows(look(parts, s, asking), std::min(n_rows, parts.params.recall));
+        }
+        take(parts, s, std::move(choice));
+    } while (st.archive->first() != first); // without a page that turned out to be damaged
 
     st.count.n_recalls    += 1;
     st.count.t_recalls_us += ggml_time_us() - t_start_us;

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "cache/h2o-checksum.h"
+#include "recall/h2o-checksum.h"
 
 #include "ggml-backend.h"
 

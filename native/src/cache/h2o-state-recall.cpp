@@ -1,12 +1,12 @@
 #include "cache/h2o-state-recall.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-parts.h"
 #include "cache/h2o-recall.h"
 #include "cache/h2o-state-checks.h"
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 // Without gaps, so that every byte that is written has a value.
 struct recall_head {
@@ -47,13 +47,12 @@ static bool is_share(double x) {
 }
 
 // Returns how many tokens it held when it was written: some may be missing in its file by now.
-static int32_t read_archive(llama_h2o_state_reader & in, llama_h2o_stream & st) {
-    int32_t n_missing  = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
-    n_missing         += st.archive->drop_damaged();
+static int32_t read_archive(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
+    const auto & st = parts.streams[s];
+
+    const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
     if (n_missing > 0) {
-        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
-                             " tokens before position " + std::to_string(st.archive->first()) +
-                             " cannot be recalled any more";
+        llama_h2o_note_lost_rows(parts, s, n_missing);
     }
 
     return st.archive->next() - st.archive->first() + n_missing;
@@ -65,7 +64,7 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
         return;
     }
 
-    const int32_t n_archived = read_archive(in, st);
+    const int32_t n_archived = read_archive(in, parts, s);
 
     recall_head head;
     in.read(head);
@@ -137,5 +136,8 @@ void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t s
 
     llama_h2o_expect_queries(st.question.slots(), newest, shift);
     llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
+    // none are kept any more where the archive could not be written
+    llama_h2o_expect(st.tokens.empty() || newest + 1 - llama_h2o_next_to_archive(st) == int32_t(st.tokens.size()),
+            "an archive that ends before the tokens behind it");
     check_recalled(parts, s);
 }

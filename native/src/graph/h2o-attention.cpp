@@ -84,6 +84,20 @@ static void build_collected(
     }
 }
 
+// What becomes of the products of queries and keys, as build_attn_mha has it.
+static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_context & graph, float kq_scale) {
+    const auto & hparams = graph.hparams;
+
+    attention.kq_scale = kq_scale;
+    attention.kq_cap   = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
+
+    // scales before it caps, the others behind
+    if (graph.arch == LLM_ARCH_GROK) {
+        attention.kq_scale = kq_scale * hparams.f_attn_out_scale;
+        attention.kq_cap   = hparams.f_attn_logit_softcapping / hparams.f_attn_out_scale;
+    }
+}
+
 // Notes how the layer attends, for those who do it once more, and gives it the inputs that the policy needs.
 static llama_h2o_layer & begin_layer(const llm_graph_context & graph,
         llama_h2o & h2o,
@@ -96,9 +110,8 @@ static llama_h2o_layer & begin_layer(const llm_graph_context & graph,
 
     layer.attention.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
 
-    layer.attention.kq_scale = kq_scale;
-    layer.attention.kq_cap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
-    layer.attention.sinks    = sinks;
+    set_logits(layer.attention, graph, kq_scale);
+    layer.attention.sinks = sinks;
 
     return layer;
 }
@@ -186,7 +199,7 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
 
     llama_h2o_build_queries(graph, q, il);
 
-    const bool plain = !sinks && !graph.hparams.attn_soft_cap && kq_mask->type == GGML_TYPE_F16;
+    const bool plain = !sinks && layer.attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
     layer.attention.fused = plain && llama_h2o_can_fuse(layer, q, k, v);
     if (layer.attention.fused) {

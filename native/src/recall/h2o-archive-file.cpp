@@ -1,6 +1,6 @@
 #include "recall/h2o-archive-file.h"
 
-#include "cache/h2o-checksum.h"
+#include "recall/h2o-checksum.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
 static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
-static constexpr uint32_t VERSION = 1;
+static constexpr uint32_t VERSION = 2;
 
 // memory is mapped in steps of this size
 static constexpr uint64_t EXTENT_BYTES = 1 << 28;
@@ -156,6 +156,14 @@ void llama_h2o_archive_file::read_places() {
     }
 }
 
+bool llama_h2o_archive_file::has_pages() const {
+    return std::any_of(places.begin(), places.end(), [](const place & each) { return each.text != 0; });
+}
+
+uint32_t llama_h2o_archive_file::least_page() const {
+    return limit == 0 && has_pages() ? uint32_t(page_of_place0) : 0;
+}
+
 uint64_t llama_h2o_archive_file::place_of(uint64_t page) const {
     return limit > 0 ? (page + limit - page_of_place0) % limit : page - page_of_place0;
 }
@@ -203,6 +211,14 @@ void llama_h2o_archive_file::release(uint32_t page) const {
     llama_h2o_mapped_file::release(this->page(page), layout.size());
 }
 
+bool llama_h2o_archive_file::is_sound(uint32_t page) const {
+    const char * data   = this->page(page);
+    const auto & header = llama_h2o_archive_header(data);
+
+    return header.is_sound() && layout.checksum_k(data) == header.checksum_k &&
+           layout.checksum_v(data) == header.checksum_v;
+}
+
 //
 // writing
 //
@@ -242,6 +258,20 @@ void llama_h2o_archive_file::write(uint64_t i, char * page) {
     file.write(offset_of(i), page, PADDING);
 }
 
+// Into its place, in which no other page counts from then on.
+void llama_h2o_archive_file::put(char * page) {
+    const auto & header = llama_h2o_archive_header(page);
+    const uint64_t i    = place_of(header.page);
+
+    map_place(i);
+    places.resize(std::max(uint64_t(places.size()), i + 1));
+    if (places[i].text != 0) {
+        forget_page(i);
+    }
+    write(i, page);
+    places[i] = { header.page, header.text_before, header.text() };
+}
+
 void llama_h2o_archive_file::append(char * page) {
     const auto & header = llama_h2o_archive_header(page);
 
@@ -258,18 +288,21 @@ void llama_h2o_archive_file::append(char * page) {
         ++current_begin;
     }
 
-    const uint64_t i = place_of(header.page);
-    map_place(i);
-    places.resize(std::max(uint64_t(places.size()), i + 1));
-    if (places[i].text != 0) {
-        forget_page(i);
-    }
-
-    write(i, page);
-    places[i]   = { header.page, header.text_before, header.text() };
+    put(page);
     current_end = header.page + 1;
 }
 
-void llama_h2o_archive_file::replace(char * page) {
-    write(place_of(llama_h2o_archive_header(page).page), page);
+void llama_h2o_archive_file::restore(char * page) {
+    const auto & header = llama_h2o_archive_header(page);
+
+    if (!has_pages()) {
+        page_of_place0 = limit > 0 ? header.page % limit : header.page;
+    }
+    if (header.page < least_page()) {
+        throw std::runtime_error("a page that has no place in the archive's file");
+    }
+
+    if (!find_page(header.page, header.text()) || !is_sound(header.page)) {
+        put(page);
+    }
 }

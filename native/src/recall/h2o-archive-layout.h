@@ -72,11 +72,11 @@ struct llama_h2o_archive_page_header {
     int32_t first;  // position of the first token that is held
     uint32_t count; // tokens held, from that one on
 
-    // of the token at position N_PAGE * page + i
-    int32_t shift[N_PAGE];
-    int32_t token[N_PAGE];
+    int32_t token[N_PAGE]; // at position N_PAGE * page + i
+    uint64_t text_before;  // text() of the page before; 0 where the archive begins
 
-    uint64_t text_before; // text() of the page before; 0 where the archive begins
+    // Likewise. It is of the rows and not of the text: those that are computed again may have another.
+    int32_t shift[N_PAGE];
 
     // set where the page is written to a file
     uint64_t checksum_k;

@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch", and the version in the last byte
+static constexpr uint64_t STATE_MAGIC = 0x68326f6172636802; // "h2oarch", and the version in the last byte
 
 // Without gaps, so that every byte that is written has a value. The pages follow, as they are.
 struct archive_state {
     uint64_t magic;
     uint64_t layout; // its checksum
     int32_t begin;
-    int32_t first;
+    int32_t first; // also where that is lost now, and can be computed again
     int32_t next;
     uint32_t page; // the first one that follows
     uint64_t text; // of all tokens before that page
@@ -71,13 +71,13 @@ void llama_h2o_archive::write_state(const write_fn & write, bool all) const {
     state.magic         = STATE_MAGIC;
     state.layout        = layout.checksum();
     state.begin         = pos_begin;
-    state.first         = pos_first;
+    state.first         = all ? pos_first : lost().p0;
     state.next          = pos_next;
     state.page          = page_begin() + uint32_t(n_left);
     if (n_left < pages.size()) {
         state.text = llama_h2o_archive_header(pages[n_left].data).text_before;
-    } else if (n_left > 0) {
-        state.text = llama_h2o_archive_header(pages.back().data).text();
+    } else if (!is_empty(state)) {
+        state.text = text_end();
     }
     write(&state, sizeof(state));
 
@@ -106,6 +106,7 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
 
     const int64_t stored = int64_t(state.page) * N_PAGE;
     begin_at(std::max(state.first, int32_t(std::min<int64_t>(stored, state.next))));
+    text_first = state.text;
     if (file) {
         file->find(state.page, state.text);
         hold_pages_of_file();
@@ -113,9 +114,13 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     for (auto & memory : memories) {
         append_page(std::move(memory));
     }
-    pos_begin = state.begin;
-    pos_next  = state.next;
+    pos_begin  = state.begin;
+    pos_wanted = std::min(state.first, pos_first);
+    pos_next   = state.next;
     write_pages();
+    if (file) {
+        drop_damaged(page_begin(), page_begin() + uint32_t(n_in_file));
+    }
 
-    return std::max(0, pos_first - state.first);
+    return pos_first - pos_wanted;
 }

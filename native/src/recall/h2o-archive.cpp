@@ -48,6 +48,7 @@ void llama_h2o_archive::open_file(const std::string & path, const llama_h2o_arch
     if (!pages.empty()) {
         pos_begin = llama_h2o_archive_header(pages.back().data).begin;
     }
+    pos_wanted = pos_first;
 }
 
 // Pages at the front that have all their tokens.
@@ -58,7 +59,7 @@ size_t llama_h2o_archive::n_whole() const {
 }
 
 void llama_h2o_archive::move_to_file(const std::string & path, const llama_h2o_archive_id & id) {
-    drop_damaged();
+    drop_damaged(page_begin(), page_end());
 
     auto target = std::make_unique<llama_h2o_archive_file>(path, layout, id, max_pages_own);
 
@@ -104,10 +105,7 @@ void llama_h2o_archive::flush() {
 // Those that are current there, of an archive without pages.
 void llama_h2o_archive::hold_pages_of_file() {
     for (uint32_t i = file->page_begin(); i < file->page_end(); ++i) {
-        auto & page = pages.emplace_back();
-        page.data   = file->page(i);
-        page.k      = UNKNOWN;
-        page.v      = UNKNOWN;
+        pages.emplace_back().data = file->page(i);
     }
 
     n_in_file = pages.size();
@@ -124,17 +122,31 @@ void llama_h2o_archive::write_pages() {
     }
 
     try {
-        for (; n_in_file < pages.size(); ++n_in_file) {
-            auto & page = pages[n_in_file];
-            if (!llama_h2o_archive_header(page.data).is_whole()) {
-                return;
-            }
-            file->append(page.memory.get());
-            page.data = file->page(page_begin() + uint32_t(n_in_file));
-            spare     = std::move(page.memory);
+        if (is_restoring()) {
+            restore_pages();
+        } else {
+            append_pages();
         }
     } catch (const std::exception & err) {
         write_error = err.what();
+    }
+}
+
+void llama_h2o_archive::append_pages() {
+    for (const size_t n = n_whole(); n_in_file < n; ++n_in_file) {
+        auto & page = pages[n_in_file];
+        file->append(page.memory.get());
+        page.data = file->page(page_begin() + uint32_t(n_in_file));
+        spare     = std::move(page.memory);
+    }
+}
+
+void llama_h2o_archive::restore_pages() {
+    for (size_t n = n_whole(); n > 0; --n) {
+        if (page_begin() >= restored_begin && page_begin() < restored_end) {
+            file->restore(pages.front().memory.get());
+        }
+        drop_first_page();
     }
 }
 
@@ -148,19 +160,10 @@ void llama_h2o_archive::begin_at(int32_t p) {
     pages.clear();
     n_in_file = 0;
     write_error.clear();
-    pos_begin = pos_first = pos_next = p;
-}
+    pos_begin = pos_wanted = pos_first = pos_next = p;
 
-void llama_h2o_archive::truncate_to(uint32_t page) {
-    if (page <= page_begin()) {
-        begin_at(std::min(int32_t(page * N_PAGE), pos_next));
-        return;
-    }
-    while (page_end() > page) {
-        pages.pop_back();
-        pos_next = int32_t(page_end() * N_PAGE);
-    }
-    n_in_file = std::min(n_in_file, pages.size());
+    text_first     = 0;
+    restored_begin = restored_end = 0;
 }
 
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
@@ -174,12 +177,13 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
 
 // For one more page.
 void llama_h2o_archive::make_room() {
-    if (max_pages > 0 && pages.size() >= max_pages) {
+    if (max_pages > 0 && pages.size() >= max_pages && !is_restoring()) {
         drop_first_page();
     }
 }
 
 void llama_h2o_archive::drop_first_page() {
+    text_first = llama_h2o_archive_header(pages.front().data).text();
     if (pages.front().memory) {
         spare = std::move(pages.front().memory);
     } else {
@@ -197,9 +201,14 @@ void llama_h2o_archive::append_page(page_memory memory) {
     page.memory = std::move(memory);
 }
 
+// Of all tokens that there are.
+uint64_t llama_h2o_archive::text_end() const {
+    return pages.empty() ? text_first : llama_h2o_archive_header(pages.back().data).text();
+}
+
 // For the token that comes next.
 void llama_h2o_archive::begin_page() {
-    const uint64_t text = pages.empty() ? 0 : llama_h2o_archive_header(pages.back().data).text();
+    const uint64_t text = text_end();
 
     make_room(); // whose memory may be of use
     page_memory memory = new_memory();
@@ -324,42 +333,22 @@ void llama_h2o_archive::release(uint32_t page) const {
 // damage
 //
 
-bool llama_h2o_archive::is_sound_k(uint32_t page) const {
-    const auto & held = page_at(page);
-    if (held.k == UNKNOWN) {
-        const bool is_sound = layout.checksum_k(held.data) == llama_h2o_archive_header(held.data).checksum_k;
-        held.k              = is_sound ? SOUND : DAMAGED;
-    }
-
-    return held.k == SOUND;
-}
-
-bool llama_h2o_archive::is_sound_v(uint32_t page) const {
-    const auto & held = page_at(page);
-    if (held.v == UNKNOWN) {
-        const bool is_sound = layout.checksum_v(held.data) == llama_h2o_archive_header(held.data).checksum_v;
-        held.v              = is_sound ? SOUND : DAMAGED;
-    }
-
-    return held.v == SOUND;
-}
-
-int32_t llama_h2o_archive::drop_damaged() {
-    size_t n_drop = n_in_file;
-    for (size_t i = n_in_file; i-- > 0;) {
-        const uint32_t page = page_begin() + uint32_t(i);
-        if (!is_sound_k(page) || !is_sound_v(page)) {
+int32_t llama_h2o_archive::drop_damaged(uint32_t begin, uint32_t end) {
+    uint32_t last = end;
+    for (; last > begin; --last) {
+        const bool is_in_file = !page_at(last - 1).memory;
+        const bool is_sound   = !is_in_file || file->is_sound(last - 1);
+        release(last - 1);
+        if (!is_sound) {
             break;
         }
-        release(page);
-        n_drop = i;
     }
-    if (n_drop == 0) {
+    if (last == begin) {
         return 0;
     }
 
     const int32_t first = pos_first;
-    for (size_t i = 0; i < n_drop; ++i) {
+    while (page_begin() < last) {
         drop_first_page();
     }
     file->begin_at(page_begin());
@@ -367,28 +356,22 @@ int32_t llama_h2o_archive::drop_damaged() {
     return pos_first - first;
 }
 
-void llama_h2o_archive::replace(uint32_t page) {
-    expect(!page_at(page).memory, "a page that is not in a file needs no other");
+llama_h2o_archive::lost_rows llama_h2o_archive::lost() const {
+    uint64_t page = file ? file->least_page() : page_begin();
+    if (max_pages > 0 && page_end() > max_pages) {
+        page = std::max(page, page_end() - max_pages);
+    }
 
-    page_memory memory = new_memory();
-    auto & held        = pages[page - page_begin()];
-    std::memcpy(memory.get(), held.data, layout.size());
-    held.data   = memory.get();
-    held.memory = std::move(memory);
+    const int64_t p0 = std::max(int64_t(page) * N_PAGE, int64_t(pos_wanted));
+
+    return { pos_begin, int32_t(std::min(p0, int64_t(pos_first))), pos_first };
 }
 
-void llama_h2o_archive::end_replace(uint32_t page) {
-    expect(page_at(page).memory && page - page_begin() < n_in_file, "a page that was not taken to memory");
+void llama_h2o_archive::restore(const lost_rows & lost) {
+    expect(file && pages.empty(), "rows are restored to a file, for an archive that is empty");
+    expect(lost.begin >= 0 && lost.begin <= lost.p0 && lost.p0 < lost.p1, "there are no such rows to restore");
 
-    auto & held = pages[page - page_begin()];
-    held.k      = SOUND;
-    held.v      = SOUND;
-    try {
-        file->replace(held.memory.get());
-    } catch (const std::exception & err) {
-        write_error = err.what();
-        return;
-    }
-    held.data = file->page(page);
-    spare     = std::move(held.memory);
+    begin_at(lost.begin);
+    restored_begin = page_of(lost.p0);
+    restored_end   = page_of(lost.p1 - 1) + 1;
 }

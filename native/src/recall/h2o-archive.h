@@ -7,7 +7,6 @@
 
 #include "ggml.h"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -74,7 +73,7 @@ public:
 
     bool is_complete() const { return pos_first == 0; }
 
-    // tokens that were held and are not any more: because of the limit, or as a state did not find its file
+    // tokens that were held and are not any more: because of the limit, or as pages of the file are missing or damaged
     int32_t n_dropped() const { return pos_first - pos_begin; }
 
     // pages with tokens that are held: page_begin() <= page < page_end()
@@ -100,17 +99,14 @@ public:
     // empty, and the next token is the one at position p: what lies before it is not in the archive
     void begin_at(int32_t p);
 
-    // The text was set back: this page and those behind it are not of the text any more.
-    void truncate_to(uint32_t page);
-
     // Makes room for the next n tokens, whose keys are rotated to the positions p - shift. Their rows follow, see below;
-    // then end_extend(). With a file, memory is needed for all pages that this touches. Where the limit is reached the
+    // then end_extend(). With a file, too, memory is needed for all pages that this touches. Where the limit is reached the
     // oldest page goes: what is newest in a text is asked for most, and an archive has to be contiguous to be read as a
     // text. So only rows from first() on can be set.
     //   token_ids   [n]
     void extend(uint32_t n, int32_t shift, const int32_t * token_ids);
 
-    // of the tokens of the last extend(), or of the page that is replaced
+    // of the tokens of the last extend()
     //   row   [n_embd_k] or [n_embd_v]
     void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
     void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
@@ -142,18 +138,25 @@ public:
     // damage
     //
 
-    // Whether K or V of a page is what was written; asked for the first time of a page that was in the file when that was
-    // opened, it reads all of that part.
-    bool is_sound_k(uint32_t page) const;
-    bool is_sound_v(uint32_t page) const;
-
-    // Lets go of the pages in the file up to the last one that is not sound. Reads all of them that were not asked for yet.
+    // Lets go of pages up to the last one, of begin <= page < end, that is not what was written. Reads all of these that are
+    // in the file.
     //   returns   tokens that are not held any more
-    int32_t drop_damaged();
+    int32_t drop_damaged(uint32_t begin, uint32_t end);
 
-    // Takes a page of the file to memory, so that its rows can be set to what was computed again; then end_replace().
-    void replace(uint32_t page);
-    void end_replace(uint32_t page);
+    // Rows at positions p0 <= p < p1 of an archive that began at `begin`; none where p0 == p1.
+    struct lost_rows {
+        int32_t begin;
+        int32_t p0;
+        int32_t p1;
+    };
+
+    // What would be held if no page of the file were missing or damaged, and can be put there again.
+    lost_rows lost() const;
+
+    // Has lost rows computed again, by the same text from the start: a page of them that the file lacks, or that is damaged,
+    // is put there when it has all its tokens; no other page changes, and none is held. Comes after clear(), and ends with it;
+    // a state of before has them all again.
+    void restore(const lost_rows & lost);
 
     //
     // states
@@ -162,11 +165,11 @@ public:
     using write_fn = std::function<void(const void * data, size_t size)>;
     using read_fn  = std::function<void(void * data, size_t size)>;
 
-    // What is not in the file, or all that is held.
+    // What is not in the file, or all that is held. What is lost belongs to the state, too.
     void write_state(const write_fn & write, bool all = false) const;
 
-    // Takes the place of what is held. What the file has of it is held again; where that is not enough the archive begins
-    // behind it. Nothing changes if the state does not fit, or if `read` throws.
+    // Takes the place of what is held. What the file has of it, without damage, is held again; where that is not enough the
+    // archive begins behind it. Reads all of that. Nothing changes if the state does not fit, or if `read` throws.
     //   returns   tokens that the archive held when the state was written, and does not hold now
     int32_t read_state(const read_fn & read);
 
@@ -177,18 +180,9 @@ private:
 
     using page_memory = std::unique_ptr<char, free_page>;
 
-    enum soundness : int8_t {
-        UNKNOWN,
-        SOUND,
-        DAMAGED,
-    };
-
     struct held_page {
         page_memory memory;          // none where it is in the file
         const char * data = nullptr; // wherever it is
-
-        mutable std::atomic<soundness> k { SOUND };
-        mutable std::atomic<soundness> v { SOUND };
     };
 
     const llama_h2o_archive_layout layout;
@@ -203,9 +197,17 @@ private:
     size_t n_in_file = 0;        // of these, at the front
     page_memory spare;           // of a page that was written, for the next one
 
-    int32_t pos_begin = 0; // where the archive began
-    int32_t pos_first = 0;
-    int32_t pos_next  = 0;
+    int32_t pos_begin   = 0; // where the archive began
+    int32_t pos_wanted  = 0; // where what is held would begin without damage
+    int32_t pos_first   = 0;
+    int32_t pos_next    = 0;
+    uint64_t text_first = 0; // as pages have it, of all tokens before pos_first, where no page is held
+
+    // while lost rows are computed again: pages that are put into the file
+    uint32_t restored_begin = 0;
+    uint32_t restored_end   = 0;
+
+    bool is_restoring() const { return restored_end > 0; }
 
     page_memory new_memory();
     void make_room();
@@ -215,6 +217,9 @@ private:
     void append_token(int32_t shift, int32_t id);
     void remove_last_token();
     void write_pages();
+    void append_pages();
+    void restore_pages();
+    uint64_t text_end() const;
     void hold_pages_of_file();
     size_t n_whole() const;
 

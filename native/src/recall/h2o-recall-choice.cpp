@@ -6,8 +6,44 @@
 #include <numeric>
 
 // A needle's key words and what they stand for often lie in neighbouring blocks, more often behind the peak than before.
-static constexpr int32_t N_BEFORE = 1;
-static constexpr int32_t N_BEHIND = 2;
+// So a block is wanted nearly as much as the one or two before it and the one behind,
+struct neighbour {
+    int32_t offset;
+    double share;
+};
+static constexpr neighbour NEARLY[] = {
+    { -2, 0.8 },
+    { -1, 0.9 },
+    { 1, 0.7 },
+};
+// and from there on as much as these parts of the one before and behind.
+static constexpr double FROM_BEFORE = 0.5;
+static constexpr double FROM_BEHIND = 0.3;
+
+// Recalled rows are no further away than this part of the positions: models find less at the end of what they were
+// trained on.
+static constexpr int32_t FURTHEST = 3;
+
+void llama_h2o_add_logits(float & max, float & sum, float other_max, float other_sum) {
+    if (other_sum == 0.0f) {
+        return;
+    }
+    if (sum == 0.0f) {
+        max = other_max;
+        sum = other_sum;
+        return;
+    }
+    const float top = std::max(max, other_max);
+
+    sum = sum * std::exp(max - top) + other_sum * std::exp(other_max - top);
+    max = top;
+}
+
+void llama_h2o_scanned::add_sinks(const float * logits) {
+    for (uint32_t row = 0; row < n_rows; ++row) {
+        llama_h2o_add_logits(resident_max[row], resident_sum[row], logits[row % n_group], 1.0f);
+    }
+}
 
 // Turns the sums of hidden blocks [n_blocks][n_rows] into parts of one softmax for each query, before they are divided by
 // these: the sums of all parts, resident ones too, [n_rows].
@@ -93,6 +129,7 @@ private:
     int32_t end(int32_t block) const { return std::min(hidden.next, hidden.start + (block + 1) * hidden.N_BLOCK); }
 
     uint32_t n_hidden(uint32_t head, int32_t block) const;
+    std::vector<double> find_wanted(int32_t first_block);
     void make_list();
     void take_rows(llama_h2o_recall_choice & choice) const;
     void find_spans(llama_h2o_recall_choice & choice) const;
@@ -118,44 +155,54 @@ uint32_t chooser::n_hidden(uint32_t head, int32_t block) const {
     return n;
 }
 
-void chooser::make_list() {
-    const int32_t n_blocks = hidden.n_blocks();
-    // the archive may begin inside a page
-    const int32_t first_block = (hidden.first - hidden.start) / hidden.N_BLOCK;
-
+// How much each block is wanted [n_blocks]: for its own weight, or for a neighbour's.
+std::vector<double> chooser::find_wanted(int32_t first_block) {
     for (const auto & head : hidden.of_heads) {
-        for (int32_t block = first_block; block < n_blocks; ++block) {
+        for (size_t block = first_block; block < weight.size(); ++block) {
             weight[block] += head.weight[block];
         }
     }
 
-    std::vector<int32_t> peaks(n_blocks - first_block);
-    std::iota(peaks.begin(), peaks.end(), first_block);
-    std::sort(peaks.begin(), peaks.end(),
-            [&](int32_t a, int32_t b) { return weight[a] != weight[b] ? weight[a] > weight[b] : a > b; });
+    const int32_t n_blocks = int32_t(weight.size());
 
-    std::vector<uint8_t> is_listed(n_blocks, 0);
+    std::vector<double> wanted = weight;
+    for (int32_t block = first_block; block < n_blocks; ++block) {
+        for (const auto & [offset, share] : NEARLY) {
+            if (block + offset >= first_block && block + offset < n_blocks) {
+                wanted[block] = std::max(wanted[block], share * weight[block + offset]);
+            }
+        }
+    }
+    for (size_t block = first_block + 1; block < wanted.size(); ++block) {
+        wanted[block] = std::max(wanted[block], FROM_BEFORE * wanted[block - 1]);
+    }
+    for (size_t block = wanted.size() - 1; block > size_t(first_block); --block) {
+        wanted[block - 1] = std::max(wanted[block - 1], FROM_BEHIND * wanted[block]);
+    }
+
+    return wanted;
+}
+
+void chooser::make_list() {
+    // the archive may begin inside a page
+    const int32_t first_block = (hidden.first - hidden.start) / hidden.N_BLOCK;
+
+    const std::vector<double> wanted = find_wanted(first_block);
+
+    std::vector<int32_t> order(wanted.size() - first_block);
+    std::iota(order.begin(), order.end(), first_block);
+    std::sort(order.begin(), order.end(),
+            [&](int32_t a, int32_t b) { return wanted[a] != wanted[b] ? wanted[a] > wanted[b] : a > b; });
+
     std::vector<uint32_t> n_found(n_heads, 0); // hidden rows of the listed blocks
 
-    const auto is_enough = [&] {
-        return *std::min_element(n_found.begin(), n_found.end()) >= n_wanted;
-    };
-
-    for (const int32_t peak : peaks) {
-        if (weight[peak] == 0.0) {
+    for (const int32_t block : order) {
+        if (wanted[block] == 0.0 || *std::min_element(n_found.begin(), n_found.end()) >= n_wanted) {
             break;
         }
-        const int32_t from = std::max(first_block, peak - N_BEFORE);
-        const int32_t last = std::min(n_blocks - 1, peak + N_BEHIND);
-        for (int32_t block = from; block <= last && !is_enough(); ++block) {
-            if (is_listed[block]) {
-                continue;
-            }
-            is_listed[block] = 1;
-            list.push_back(block);
-            for (uint32_t head = 0; head < n_heads; ++head) {
-                n_found[head] += n_hidden(head, block);
-            }
+        list.push_back(block);
+        for (uint32_t head = 0; head < n_heads; ++head) {
+            n_found[head] += n_hidden(head, block);
         }
     }
 
@@ -226,10 +273,17 @@ llama_h2o_recall_choice llama_h2o_choose_rows(const llama_h2o_hidden & hidden, u
     return chooser(hidden, n_rows).run();
 }
 
-std::vector<int32_t> llama_h2o_place_spans(const std::vector<llama_h2o_recall_span> & spans, int32_t shift) {
+std::vector<int32_t> llama_h2o_place_spans(
+        const std::vector<llama_h2o_recall_span> & spans, int32_t shift, int32_t next, int32_t n_pos) {
+    int32_t n_all = 0;
+    for (const auto & span : spans) {
+        n_all += span.p1 - span.p0;
+    }
+    const int32_t distance = std::max(n_pos / FURTHEST, 2 * n_all);
+
     std::vector<int32_t> places;
 
-    int32_t free = 0; // the first position behind the span before
+    int32_t free = std::max(next - distance, 0); // the first position behind the span before
     for (const auto & span : spans) {
         places.push_back(std::max(span.p0 - shift, free));
         free = places.back() + (span.p1 - span.p0);

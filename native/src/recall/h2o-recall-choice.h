@@ -20,7 +20,13 @@ struct llama_h2o_scanned {
     // of all keys that are resident, and of attention sinks
     std::vector<float> resident_max; // [n_rows]
     std::vector<float> resident_sum; // [n_rows]
+
+    // The sinks, a logit of each query head of the group, are resident for all queries.
+    void add_sinks(const float * logits);
 };
+
+// The largest and the sum of two sets of logits become those of one.
+void llama_h2o_add_logits(float & max, float & sum, float other_max, float other_sum);
 
 // The shares of the queries' attention that go to blocks of hidden rows: one softmax over hidden and resident rows, a
 // mean over the queries.
@@ -68,10 +74,14 @@ struct llama_h2o_recall_choice {
     double missed = 0.0; // to those that are not chosen
 };
 
-// Takes the blocks with the largest weights, each with one before it and two behind, and of these for every head the
-// first n_rows rows that are hidden from it.
+// Takes the blocks with the largest weights, with the more of their neighbours the more they stand out, and of these for
+// every head the first n_rows rows that are hidden from it.
 llama_h2o_recall_choice llama_h2o_choose_rows(const llama_h2o_hidden & hidden, uint32_t n_rows);
 
-// What the first positions of the spans are rotated to: those of the text, less the shift of re-bases. Spans from further
-// back are packed at the start, in the order of the text.
-std::vector<int32_t> llama_h2o_place_spans(const std::vector<llama_h2o_recall_span> & spans, int32_t shift);
+// What the first positions of the spans are rotated to: those of the text, less the shift of re-bases, but never further
+// away than a third of the positions, or than they are long together twice. Spans from further back are packed there, in
+// the order of the text.
+//   next    rotary position of the next token
+//   n_pos   positions that the model was trained on
+std::vector<int32_t> llama_h2o_place_spans(
+        const std::vector<llama_h2o_recall_span> & spans, int32_t shift, int32_t next, int32_t n_pos);

@@ -49,7 +49,7 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
         start = 0
         while start < len(tokens):
             room = llm.room_in_batch() or llm.kv.slack
-            chunk = tokens[start : start + min(CHUNK, room, _until_recall(llm))]
+            chunk = tokens[start : start + min(CHUNK, room, llm.room_until_recall())]
             log_probs = log_softmax(_decode(llm, batch, chunk))
             llm._refresh_recall(len(chunk))
             yield start, log_probs
@@ -115,14 +115,6 @@ def taken_back(llm: Llama) -> Iterator[None]:
     finally:
         llm.load_kv_state(state, tokens)
         llm._holds_recalled = holds_recalled
-
-
-def _until_recall(llm: Llama) -> int:
-    """Tokens that can be evaluated at once without missing a time at which rows are recalled."""
-    if not llm.recalls:
-        return CHUNK
-    every = llm._cache.refresh_every()
-    return every - llm.n_tokens % every
 
 
 def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> FloatArray:

@@ -237,7 +237,7 @@ def test_embeddings_equal_the_parent_s(path: Path) -> None:
     settings: dict[str, Any] = {"n_ctx": WINDOW, "embedding": True}
     texts = ["once upon a time", "a prompt", LONG_PROMPT]
     results = []
-    for llm in (tiny_parent(path, **settings), tiny_llama(path, **settings)):
+    for llm in (tiny_parent(path, **settings), tiny_llama(path, evict=False, **settings)):
         with contextlib.closing(llm):
             embedded = [llm.embed(texts), llm.embed(texts[0], normalize=True)]
             results.append([*embedded, llm.create_embedding(texts[:2], model="name")])

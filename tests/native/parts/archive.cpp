@@ -126,10 +126,6 @@ int32_t archive_close_file(llama_h2o_archive * archive) {
     return try_to([&] { archive->close_file(); });
 }
 
-int32_t archive_truncate_to(llama_h2o_archive * archive, uint32_t page) {
-    return try_to([&] { archive->truncate_to(page); });
-}
-
 int32_t archive_flush(llama_h2o_archive * archive) {
     return try_to([&] { archive->flush(); });
 }
@@ -142,20 +138,16 @@ int32_t archive_release(const llama_h2o_archive * archive, uint32_t page) {
     return try_to([&] { archive->release(page); });
 }
 
-// sound: [2] of K and of V
-int32_t archive_is_sound(const llama_h2o_archive * archive, uint32_t page, uint8_t * sound) {
-    return try_to([&] {
-        sound[0] = archive->is_sound_k(page);
-        sound[1] = archive->is_sound_v(page);
-    });
+int32_t archive_drop_damaged(llama_h2o_archive * archive, uint32_t begin, uint32_t end, int32_t * n_dropped) {
+    return try_to([&] { *n_dropped = archive->drop_damaged(begin, end); });
 }
 
-int32_t archive_replace(llama_h2o_archive * archive, uint32_t page) {
-    return try_to([&] { archive->replace(page); });
+void archive_lost(const llama_h2o_archive * archive, llama_h2o_archive::lost_rows * lost) {
+    *lost = archive->lost();
 }
 
-int32_t archive_end_replace(llama_h2o_archive * archive, uint32_t page) {
-    return try_to([&] { archive->end_replace(page); });
+int32_t archive_restore(llama_h2o_archive * archive, const llama_h2o_archive::lost_rows * lost) {
+    return try_to([&] { archive->restore(*lost); });
 }
 
 //

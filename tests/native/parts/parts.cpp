@@ -168,6 +168,15 @@ void ring_note(llama_h2o_query_ring * ring, int32_t p_first, int32_t p_last, int
     ring->note(p_first, p_last, shift);
 }
 
+// Returns how many there are.
+//   slots [n_most]
+uint32_t ring_find_last(const llama_h2o_query_ring * ring, uint32_t n_tokens, uint32_t n_most, uint32_t * slots) {
+    const auto found = ring->find_last(n_tokens, n_most);
+    std::copy(found.begin(), found.end(), slots);
+
+    return uint32_t(found.size());
+}
+
 void ring_forget(llama_h2o_query_ring * ring, int32_t p0) {
     ring->forget(p0);
 }

@@ -6,12 +6,13 @@
 
 extern "C" {
 
-// sizes: n_rows, n_group, n_blocks. Mass and weight are [n_blocks].
+// sizes: n_rows, n_group, n_blocks. Sinks are [n_group], or null for none; mass and weight are [n_blocks].
 void weigh_blocks(const uint32_t * sizes,
         const float * hidden_max,
         const float * hidden_sum,
         const float * resident_max,
         const float * resident_sum,
+        const float * sinks,
         float * mass,
         double * weight) {
     const size_t n_rows   = sizes[0];
@@ -25,6 +26,10 @@ void weigh_blocks(const uint32_t * sizes,
     scanned.resident_max.assign(resident_max, resident_max + n_rows);
     scanned.resident_sum.assign(resident_sum, resident_sum + n_rows);
 
+    if (sinks) {
+        scanned.add_sinks(sinks);
+    }
+
     const llama_h2o_block_masses masses = llama_h2o_weigh_blocks(scanned);
     std::copy(masses.mass.begin(), masses.mass.end(), mass);
     std::copy(masses.weight.begin(), masses.weight.end(), weight);
@@ -35,6 +40,7 @@ void weigh_blocks(const uint32_t * sizes,
 //   sizes      n_heads, n_query_heads, n_rows
 //   resident   [n_heads][next - start]
 //   mass       [n_heads][n_blocks], and so is weight
+//   text       shift, rotary position of the next token, positions there are
 //   pos        [n_heads][n_rows] at most
 //   spans      room for [n_blocks] of begin, end, place
 //   shares     hidden, missed
@@ -43,7 +49,7 @@ int32_t choose_rows(const int32_t * range,
         const uint8_t * resident,
         const float * mass,
         const double * weight,
-        int32_t shift,
+        const int32_t * text,
         int32_t * pos,
         int32_t * n_spans,
         int32_t * spans,
@@ -68,7 +74,7 @@ int32_t choose_rows(const int32_t * range,
     }
 
     const llama_h2o_recall_choice choice = llama_h2o_choose_rows(hidden, sizes[2]);
-    const std::vector<int32_t> places    = llama_h2o_place_spans(choice.spans, shift);
+    const std::vector<int32_t> places    = llama_h2o_place_spans(choice.spans, text[0], text[1], text[2]);
 
     std::copy(choice.pos.begin(), choice.pos.end(), pos);
     for (size_t i = 0; i < choice.spans.size(); ++i) {

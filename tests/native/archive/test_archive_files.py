@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,27 +12,15 @@ import pytest
 from archive import (
     LAYERS,
     N_PAGE,
-    PADDING,
     Archive,
     ArchiveError,
     Token,
     append,
     assert_holds,
-    compile_archive,
     random_token,
 )
 from archive_files import HEADER, PAGE_HEADER, SMALL, assert_file_holds, opened, written
 from compiled import pointer
-
-
-@pytest.fixture(scope="module")
-def native() -> ctypes.CDLL:
-    return compile_archive()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "archive"
 
 
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
@@ -55,7 +44,7 @@ def test_whole_pages_are_there_again(
     assert path.stat().st_size == HEADER + n_pages * archive.page_bytes()
     whole = {p: token for p, token in tokens.items() if p < n_pages * N_PAGE}
     assert_holds(archive, whole)
-    assert all(archive.is_sound(page) == (True, True) for page in range(n_pages))
+    assert archive.drop_damaged() == 0
     append(archive, whole, rng, 100)
     assert_holds(archive, whole)
     archive.close()
@@ -110,28 +99,6 @@ def test_a_page_without_its_header_is_written_over(
     assert_file_holds(native, path, before)
 
 
-def test_damage_is_found_and_mended(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    tokens = written(native, path, rng, 3 * N_PAGE)
-    whole = path.read_bytes()
-    size = Archive(native, layers=SMALL).page_bytes()
-    v = PADDING + (size - PADDING) // 2
-    for at in rng.integers(PADDING, size, 40).tolist():
-        damaged = bytearray(whole)
-        damaged[HEADER + size + at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        archive = opened(native, path)
-        assert archive.held == range(3 * N_PAGE)
-        assert archive.is_sound(0) == archive.is_sound(2) == (True, True)
-        assert archive.is_sound(1) == (at >= v, at < v)
-        archive.replace(1, tokens)
-        assert archive.is_sound(1) == (True, True)
-        assert_holds(archive, tokens)
-        archive.close()
-        assert path.read_bytes() == whole
-
-
 def test_rows_in_the_file_cannot_be_set(
     native: ctypes.CDLL, rng: np.random.Generator, path: Path
 ) -> None:
@@ -139,10 +106,6 @@ def test_rows_in_the_file_cannot_be_set(
     append(archive, tokens, rng, N_PAGE + 1)
     with pytest.raises(ArchiveError, match="in the archive's file"):
         archive.set(3, random_token(rng, 0, SMALL))
-    with pytest.raises(ArchiveError, match="needs no other"):
-        archive.call("replace", 1)
-    with pytest.raises(ArchiveError, match="was not taken to memory"):
-        archive.call("end_replace", 0)
     assert_holds(archive, tokens)
     archive.close()
 
@@ -163,9 +126,12 @@ def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
     archive.close_file()
     archive.open_file(path)
     before, size = loaded_of_files(), 64 * archive.page_bytes()
-    assert all(archive.is_sound(page) == (True, True) for page in range(64))
+    for page, head in product(range(64), range(8)):
+        archive.page(page, 0, head)
     assert loaded_of_files() > before + size / 2
     archive.release()
+    assert loaded_of_files() < before + size / 4
+    assert archive.drop_damaged() == 0  # which reads all of them
     assert loaded_of_files() < before + size / 4
     archive.close()
 

@@ -17,18 +17,12 @@ from archive import (
     Token,
     append,
     assert_holds,
-    compile_archive,
 )
 
 # of the numbers in front of the pages
 NUMBERS = {"magic": (0, "Q"), "begin": (16, "i"), "first": (20, "i"), "next": (24, "i")}
 NUMBERS |= {"page": (28, "I"), "text": (32, "Q")}
 SIZE = 40
-
-
-@pytest.fixture(scope="module")
-def native() -> ctypes.CDLL:
-    return compile_archive()
 
 
 @pytest.mark.parametrize("begin", [0, 77])

@@ -19,18 +19,12 @@ from archive import (
     Token,
     append,
     assert_holds,
-    compile_archive,
     random_token,
     rounded,
 )
 from compiled import pointer
 from random_cases import Cases
 from row_types import TYPES
-
-
-@pytest.fixture(scope="module")
-def native() -> ctypes.CDLL:
-    return compile_archive()
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -1,0 +1,60 @@
+"""Conversations whose archive has something in it, and what tells two of them apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conversations import EVICTING, in_cache, next_logits, said
+from pyh2o import Conversation, Llama
+from tiny_llama import tiny_llama
+
+RECALLING = {**EVICTING, "recall": 40, "recall_type": "f16"}
+
+
+def opened(path: Path, **settings: Any) -> Llama:
+    return tiny_llama(path, **{**RECALLING, **settings})
+
+
+def go_on(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
+    """Text and all that decides how it goes on; `again` has all of it read again."""
+    llm = conversation.llm
+    text = said(conversation.say(f"{word} " * 40, max_tokens=150))
+    kv = llm.kv
+    spans = [(span.start, span.end, span.weight) for span in llm.recalled()]
+    rows = [array for layer in range(2) for array in llm.kv_rows(layer)]
+    seen = [text, next_logits(llm), spans, kv.hidden_mass, kv.archived, in_cache(llm), *rows]
+    if again:
+        seen += [said(conversation.regenerate(max_tokens=150)), next_logits(llm)]
+    return seen
+
+
+def seen_of(conversation: Conversation) -> list[Any]:
+    """What is said and in the cache."""
+    llm = conversation.llm
+    rows = [array for layer in range(2) for array in llm.kv_rows(layer)]
+    return [conversation.turns, in_cache(llm), llm.kv.pinned, *rows]
+
+
+def assert_equal(mine: list[Any], other: list[Any]) -> None:
+    for a, b in zip(mine, other, strict=True):
+        np.testing.assert_equal(b, a)
+
+
+def talk(path: Path, n_turns: int = 3) -> Conversation:
+    """One that has archived something."""
+    conversation = Conversation(opened(path))
+    for i in range(n_turns):
+        go_on(conversation, f"turn {i}")
+    assert conversation.llm.kv.archived > 128
+    return conversation
+
+
+def archive_of(file: Path) -> Path:
+    return file.with_name(file.name + ".archive")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.suffix != ".gguf"}
