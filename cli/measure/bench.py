@@ -26,6 +26,7 @@ from .arguments import (
     budget_option,
     parse_budgets,
     parse_list,
+    parse_recalls,
     policy_option,
     read_text,
     shared,
@@ -65,6 +66,15 @@ def bench(
         ),
     ] = "0.2,0.1",
     policy: Annotated[list[str] | None, policy_option(DEFAULT_POLICY)] = None,
+    recall: Annotated[
+        str,
+        typer.Option(
+            metavar="ROWS,...",
+            help="Evicted rows that come back beside the budget: fractions of the window or "
+            "counts; 0 is a cache without an archive. Another one has as many rows in all.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "0",
     kv_type: Annotated[
         str,
         typer.Option(
@@ -120,6 +130,7 @@ def bench(
         budgets = parse_budgets(budget)
         kv_types = parse_list("--kv-type", kv_type, str, "f16,q8_0")
         policies = split_policies(policy or [DEFAULT_POLICY])
+        recalls = parse_recalls(recall)
         words = None if text is None else read_text(text)
         path = find_model(options.model)
 
@@ -137,6 +148,7 @@ def bench(
             histories=histories or default_histories(window, rounds * n),
             budgets=budgets,
             policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),
+            recalls=recalls,
             kv_types=kv_types,
             rounds=rounds,
             n=n,

@@ -165,6 +165,30 @@ def check_figures(
     assert figures["compactions"] == sum(one["compactions"] for one in rounds)
 
 
+def test_caches_that_recall(model: str, quick: None) -> None:
+    """With their archive and the time of a recall, beside one with as many rows in all."""
+    arguments = ["--history", "0,300", *SMALL, "--recall", "0,32", "--json", "b.json"]
+    output = run("bench", "-m", model, *arguments)
+    assert output.code == 0, output.notes
+    data = json.loads(Path("b.json").read_text())
+    assert data["settings"]["recalls"] == [0, 32]
+    for result in data["histories"]:
+        figures = {one["cache"]: one for one in result["figures"]}
+        assert list(figures)[2:5] == ["20 %", "20 %, recall 32 rows", "134 rows"]
+        recalls = {name: one for name, one in figures.items() if one["recalled"]}
+        if result["history"] == 0:
+            assert not recalls
+            continue
+        assert list(recalls) == ["20 %, recall 32 rows"]
+        [recalling] = recalls.values()
+        assert recalling["recalled"] == 32
+        assert recalling["recall_seconds"] > 0
+        cells = tables(output.text)[300]["20 %, recall 32 rows"]
+        assert cells[3] == f"{recalling['archive_bytes'] / 2**20:.1f} MiB"
+        assert cells[4] == f"{recalling['recall_seconds']:.3f}"
+        assert tables(output.text)[300]["20 %"][3:5] == ["", ""]
+
+
 def test_picture_and_text_of_ones_own(model: str, quick: None) -> None:
     needed("matplotlib")
     Path("my.txt").write_text("A short text of my own.")
@@ -317,6 +341,9 @@ REFUSALS = [
     (["--budget", "a"], "--budget 'a' is no list such as 0.2,512"),
     (["--budget", "0.2,0"], "--budget 0: give more than 0 rows"),
     (["--budget", "1.5"], "--budget 1.5 is more than the window of 512 tokens"),
+    (["--recall", "-1"], "--recall -1: give 0 or more rows"),
+    (["--recall", "a"], "--recall 'a' is no list such as 0,256"),
+    (["--recall", "0.9"], "--budget 0.2 and --recall 0.9 are 562 rows together, more than"),
     (["--kv-type", "q3"], "there is no KV type 'q3': give one of f32, f16, q8_0, q4_0"),
     (["--text", "none.txt"], "there is no text file none.txt"),
     (["--text", "empty.txt"], "empty.txt is empty"),

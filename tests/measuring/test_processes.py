@@ -60,6 +60,35 @@ def test_worker_evicts_as_the_library_does(path: Path) -> None:
     assert worker.ready.own_bytes > 0 or not Path("/proc").exists()
 
 
+def test_worker_recalls_for_the_end_of_a_text(path: Path) -> None:
+    """Once, and its rows are there while it generates; they count as those in use."""
+    cache = MeasuredCache("a", policy="h2o", cells=256, heavy=32, recent=40, rows=72, recall=24)
+    start = started(path, cache, 700)
+    with closing(WorkerProcess(start)) as worker:
+        begun = worker.ask(Generate(50))
+        worker.ask(GoBack(0))
+        reading = [worker.ask(Read(100)), worker.ask(Read(200)), worker.ask(Read(40, last=True))]
+        generated = worker.ask(Generate(70))
+        more = worker.ask(Read(100))
+        again = worker.ask(Read(60, last=True))
+    assert begun.after.recalled == 0
+    assert [done.after.recalled for done in reading] == [0, 0, 24]
+    took = [done.after.recall_seconds - done.before.recall_seconds for done in reading]
+    assert [seconds > 0 for seconds in took] == [False, False, True]
+    assert reading[1].after.bytes_archive > 0
+    assert generated.after.recalled == 24
+    assert generated.after.recall_seconds == reading[2].after.recall_seconds
+    assert generated.after.bytes_in_use > 0.9 * generated.after.bytes_total * (72 + 24) / 256
+    assert more.after.recalled == 0
+    assert again.after.recalled == 24
+    assert again.after.recall_seconds > generated.after.recall_seconds
+    with tiny_llama(path, n_ctx=TRAINED, hh=32, recent=40, recall=24) as llm:
+        llm.read(start.tokens[:340])
+        kv = llm.kv
+    assert reading[2].after.used == kv.used + kv.recalled
+    assert reading[2].after.bytes_archive == kv.bytes_archive
+
+
 def test_full_worker_goes_back(path: Path) -> None:
     with closing(WorkerProcess(started(path, replace(FULL_CACHE, cells=512)))) as worker:
         worker.ask(Read(300, last=True))

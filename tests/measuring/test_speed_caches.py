@@ -84,6 +84,40 @@ def test_policies_are_compared_at_each_budget() -> None:
     assert caches["sinks + window, 64 rows"] == "streaming"
 
 
+def test_recall_is_compared_at_equal_rows_in_all() -> None:
+    settings = replace(
+        SETTINGS, budgets=(0.2, 134), kv_types=("f16",), recalls=(0, 32, 0.125), histories=(300,)
+    )
+    caches = caches_to_compare(settings, TRAINED)
+    evicting = [one for one in caches if one.kind == "evicting" and not one.is_streaming]
+    assert [(cache.name, cache.rows, cache.recall) for cache in evicting] == [
+        ("20 %", 102, 0),
+        ("20 %, recall 32 rows", 102, 32),
+        ("20 %, recall 12.5 %", 102, 64),
+        ("134 rows", 134, 0),  # as many as 20 % and 32 rows
+        ("134 rows, recall 32 rows", 134, 32),
+        ("134 rows, recall 12.5 %", 134, 64),
+        ("166 rows", 166, 0),
+        ("198 rows", 198, 0),
+    ]
+    # as many cells for as many rows
+    assert evicting[5].cells == evicting[7].cells
+    assert evicting[1].eviction() == {**evicting[0].eviction(), "recall": 32}
+    # the others are those of the budgets
+    names = {cache.name for cache in caches} - {cache.name for cache in evicting}
+    assert "sinks + window, 134 rows" in names
+    assert "full at 134 rows" in names
+    assert not any("166" in name or "recall" in name for name in names)
+
+
+def test_types_of_caches_that_recall() -> None:
+    settings = replace(SETTINGS, budgets=(64,), recalls=(32,), policies=("h2o",))
+    caches = {one.name: one for one in caches_to_compare(settings, TRAINED)}
+    assert caches["h2o, 64 rows, recall 32 rows, q8_0"].recall == 32
+    assert caches["h2o, 96 rows, q8_0"].rows == 96
+    assert "h2o, 64 rows" not in caches
+
+
 def test_caches_of_transformers_and_kvpress() -> None:
     settings = replace(SETTINGS, transformers=True)
     stock = caches_to_compare(settings, TRAINED)
@@ -104,6 +138,12 @@ def test_caches_of_transformers_and_kvpress() -> None:
 def test_refused_settings(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         replace(SETTINGS, **change)
+
+
+def test_recall_that_does_not_fit_the_window() -> None:
+    settings = replace(SETTINGS, budgets=(0.5,), recalls=(0.6,))
+    with pytest.raises(SettingsError, match=r"--budget 0.5 and --recall 0.6 are 563 rows together"):
+        caches_to_compare(settings, TRAINED)
 
 
 @pytest.mark.parametrize(

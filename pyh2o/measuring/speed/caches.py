@@ -35,6 +35,8 @@ class BenchSettings:
         n: tokens generated in a turn.
         transformers: also Hugging Face transformers, and kvpress where it is installed.
         policies: what makes a row worth keeping.
+        recalls: evicted rows that come back beside those of a budget: fractions or counts likewise;
+            0 is a cache without an archive.
     """
 
     model: Path
@@ -47,6 +49,7 @@ class BenchSettings:
     n: int
     transformers: bool = False
     policies: tuple[str, ...] = (DEFAULT_POLICY,)
+    recalls: tuple[float | int, ...] = (0,)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -104,7 +107,8 @@ def caches_to_compare(
 
     Every cache is made for the same window, however short the text is: that is what someone who
     wants that window has to allocate. The stock modes with as much text as a budget has rows are
-    there to tell what fewer rows bring from what evicting costs.
+    there to tell what fewer rows bring from what evicting costs. A cache that recalls stands beside
+    one without an archive that has as many rows in all.
 
     Args:
         settings: what is asked for.
@@ -120,9 +124,9 @@ def caches_to_compare(
     if "q8_0" in settings.kv_types:
         q8 = replace(FULL_CACHE, name="full, q8_0", cells=cells, kv_type="q8_0")
         caches.append(replace(q8, flash_attention=True))
-    for cache in budgets.values():
+    for cache in _with_recall(budgets, settings, n_ctx_train):
         for policy, kv_type in product(settings.policies, dict.fromkeys(settings.kv_types)):
-            name = cache.budget
+            name = cache.name
             if settings.policies != (DEFAULT_POLICY,):
                 name = f"{policy}, {name}"
             name = name if kv_type == "f16" else f"{name}, {kv_type}"
@@ -151,6 +155,30 @@ def _evicting(budget: float | int, settings: BenchSettings, n_ctx_train: int) ->
     name = budget_name(budget)
     cache = MeasuredCache(name, policy=DEFAULT_POLICY, budget=name, **parts_of(budget, window))
     return _resolved(cache, window, n_ctx_train)
+
+
+def _with_recall(
+    budgets: dict[float | int, MeasuredCache], settings: BenchSettings, n_ctx_train: int
+) -> list[MeasuredCache]:
+    """The caches of the budgets with each recall, then those without that have as many rows."""
+    window = settings.window
+    caches = []
+    for (budget, cache), recall in product(budgets.items(), settings.recalls):
+        rows = recall if isinstance(recall, int) else int(recall * window)
+        if cache.rows + rows > window:
+            raise SettingsError(
+                f"--budget {budget} and --recall {recall} are {cache.rows + rows} rows together, "
+                f"more than the window of {window} tokens: give less of one, or raise --ctx"
+            )
+        if rows:
+            name = f"{cache.budget}, recall {budget_name(recall)}"
+            cache = _resolved(replace(cache, name=name, recall=rows), window, n_ctx_train)
+        caches.append(cache)
+    found = {cache.rows for cache in caches if not cache.recall}
+    for rows in dict.fromkeys(cache.rows + cache.recall for cache in caches):
+        if rows not in found:
+            caches.append(_evicting(rows, settings, n_ctx_train))
+    return caches
 
 
 def _sinks_and_window(cache: MeasuredCache, window: int, n_ctx_train: int) -> MeasuredCache:

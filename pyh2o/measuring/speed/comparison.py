@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from ...cache.settings import EvictionSettings
 from ...cache.statistics import mib_text
 from ...errors import SettingsError
 from ...system.machine import available_bytes, machine_facts
@@ -191,6 +192,7 @@ class Comparison:
         still = (
             kv_rest
             + overhead * len(rest)
+            + sum(_archive_bytes(cache, ready, first, self._settings) for cache in self._caches)
             + UNPACKED_BYTES * self._model.n_params * unpacked
             # All processes of llama.cpp map the same pages of the file.
             + self._model.file_bytes
@@ -222,6 +224,16 @@ def _kv_bytes(cache: MeasuredCache, first: MeasuredCache, ready: Ready) -> int:
     if cache.kind == "evicting" and ready.use.cells:
         scores = ready.use.bytes_scores / ready.use.cells * cache.cells
     return round(rows * ELEMENT_BYTES[cache.kv_type] / ELEMENT_BYTES["f16"] + scores)
+
+
+def _archive_bytes(
+    cache: MeasuredCache, ready: Ready, first: MeasuredCache, settings: BenchSettings
+) -> int:
+    """What the archive of a cache that recalls will take: all that it reads."""
+    if not cache.recall:
+        return 0
+    rows = full_bytes(ready.use, first.kv_type, settings.text_tokens)
+    return round(rows * ELEMENT_BYTES[EvictionSettings.recall_type] / ELEMENT_BYTES["f16"])
 
 
 def _machine(settings: BenchSettings, model: ModelFacts) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from .turns import CacheRun, Round
 
 # The heading of a column that is shown only where a GPU was used.
 GPU_MEMORY = "GPU MiB"
+# Those of columns that are shown only where rows were recalled.
+RECALLING = ("archive", "recall s")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Figures:
         share_of_full: of Basis.full_bytes.
         peak_bytes: most memory of its process so far.
         device_bytes: memory of GPUs that its weights, cache and work space take.
+        archive_bytes: memory of the archive that it recalls from.
+        recalled: rows that are recalled while it generates.
+        recall_seconds: that the end of the text took to find and fetch them; None if it has none.
         read_per_second: tokens, over the stretch of text up to here; None without one.
         first_token_seconds: from an empty cache to the first token after so much text.
         generated_per_second: tokens.
@@ -84,6 +89,11 @@ class Figures:
     device_bytes: int = field(
         metadata=column(GPU_MEMORY, lambda one: f"{one.device_bytes / 2**20:.0f}")
     )
+    archive_bytes: int = field(
+        default=0, metadata=column(RECALLING[0], lambda one: one.archive_shown)
+    )
+    recalled: int = 0
+    recall_seconds: float | None = field(default=None, metadata=column(RECALLING[1], ".3f"))
     read_per_second: float | None = field(metadata=column("read tok/s", ".0f"))
     first_token_seconds: float = field(metadata=column("first token s", ".2f"))
     generated_per_second: Range = field(metadata=column("generate tok/s (range)", ".1f"))
@@ -94,6 +104,11 @@ class Figures:
     bytes_per_token: float
     roofline_per_second: float | None
     roofline_share: float | None = field(metadata=column("of roofline", ".0%"))
+
+    @property
+    def archive_shown(self) -> str:
+        """Its memory, if there is one."""
+        return f"{mib_text(self.archive_bytes)} MiB" if self.archive_bytes else ""
 
     @property
     def compacted(self) -> str:
@@ -171,6 +186,11 @@ def _figures(run: CacheRun, best: CacheRun | None, basis: Basis) -> Figures:
         share_of_full=run.use.bytes_total / basis.full_bytes,
         peak_bytes=run.peak_bytes,
         device_bytes=run.use.bytes_device,
+        archive_bytes=run.use.bytes_archive,
+        recalled=run.use.recalled,
+        recall_seconds=run.readings[-1].recall_seconds
+        if run.use.recalled and run.readings
+        else None,
         read_per_second=_read_per_second(run),
         first_token_seconds=_reading_seconds(run) + 1 / speeds.median,
         generated_per_second=speeds,

@@ -52,10 +52,13 @@ class KVUse:
         bytes_rows: allocated for K and V.
         bytes_scores: allocated for scores.
         cells: cells allocated.
-        used: cells in use.
+        used: cells in use, those of recalled rows too.
         bytes_device: memory of GPUs that weights, caches and work space take.
         compactions: compactions so far.
         compaction_seconds: time they took.
+        bytes_archive: memory of the archive that rows are recalled from.
+        recalled: rows recalled now.
+        recall_seconds: time of all recalls so far.
     """
 
     bytes_rows: int
@@ -65,6 +68,9 @@ class KVUse:
     bytes_device: int = 0
     compactions: int = 0
     compaction_seconds: float = 0.0
+    bytes_archive: int = 0
+    recalled: int = 0
+    recall_seconds: float = 0.0
 
     @property
     def bytes_total(self) -> int:

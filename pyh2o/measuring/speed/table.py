@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..tables import TextTable, columns_of, table_of
-from .figures import GPU_MEMORY, Figures, HistoryResult, Report
+from .figures import GPU_MEMORY, RECALLING, Figures, HistoryResult, Report
 
 
 def head(report: Report) -> str:
@@ -27,10 +27,12 @@ def head(report: Report) -> str:
 def history_table(report: Report, result: HistoryResult) -> TextTable:
     """The figures of a history, below which is said why a cache has none, and what to know.
 
-    The memory of a GPU is shown only where one was used.
+    The memory of a GPU is shown only where one was used, and what recall takes only where a cache
+    recalls.
     """
-    on_gpu = any(figures.device_bytes for figures in result.figures)
-    columns = [one for one in columns_of(Figures) if on_gpu or one[0] != GPU_MEMORY]
+    hidden = set() if any(figures.device_bytes for figures in result.figures) else {GPU_MEMORY}
+    hidden |= set() if any(cache.recall for cache in report.caches) else {*RECALLING}
+    columns = [one for one in columns_of(Figures) if one[0] not in hidden]
     table = table_of(title(report, result), result.figures, columns)
     longest = report.settings["histories"][-1]
     names = [cache.name for cache in report.caches if cache.takes_part(result.history, longest)]

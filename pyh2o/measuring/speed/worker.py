@@ -69,7 +69,12 @@ class LlamaModel:
         return self._llm.n_tokens
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        self._llm.eval(tokens)
+        if last:
+            self._llm.read(tokens)
+        else:
+            # a part of a prompt: only its end asks what is to come back
+            self._llm._drop_recalled()
+            self._llm.eval(tokens)
         self._synchronize(self._llm.ctx)
 
     def generate(self, token: int) -> None:
@@ -79,6 +84,7 @@ class LlamaModel:
     def go_back(self, position: int) -> None:
         if position == 0:
             self._llm.reset()
+            self._llm._holds_recalled = True
         else:
             self._llm.remove_tail(position)
 
@@ -89,10 +95,13 @@ class LlamaModel:
             bytes_rows=0 if self._window_only else kv.bytes_k + kv.bytes_v,
             bytes_scores=kv.bytes_scores,
             cells=kv.cells,
-            used=kv.used,
+            used=kv.used + kv.recalled,
             bytes_device=self._llm.device_bytes,
             compactions=kv.compactions,
             compaction_seconds=kv.compaction_seconds,
+            bytes_archive=kv.bytes_archive,
+            recalled=kv.recalled,
+            recall_seconds=kv.recall_seconds,
         )
 
 
