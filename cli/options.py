@@ -291,11 +291,13 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every field of its `options`, a record of this module, as an option.
 
     Typer reads the options of a command from its signature, so the fields are spliced in there, and
-    in the place of a record of the library the options that make it.
+    in the place of a record of the library the options that make it. Where the command's `options`
+    have a default, theirs are the defaults of the options.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
-    record: type[ModelOptions] = own.pop("options").annotation
-    shared = _parameters(record)
+    options = own.pop("options")
+    record: type[ModelOptions] = options.annotation
+    shared = _parameters(record() if options.default is options.empty else options.default)
 
     def with_options(**values: Any) -> None:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
@@ -313,25 +315,29 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def option_named(name: str) -> Any:
     """The option of a field of `RunOptions`, or of a record in it, for commands of their own."""
-    return next(each.annotation for each in _parameters(RunOptions) if each.name == name)
+    return next(each.annotation for each in _parameters(RunOptions()) if each.name == name)
 
 
-def _parameters(record: type[Any]) -> list[inspect.Parameter]:
-    """The fields of a record as parameters that Typer understands."""
-    hints = RECORDS.get(record) or get_type_hints(record, include_extras=True)
+def _parameters(record: Any) -> list[inspect.Parameter]:
+    """The fields of a record as parameters that Typer understands, with its values as defaults."""
+    kind = type(record)
+    hints = RECORDS.get(kind) or get_type_hints(kind, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for item in fields(record):
         hint: Any = hints.get(item.name)
+        default: Any = getattr(record, item.name)
         if hint in RECORDS:
-            parameters += _parameters(hint)
+            parameters += _parameters(default)
         elif hint is not None:
-            default: Any = item.default
             if hint.__metadata__[0].default_factory is not None:
                 default = inspect.Parameter.empty
             elif isinstance(default, Policy):
                 default = str(default)
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(item.name, kind, default=default, annotation=hint))
+            parameters.append(
+                inspect.Parameter(
+                    item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+                )
+            )
     return parameters
 
 

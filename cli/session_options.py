@@ -83,11 +83,12 @@ def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any
 def _eviction(
     settings: EvictionSettings, given: Collection[str], saved: Mapping[str, Any]
 ) -> EvictionSettings:
-    """Those that were saved, but for what was given."""
+    """Those that were saved, but for what was given; a session from before a setting is without."""
+    defaults = EvictionSettings()
     values = {
-        name: saved[saved_name]
+        name: saved.get(saved_name, getattr(defaults, name))
         for name, saved_name in saved_names().items()
-        if saved_name in saved and name not in given
+        if name not in given
     }
     try:
         return replace(settings, **values)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyh2o.errors import SessionError
+from pyh2o.system.archives import of_session
 
 from .chat.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from .errors import InputError, one_line, reported_errors
 from .terminal.terminal import terminal
 from .terminal.wording import count, shortened
+
+if TYPE_CHECKING:
+    from pyh2o.sessions.copies import CopiedConversation
 
 app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True)
 
@@ -54,14 +59,72 @@ def remove(
 ) -> None:
     """Remove saved conversations for good."""
     with reported_errors():
-        chats = [SavedChat(name) for name in names]
-        for chat in chats:
-            if not chat.path.is_file():
-                raise InputError(f"there is no session {chat.name}: see `pyh2o sessions list`")
-        for chat in chats:
+        for chat in [_saved(name) for name in names]:
             with closing(ChatLock(chat)):
                 chat.remove()
             terminal.say(f"removed {chat.name}")
+
+
+@app.command("copy")
+def copy(
+    name: Annotated[str, typer.Argument(help="Name of the conversation.")],
+    new: Annotated[str, typer.Argument(help="Name of the copy.")],
+) -> None:
+    """Copy a saved conversation, with its archive, so that both can be gone on with."""
+    with reported_errors():
+        chat, other = _saved(name), SavedChat(new)
+        with closing(ChatLock(other)):
+            if other.path.exists():
+                raise InputError(f"there is a session {new}: give another name")
+            _copy(chat, other.path)
+        terminal.say(f"copied {name} to {new}")
+
+
+@app.command("export")
+def export(
+    name: Annotated[str, typer.Argument(help="Name of the conversation.")],
+    file: Annotated[Path, typer.Argument(help="New file.")],
+) -> None:
+    """Write a saved conversation to a file, which `/load FILE` in a chat goes on from.
+
+    One that recalls has its archive in a second file, FILE.archive: keep the two together.
+    """
+    with reported_errors():
+        chat = _saved(name)
+        for path in (file, of_session(file)):
+            if path.exists():
+                raise InputError(f"{path} exists: give another name")
+        copied = _copy(chat, file)
+        archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
+        terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
+
+
+def _saved(name: str) -> SavedChat:
+    """The conversation of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    chat = SavedChat(name)
+    if not chat.path.is_file():
+        raise InputError(f"there is no session {name}: see `pyh2o sessions list`")
+    return chat
+
+
+def _copy(chat: SavedChat, target: Path) -> CopiedConversation:
+    """Copy a conversation that is not open in a chat."""
+    # Imported here for the same reason as above.
+    from pyh2o.sessions.copies import copy_conversation
+
+    with closing(ChatLock(chat)):
+        copied = copy_conversation(chat.path, target)
+    if copied.lacks_archive:
+        terminal.say(
+            f"warning: the archive of {chat.name} is missing: what left its cache cannot be "
+            "recalled any more",
+            style="yellow",
+        )
+    return copied
 
 
 @app.command("path")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pyh2o.cache.settings import EvictionSettings
 
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
@@ -27,12 +30,17 @@ if TYPE_CHECKING:
 
 SAVING = "Saving"
 
+# A question about what was said long ago is what a chat is for, so rows come back for it.
+RECALLING = RunOptions(eviction=EvictionSettings(recall=0.05))
+# A chat that is not saved has its archive in memory, of which nobody has been asked.
+UNSAVED_MIB = 1024
+
 
 @takes_run_options
 def chat(
     context: typer.Context,
     *,
-    options: RunOptions,
+    options: RunOptions = RECALLING,
     system: Annotated[
         str | None,
         typer.Option(
@@ -102,6 +110,7 @@ def chat(
                 header = _header(saved)
                 refuse_what_is_fixed(given, header, "system prompt and sampling")
                 options = options_of_header(options, given, header)
+            options = _with_possible_recall(options, given, is_saved=saving)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (
@@ -119,6 +128,7 @@ def chat(
                     markdown=stdout.is_terminal and not plain,
                 )
                 if saved is not None:
+                    talk.restore_archive()
                     talk.say_last_exchange()
                     talk.adapt(sampling_given(options, given), system)
                 talk.greet()
@@ -126,6 +136,18 @@ def chat(
             is_saved = autosave.settle()
         if not is_saved or (talk.refused and not source.interactive):
             raise typer.Exit(EXIT_ERROR)
+
+
+def _with_possible_recall(
+    options: RunOptions, given: Collection[str], *, is_saved: bool
+) -> RunOptions:
+    """The options, with recall by default only where rows are evicted, and limited in memory."""
+    eviction = options.eviction
+    if options.no_evict and "recall" not in given:
+        eviction = replace(eviction, recall=0)
+    if not is_saved and "recall_mib" not in given:
+        eviction = replace(eviction, recall_mib=UNSAVED_MIB)
+    return replace(options, eviction=eviction)
 
 
 def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool) -> Conversation:

@@ -194,7 +194,7 @@ def _kv(chat: Chat, argument: str) -> None:
 def _show_recalled(chat: Chat, _argument: str) -> None:
     llm = chat.conversation.llm
     if not llm.recalls:
-        raise InputError("this chat recalls nothing: start it with --recall 0.05")
+        raise InputError("this chat recalls nothing: begin a new one, with --recall 0.05")
     spans = llm.recalled()
     if not spans:
         terminal.say(
@@ -328,7 +328,7 @@ _ALL = [
         "what came back from the archive for the last answer",
         _show_recalled,
         "Positions in the text, how much the question looks at the passage, and how it begins. "
-        "Only with --recall.",
+        "Not with --recall 0 or --no-evict.",
     ),
     Command(
         "/set",

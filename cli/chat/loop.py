@@ -232,6 +232,7 @@ class Chat:
         if left:
             self.autosave.move()
         self.conversation = loaded
+        self._answers.restore_archive(loaded.llm)
         self.say_last_exchange()
         self.autosave.save(loaded)
 
@@ -249,6 +250,12 @@ class Chat:
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")
+
+    def restore_archive(self) -> None:
+        """Make good what the archive of a saved conversation has lost."""
+        if self._answers.restore_archive(self.conversation.llm):
+            self.autosave.save(self.conversation)
+            self.autosave.settle()
 
     def say_last_exchange(self) -> None:
         """Show what a conversation that is continued was about."""

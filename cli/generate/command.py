@@ -232,6 +232,7 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFi
                 f"the story in {file.path} has another prompt: leave the prompt out to go on with "
                 "it, or give another --output"
             )
+        run.restore_archive(story)
         plan = Plan.of(story.notes).changed(task.max_tokens, task.checkpoint_every)
         _say_own_sampling(story, sampling_given(options, given))
         _read_edited(story, file)

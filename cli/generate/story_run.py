@@ -12,6 +12,7 @@ import typer
 
 from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 
+from ..archive import restore_archive
 from ..endings import why_ended
 from ..errors import EXIT_INTERRUPTED
 from ..terminal.interrupts import Interrupts
@@ -58,6 +59,14 @@ class StoryRun:
             f"a loop of {count(loop.period, 'token')} at token {loop.position:,}: the model has to "
             "write something else"
         )
+
+    def restore_archive(self, story: Story) -> None:
+        """Make good what the archive of a saved story has lost.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed twice.
+        """
+        restore_archive(story.llm, self.bars, self._interrupts)
 
     def write(self, story: Story, file: StoryFile | None, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went.

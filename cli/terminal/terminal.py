@@ -38,6 +38,7 @@ class Terminal:
         except BrokenPipeError:
             raise
         except OSError as error:
+            silence_stdout()  # what is left in its buffer would fail again at exit
             raise OSError(error.errno, error.strerror, "standard output") from None
         self._in_line = not text.endswith("\n")
 

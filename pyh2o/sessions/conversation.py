@@ -24,7 +24,7 @@ from ..text.prompt import check_message
 from .answers import Answer, LatestAnswer, answer_generation, answer_seed
 from .archives import archive_saved, open_archive
 from .places import Places
-from .saved_conversation import KIND, open_saved_conversation
+from .saved_conversation import KIND, SavedConversation, open_saved_conversation
 from .session_file import Session, model_identity, settings_identity, write_session
 from .turns import Turn, n_equal, rewritten
 
@@ -341,21 +341,22 @@ class Conversation:
         """
         self._latest.end()
         self._check_text()
-        header = {
-            "model": model_identity(self.llm),
-            "settings": settings_identity(self.llm),
-            "template": self._template.fingerprint,
-            "system": self.system,
-            "sampling": asdict(self.sampling),
-            "places": asdict(self._places),
-            "turns": [asdict(turn) for turn in self._turns],
-            "cached": self.llm.n_tokens,
-            "known": self._text.n_again,
-            "empty": self._n_empty,
-        }
+        saved = SavedConversation(
+            model=model_identity(self.llm),
+            settings=settings_identity(self.llm),
+            template=self._template.fingerprint,
+            system=self.system,
+            sampling=self.sampling,
+            places=self._places,
+            turns=self._turns,
+            cached=self.llm.n_tokens,
+            known=self._text.n_again,
+            empty=self._n_empty,
+        )
         with archive_saved(path, self.llm, portable=portable) as archive:
+            header = asdict(replace(saved, archive=archive))
             state = self.llm.kv_state()
-            write_session(path, Session(KIND, header | archive, self._text.tokens, state))
+            write_session(path, Session(KIND, header, self._text.tokens, state))
 
     @classmethod
     def load(
@@ -364,7 +365,9 @@ class Conversation:
         """Go on with a conversation that was saved.
 
         A state of the cache that does not fit is left: the text is read again with the next
-        message, and `on_recompute` is told so before. Other rows may be kept of it than were.
+        message, and `on_recompute` is told so before. Other rows may be kept of it than were. What
+        the archive of recall has lost is said in `llm.archive_trouble`; `llm.restore_archive` then
+        computes it again.
 
         Args:
             path: the file.

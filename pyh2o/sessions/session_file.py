@@ -45,8 +45,10 @@ FORMAT_VERSION = 1
 # today's models; a hash of it tells models apart without reading gigabytes.
 MODEL_HEADER_BYTES = 16 * 2**20
 
+# How the name of a file begins until it is complete.
+TEMPORARY = ".pyh2o-session-"
+
 _HEADER, _TOKENS, _KV = "header.json", "tokens.npy", "kv.bin"
-_TEMPORARY = ".pyh2o-session-"
 # What np.save writes before the numbers: version 1.0, the length of the text, and the text.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
@@ -70,7 +72,7 @@ _DAMAGE = (
     MemoryError,
 )
 
-_identities: weakref.WeakKeyDictionary[Llama, dict[str, Any]] = weakref.WeakKeyDictionary()
+_identities: weakref.WeakKeyDictionary[Llama, ModelIdentity] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Session:
 
     Attributes:
         kind: what the session is of: "conversation" or "story".
-        header: fit for JSON; `model` and `settings` are those of `model_identity` and
-            `settings_identity`, the rest is the kind's own.
+        header: the fields of a record, fit for JSON: `model` and `settings` are those of
+            `model_identity` and `settings_identity`, the rest is the kind's own.
         tokens: of the text; [n_tokens].
         kv: what the KV cache holds.
         path: the file that it was read from.
@@ -109,7 +111,7 @@ def write_session(path: str | Path, session: Session) -> None:
     try:
         target = Path(os.path.realpath(path))
         mode = _mode_to_keep(path, target)
-        with replacement(target, prefix=_TEMPORARY, mode=mode) as file:
+        with replacement(target, prefix=TEMPORARY, mode=mode) as file:
             _write_archive(file, session)
     except OSError as error:
         reason = error.strerror or error
@@ -308,19 +310,17 @@ def check_settings(settings: Settings) -> None:
             value_of(kind, settings[name], name)
 
 
-def model_identity(llm: Llama) -> dict[str, Any]:
-    """What tells the model of `llm` from others: name and size of the file, hash of its header.
-
-    The path is where to look for it first; the same model elsewhere is as good.
+def model_identity(llm: Llama) -> ModelIdentity:
+    """What tells the model of `llm` from others.
 
     Raises:
         SessionError: the model file is gone.
     """
     identity = _identities.get(llm)
     if identity is None:
-        path = {"path": str(Path(llm.model_path).absolute())}
-        identity = _identities[llm] = file_identity(llm.model_path) | path
-    return dict(identity)
+        path = str(Path(llm.model_path).absolute())
+        identity = _identities[llm] = ModelIdentity(**file_identity(llm.model_path), path=path)
+    return identity
 
 
 def settings_identity(llm: Llama) -> dict[str, Any]:
@@ -390,10 +390,10 @@ def check_same(session: Session, llm: Llama) -> None:
         settings = value_of(Settings, session.header.get("settings"), "settings")
         check_settings(settings)
     mine = model_identity(llm)
-    if (model.sha256, model.bytes) != (mine["sha256"], mine["bytes"]):
+    if (model.sha256, model.bytes) != (mine.sha256, mine.bytes):
         raise SessionError(
             f"this session was made with the model {in_one_line(model.file)}, which is another "
-            f"than {mine['file']}: give that one (--model), or start a new session"
+            f"than {mine.file}: give that one (--model), or start a new session"
         )
     _check_same_settings(settings, settings_identity(llm))
     if any(not 0 <= token < llm.n_vocab() for token in session.tokens):

@@ -347,15 +347,11 @@ class Story:
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
         )
-        header = {
-            "model": model_identity(self.llm),
-            "settings": settings_identity(self.llm),
-            "notes": self.notes,
-            KIND: asdict(saved),
-        }
+        model, settings = model_identity(self.llm), settings_identity(self.llm)
         with archive_saved(path, self.llm) as archive:
+            header = StoryHeader(model, settings, saved, self.notes, archive)
             state = self.llm.kv_state()
-            write_session(path, Session(KIND, header | archive, self.tokens, state))
+            write_session(path, Session(KIND, asdict(header), self.tokens, state))
 
     @classmethod
     def load(cls, path: str | Path, llm: Llama, **changes: Any) -> Story:

@@ -118,6 +118,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--policy", "best"], "there is no policy 'best': give one of h2o, h2o-mean, "),
         (["--policy", "snap:pool=4"], "snap: pool is 4: give an odd number"),
         (["--ctx", "512", "--hh", "500", "--recent", "100"], "budget of 600 rows .* larger"),
+        (["--ctx", "2000000000", "--no-evict"], "2000000000 cells takes at least .*--ctx"),
     ],
 )
 def test_bad_models_and_settings(

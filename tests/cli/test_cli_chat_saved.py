@@ -1,9 +1,8 @@
-"""`pyh2o chat` and `pyh2o sessions`: conversations that are saved, and gone on with."""
+"""`pyh2o chat`: conversations that are saved, and gone on with."""
 
 from __future__ import annotations
 
 import fcntl
-import os
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -264,7 +263,7 @@ def test_edited_session_is_refused_before_a_model_is_loaded(
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert model.options == RunOptions(sampling=model.options.sampling)
+    assert model.options == replace(chat_command.RECALLING, sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
         model=Path(model.llm.model_path),
@@ -295,39 +294,3 @@ def test_leftovers_of_killed_saves_are_removed(model: ScriptedModel, tmp_path: P
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     assert sorted(path.name for path in chats.iterdir()) == ["notes.tmp", "work.h2o"]
-
-
-def test_sessions_list_and_rm(
-    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    chats = tmp_path / "chats"
-    assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
-    model.say(*["a"] * 3)
-    run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
-    run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")
-    (chats / "odd.h2o").touch()
-    (chats / ".history").touch()
-    (chats / "work.h2o.archive").write_bytes(bytes(2_000_000))
-    (chats / "work.h2o.archive.0a1b2c3d.new").touch()
-    for day, name in enumerate(("odd", "2026-01-01-120000", "work")):
-        os.utime(chats / f"{name}.h2o", (day * 86_400, day * 86_400))
-    listed = run("sessions", "list")
-    sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
-    assert sizes[0] > 0.05
-    sizes[0] += 2
-    assert listed.text == (
-        f"work               1970-01-03 00:00  {sizes[0]:>7.1f} MB    2 turns  Hello you\n"
-        f"2026-01-01-120000  1970-01-02 00:00  {sizes[1]:>7.1f} MB     1 turn  "
-        f"{'word ' * 11}wo...\n"
-        f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file "
-        "of pyh2o: check the name\n"
-    )
-    assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
-    assert run("sessions", "rm", "work", "nope") == Output(
-        1, "", "error: there is no session nope: see `pyh2o sessions list`\n"
-    )
-    assert (chats / "work.h2o").exists()
-    assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
-    assert sorted(path.name for path in chats.iterdir()) == [".history", "2026-01-01-120000.h2o"]
-    assert run("sessions", "path") == Output(0, f"{chats}\n", "")

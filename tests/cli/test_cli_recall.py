@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from cli_fakes import run
+from cli_fakes import Output, run
+from pyh2o.cli.chat.answers import Answers
+from pyh2o.cli.chat.command import RECALLING
+from pyh2o.cli.chat.saved import chats_folder
+from pyh2o.cli.options import RunOptions
+from pyh2o.cli.session_options import options_of_header
+from pyh2o.errors import ModelError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -51,10 +59,61 @@ def test_chat(tiny: Path) -> None:
     )
 
 
+def test_a_chat_recalls_by_default(tiny: Path) -> None:
+    """A twentieth of the window; a session goes on with what it was begun with."""
+    output = run("chat", *small(tiny, "--session=x"), stdin=SCRIPT)
+    assert output.code == 0, output.notes
+    assert re.search(r"^recalled +25 of 25 rows", output.notes, re.MULTILINE)
+    without = small(tiny, "--session=y")
+    assert run("chat", *without, "--recall=0", stdin="Hello\n").code == 0
+    for name, rows in (("x", "25"), ("y", None)):
+        again = run("chat", "--session", name, stdin="/stats\n")
+        assert again.code == 0, again.notes
+        found = re.search(r"^recalled +\d+ of (\d+) rows", again.notes, re.MULTILINE)
+        assert (found and found[1]) == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recall", "mib"),
+    [
+        ([], 0.05, 1024),
+        (["--session=x"], 0.05, None),
+        (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
+        (["--session=x", "--recall-mib=7"], 0.05, 7),
+        (["--no-evict"], 0, 1024),
+    ],
+    ids=str,
+)
+def test_what_a_chat_recalls_into(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    recall: float,
+    mib: int | None,
+) -> None:
+    """Memory that nobody was asked about is limited; a full cache recalls nothing."""
+    loaded: list[RunOptions] = []
+
+    def load(options: RunOptions, *_: object) -> None:
+        loaded.append(options)
+        raise ModelError("not now")
+
+    monkeypatch.setattr("pyh2o.cli.loading.load_llama", load)
+    assert run("chat", "-m", str(tiny), *arguments, stdin="Hello\n").code == 1
+    eviction = loaded[0].eviction
+    assert (eviction.recall, eviction.recall_mib) == (recall, mib)
+
+
+def test_a_session_from_before_recall_goes_on_without() -> None:
+    header = {"model": {}, "settings": {"evict": True, "heavy": 5, "recent": 6}}
+    assert options_of_header(RECALLING, set(), header).eviction.recall == 0
+    assert options_of_header(RECALLING, {"recall"}, header).eviction.recall == 0.05
+
+
 def test_chat_without_recall(tiny: Path) -> None:
-    output = run("chat", *small(tiny), stdin=SCRIPT)
+    output = run("chat", *small(tiny, "--recall=0"), stdin=SCRIPT)
     assert output.code == 1
-    assert "error: this chat recalls nothing: start it with --recall 0.05\n" in output.notes
+    assert "error: this chat recalls nothing: begin a new one, with --recall 0.05\n" in output.notes
     assert "archive" not in output.notes
     assert "↑" not in output.notes
 
@@ -78,8 +137,112 @@ def test_a_chat_goes_on_with_what_was_recalled(tiny: Path) -> None:
     assert whole.text.endswith(again.text)
 
 
+@pytest.mark.parametrize("way", ["copy", "export"])
+def test_a_copied_chat_recalls_what_the_first_one_does(
+    tiny: Path, tmp_path: Path, way: str
+) -> None:
+    """With the archive, which lies in a file of its own."""
+    settings = small(tiny, "--recall=32")
+    assert run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n").code == 0
+    chats, question = tmp_path / "chats", "Why?\n/recalled\n"
+    if way == "copy":
+        output = run("sessions", "copy", "x", "y")
+        assert output == Output(0, "", "copied x to y\n")
+        files, script = (chats / "y.h2o", chats / "y.h2o.archive"), question
+    else:
+        output = run("sessions", "export", "x", "out")
+        said = "exported x to out and out.archive beside it: /load goes on from there\n"
+        assert output == Output(0, "", said)
+        files, script = (Path("out"), Path("out.archive")), f"/load out\n{question}"
+    saved = (chats / "x.h2o", chats / "x.h2o.archive")
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in saved]
+    size = sum(file.stat().st_size for file in saved) / 1e6
+    assert f" {size:.1f} MB " in run("sessions", "list").text
+    expected = run("chat", *settings, "--session=x", stdin=question)
+    run("sessions", "rm", "x")
+    assert all(file.is_file() for file in files)
+    arguments = ["--session=y"] if way == "copy" else []
+    again = run("chat", *settings, *arguments, stdin=script)
+    assert again.text == expected.text
+    assert passages(again.notes) == passages(expected.notes) != []
+    assert "warning" not in again.notes
+
+
+def test_a_chat_whose_archive_is_missing_is_copied_without(tiny: Path, tmp_path: Path) -> None:
+    settings = small(tiny, "--recall=32")
+    run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
+    (tmp_path / "chats" / "x.h2o.archive").unlink()
+    missing = (
+        "warning: the archive of x is missing: what left its cache cannot be recalled any more\n"
+    )
+    assert run("sessions", "copy", "x", "y") == Output(0, "", f"{missing}copied x to y\n")
+    assert run("chat", *settings, "--session=y", stdin="Why?\n").code == 0
+
+
 def passages(notes: str) -> list[str]:
     return re.findall(r"^ +[\d,]+ \.\. .*$", notes, re.MULTILINE)
+
+
+LOST = re.compile(
+    r"^the archive's file lacks \d+ tokens, or they are damaged: reading the text up to there "
+    r"again \(Ctrl-C skips that\)$",
+    re.MULTILINE,
+)
+
+
+def test_a_chat_whose_archive_is_gone_reads_its_text_again(tiny: Path) -> None:
+    settings = small(tiny, "--recall=32", "--session=x")
+    run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\n")
+    archive = chats_folder() / "x.h2o.archive"
+    whole = archive.read_bytes()
+    archive.unlink()
+    output = run("chat", *settings, stdin="")
+    assert output.code == 0
+    assert LOST.search(output.notes)
+    assert "the archive is whole again\ncontinuing a conversation of 2 turns" in output.notes
+    assert "cannot be recalled" not in output.notes
+    assert len(archive.read_bytes()) == len(whole)
+    output = run("chat", *settings, stdin="Why?\n/recalled\n")
+    assert "lacks" not in output.notes
+    assert passages(output.notes) != []
+
+
+def test_ctrl_c_skips_the_reading(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chat goes on without what is lost, and is none the worse when it is opened again."""
+    settings = small(tiny, "--recall=32", "--session=x")
+    run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\n")
+    (chats_folder() / "x.h2o.archive").unlink()
+    on_read = Answers.on_read
+    pressed: list[int] = []
+
+    def press(self: Answers, done: int, total: int) -> None:
+        if not pressed:
+            pressed.append(done)
+            os.kill(os.getpid(), signal.SIGINT)
+        on_read(self, done, total)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answers, "on_read", press)
+        output = run("chat", *settings, stdin="")
+    assert output.code == 0
+    assert pressed
+    assert LOST.search(output.notes)
+    assert "warning: the archive's file lacks rows" in output.notes
+    assert "whole again" not in output.notes
+    assert "whole again" in run("chat", *settings, stdin="").notes
+
+
+def test_a_story_whose_archive_is_gone_reads_its_text_again(tiny: Path, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
+    run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
+    (archive,) = tmp_path.glob("*.archive")
+    archive.unlink()
+    output = run("generate", "--resume", "-n220", *arguments)
+    assert output.code == 0, output.notes
+    assert LOST.search(output.notes)
+    assert "the archive is whole again" in output.notes
+    assert "lacks" not in run("generate", "--resume", "-n240", *arguments).notes
 
 
 def test_generate(tiny: Path) -> None:

@@ -19,8 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 from needed import needed
+from pyh2o import Llama
 from pyh2o.cli.app import app
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import EXACT_ROWS, ONE_THREAD
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
@@ -125,6 +127,28 @@ def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None
         f"listening on {client.base_url}".removesuffix("/") + " · Ctrl-C stops",
         "stopped",
     ]
+
+
+@real
+def test_served_answers_see_what_is_recalled(program: Callable[..., Program], path: Path) -> None:
+    messages: Any = [
+        {"role": "user", "content": "a ship called sage " + "and waves and wind " * 40},
+        {"role": "assistant", "content": "so it was " * 20},
+        {"role": "user", "content": "what was the ship called"},
+    ]
+    budget = ("--ctx", 512, "--hh", "40", "--recent", "40", "--slack", "24")
+    server = program("--port", "0", *budget, "--recall", "48", "--kv-type", "f32")
+    answer = chat(new_client(server.address()), messages=messages, temperature=0)
+    answers = []
+    for recall in (48, 0):
+        settings = {**EXACT_ROWS, **ONE_THREAD, "n_ctx": 512, "hh": 40, "recent": 40, "slack": 24}
+        with Llama(str(path), recall=recall, **settings) as llm:
+            given = {"temperature": 0.0, "max_tokens": 20, "repeat_penalty": 1.1}
+            answers.append(llm.create_chat_completion(messages, logit_bias={EOS: -100.0}, **given))
+            assert llm.kv.recalled == recall
+    contents = [each["choices"][0]["message"]["content"] for each in answers]
+    assert answer.choices[0].message.content == contents[0] != contents[1]
+    assert answer.usage.total_tokens == answers[0]["usage"]["total_tokens"]
 
 
 @real

@@ -143,7 +143,8 @@ def test_arrows_stand_under_the_strip(cases: Cases) -> None:
         assert line == "".join(" ↑"[mark] for mark in marked.astype(int))
 
 
-def test_picture_in_colours() -> None:
+def test_picture_in_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     llm = text_of((5, 1), (12, 6), (13, 3), (30, 5), (31, 1))
     lines = picture(llm, None, width=200, styles=True).splitlines()
     faint, end = "\x1b[2m", "\x1b[0m"

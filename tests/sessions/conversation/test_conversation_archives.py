@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conversations import EVICTING, in_cache, next_logits, said
-from pyh2o import Conversation, Llama
+from archived_talk import archive_of, assert_equal, go_on, names, opened, seen_of, talk
+from conversations import in_cache
+from full_disk import full_disk
+from pyh2o import Conversation
 from pyh2o.errors import SettingsError
-from tiny_llama import tiny_llama
-
-RECALLING = {**EVICTING, "recall": 40, "recall_type": "f16"}
-
-
-def opened(path: Path, **settings: Any) -> Llama:
-    return tiny_llama(path, **{**RECALLING, **settings})
-
-
-def go_on(conversation: Conversation, word: str = "why", *, again: bool = False) -> list[Any]:
-    """Text and all that decides how it goes on; `again` has all of it read again."""
-    llm = conversation.llm
-    text = said(conversation.say(f"{word} " * 40, max_tokens=150))
-    kv = llm.kv
-    spans = [(span.start, span.end, span.weight) for span in llm.recalled()]
-    rows = [array for layer in range(2) for array in llm.kv_rows(layer)]
-    seen = [text, next_logits(llm), spans, kv.hidden_mass, kv.archived, in_cache(llm), *rows]
-    if again:
-        seen += [said(conversation.regenerate(max_tokens=150)), next_logits(llm)]
-    return seen
-
-
-def assert_equal(mine: list[Any], other: list[Any]) -> None:
-    for a, b in zip(mine, other, strict=True):
-        np.testing.assert_equal(b, a)
-
-
-def talk(path: Path, n_turns: int = 3) -> Conversation:
-    """One that has archived something."""
-    conversation = Conversation(opened(path))
-    for i in range(n_turns):
-        go_on(conversation, f"turn {i}")
-    assert conversation.llm.kv.archived > 128
-    return conversation
-
-
-def archive_of(file: Path) -> Path:
-    return file.with_name(file.name + ".archive")
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.suffix != ".gguf"}
 
 
 def test_going_on_from_two_files_is_going_on(path: Path, tmp_path: Path) -> None:
@@ -174,9 +131,10 @@ def damage_other_file(archive: Path) -> None:
     archive.write_text("a letter")
 
 
-@pytest.mark.parametrize(
-    "damage", [damage_nothing_left, damage_cut, damage_rows, damage_header, damage_other_file]
-)
+DAMAGES = [damage_nothing_left, damage_cut, damage_rows, damage_header, damage_other_file]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_session_opens_whatever_has_become_of_its_archive(
     path: Path, tmp_path: Path, damage: Any
 ) -> None:
@@ -199,6 +157,47 @@ def test_a_session_opens_whatever_has_become_of_its_archive(
     assert_equal(go_on(loaded, "next"), go_on(again, "next"))
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_an_archive_has_lost_is_computed_again(
+    path: Path, tmp_path: Path, damage: Any
+) -> None:
+    file, conversation = tmp_path / "chat", talk(path)
+    conversation.save(file)
+    archived, whole = conversation.llm.kv.archived, archive_of(file).read_bytes()
+    expected = seen_of(conversation)
+    conversation.llm.close()
+    damage(archive_of(file))
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    interrupted = Conversation.load(file, opened(path))
+    lost = interrupted.llm.archive_lost
+
+    def interrupt(done: int, _total: int) -> None:
+        if done > 50:
+            raise KeyboardInterrupt
+
+    interrupted.llm.prompt_progress = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.llm.restore_archive()
+    assert_equal(seen_of(interrupted), expected)
+    assert interrupted.llm.archive_lost == lost > 0
+    assert f"{lost} tokens before position {lost}" in interrupted.llm.archive_trouble
+    interrupted.llm.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+    loaded = Conversation.load(file, opened(path))
+    loaded.llm.restore_archive()
+    assert loaded.llm.kv.archived == archived
+    assert loaded.llm.archive_trouble == ""
+    assert_equal(seen_of(loaded), expected)
+    go_on(loaded)
+    loaded.save(file)
+    assert len(archive_of(file).read_bytes()) > len(whole)
+    again = Conversation.load(file, opened(path))
+    assert again.llm.archive_trouble == ""
+    assert_equal(go_on(loaded, "next"), go_on(again, "next"))
+
+
 def test_another_archive_is_not_taken(path: Path, tmp_path: Path) -> None:
     one, two = talk(path), talk(path, 4)
     one.save(tmp_path / "one")
@@ -208,17 +207,6 @@ def test_another_archive_is_not_taken(path: Path, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "two.archive", tmp_path / "one.archive")
     loaded = Conversation.load(tmp_path / "one", opened(path))
     assert "cannot be recalled" in loaded.llm.archive_trouble
-
-
-@contextmanager
-def full_disk(n_bytes: int) -> Iterator[None]:
-    """Files cannot become longer than this."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_ends_archiving_and_not_the_conversation(path: Path, tmp_path: Path) -> None:

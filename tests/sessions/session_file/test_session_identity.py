@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def session_of(llm: Any) -> Session:
-    header = {"model": model_identity(llm), "settings": settings_identity(llm)}
+    header = {"model": asdict(model_identity(llm)), "settings": settings_identity(llm)}
     return Session(kind="story", header=header, tokens=[1, 2, 3], kv=b"")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import stat
 import zipfile
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from pyh2o.errors import SessionError
 from pyh2o.sessions import session_file as session_module
 from pyh2o.sessions.session_file import FORMAT_VERSION, Session, read_session, write_session
@@ -122,13 +122,8 @@ def test_a_full_disk_leaves_the_old_file_whole(
 
 def test_a_file_that_may_not_grow_leaves_the_old_file_whole(path: Path, session: Session) -> None:
     before = path.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(SessionError, match="File too large"):
-            write_session(path, replace(session, kv=bytes(1_000_000)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(100_000), pytest.raises(SessionError, match="File too large"):
+        write_session(path, replace(session, kv=bytes(1_000_000)))
     assert path.read_bytes() == before
     assert names(path.parent) == [path.name]
 

@@ -1,0 +1,142 @@
+"""`pyh2o sessions`: what is saved is listed, copied, exported and removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import Output, run
+from scripted_chat import ScriptedModel, answers_of
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, by their names."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def chats(model: ScriptedModel, tmp_path: Path) -> Path:
+    """The folder of saved chats, with one that is called work."""
+    model.say("Hi")
+    assert run("chat", "--session", "work", stdin="Hello\n").code == 0
+    return tmp_path / "chats"
+
+
+def test_list_and_rm(model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    chats = tmp_path / "chats"
+    assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
+    model.say(*["a"] * 3)
+    run("chat", "--session", "work", stdin="Hello\\\nyou\nWho?\n")
+    run("chat", "--session", "2026-01-01-120000", stdin=f"{'word ' * 20}\n")
+    (chats / "odd.h2o").touch()
+    (chats / ".history").touch()
+    (chats / "work.h2o.archive").write_bytes(bytes(2_000_000))
+    (chats / "work.h2o.archive.0a1b2c3d.new").touch()
+    for day, name in enumerate(("odd", "2026-01-01-120000", "work")):
+        os.utime(chats / f"{name}.h2o", (day * 86_400, day * 86_400))
+    listed = run("sessions", "list")
+    sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
+    assert sizes[0] > 0.05
+    sizes[0] += 2
+    assert listed.text == (
+        f"work               1970-01-03 00:00  {sizes[0]:>7.1f} MB    2 turns  Hello you\n"
+        f"2026-01-01-120000  1970-01-02 00:00  {sizes[1]:>7.1f} MB     1 turn  "
+        f"{'word ' * 11}wo...\n"
+        f"odd                1970-01-01 00:00      0.0 MB  {chats}/odd.h2o is not a session file "
+        "of pyh2o: check the name\n"
+    )
+    assert listed.notes == f"3 in {chats}, {sum(sizes):.1f} MB\n"
+    assert run("sessions", "rm", "work", "nope") == Output(
+        1, "", "error: there is no session nope: see `pyh2o sessions list`\n"
+    )
+    assert (chats / "work.h2o").exists()
+    assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
+    assert sorted(path.name for path in chats.iterdir()) == [".history", "2026-01-01-120000.h2o"]
+    assert run("sessions", "path") == Output(0, f"{chats}\n", "")
+
+
+def test_copy(model: ScriptedModel, chats: Path) -> None:
+    """Both are gone on with, each on its own."""
+    before = contents(chats)["work.h2o"]
+    assert run("sessions", "copy", "work", "my copy") == Output(0, "", "copied work to my copy\n")
+    assert contents(chats) == {"work.h2o": before, "my copy.h2o": before}
+    model.say("Ho", "Ha")
+    run("chat", "--session", "my copy", stdin="Who?\n")
+    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
+    assert contents(chats)["work.h2o"] == before
+    run("chat", "--session", "work", stdin="Why?\n")
+    assert answers_of() == [("Hello", "Hi"), ("Why?", "Ha")]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("nope", "new"), "there is no session nope: see `pyh2o sessions list`"),
+        (("work", "other"), "there is a session other: give another name"),
+        (("work", "work"), "there is a session work: give another name"),
+        (("a/b", "new"), "'a/b' cannot be the name of a session: "),
+        (("work", "../new"), "'../new' cannot be the name of a session: "),
+        (("damaged", "new"), "{chats}/damaged.h2o is not a session file of pyh2o: check the name"),
+        (("open", "new"), "session open is open in another chat: leave that one first"),
+        (("work", "begun"), "session begun is open in another chat: leave that one first"),
+    ],
+)
+def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: str) -> None:
+    for name in ("other", "open"):
+        run("sessions", "copy", "work", name)
+    (chats / "damaged.h2o").touch()
+    with (chats / ".open.lock").open("w") as one, (chats / ".begun.lock").open("w") as two:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(two, fcntl.LOCK_EX)
+        before = contents(chats)
+        output = run("sessions", "copy", *names)
+        assert contents(chats) == before
+    assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
+    assert output.notes.startswith(f"error: {message.format(chats=chats)}")
+
+
+def test_export(model: ScriptedModel, chats: Path, tmp_path: Path) -> None:
+    """The file is the one that the chat itself would write."""
+    run("chat", "--session", "work", stdin="/save saved.h2o\n")
+    assert run("sessions", "export", "work", "exported.h2o") == Output(
+        0, "", "exported work to exported.h2o: /load goes on from there\n"
+    )
+    assert Path("exported.h2o").read_bytes() == Path("saved.h2o").read_bytes()
+    assert list(contents(chats)) == ["work.h2o"]
+    run("sessions", "rm", "work")
+    model.say("Ho")
+    assert run("chat", stdin="/load exported.h2o\nWho?\n").text == "Ho\n"
+    assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "message"),
+    [
+        ("nope", "new", "there is no session nope: see `pyh2o sessions list`"),
+        ("-a", "new", "'-a' cannot be the name of a session: "),
+        ("work", "precious", "precious exists: give another name"),
+        ("work", ".", ". exists: give another name"),
+        ("work", "other", "{folder}/other.archive exists: give another name"),
+        ("work", "nowhere/new", "cannot save the session to nowhere/new: No such file"),
+        ("open", "new", "session open is open in another chat: leave that one first"),
+    ],
+)
+def test_exports_that_are_refused(
+    chats: Path, tmp_path: Path, name: str, file: str, message: str
+) -> None:
+    run("sessions", "copy", "work", "open")
+    for each in ("precious", "other.archive"):
+        Path(each).write_text("old")
+    with (chats / ".open.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        output = run("sessions", "export", "--", name, file)
+    assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
+    assert output.notes.startswith(f"error: {message.format(folder=tmp_path)}")
+    assert sorted(path.name for path in Path().iterdir()) == ["chats", "other.archive", "precious"]
+    assert (Path("precious").read_text(), Path("other.archive").read_text()) == ("old", "old")

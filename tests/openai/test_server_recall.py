@@ -1,0 +1,124 @@
+"""The server with a model that recalls: its answers see what the class itself recalls for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from good_bodies import CHAT
+from needed import needed
+from pyh2o import Llama
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama
+
+loopback = needed("loopback", name="the server's packages")
+
+RECALL = 48
+CACHE: dict[str, Any] = {"n_ctx": 512, "hh": 40, "recent": 40, "slack": 24}
+# As a request has them and as the class does: its defaults are others.
+SAMPLING: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.1, "max_tokens": 24}
+NO_END: dict[str, float] = {"2": -100.0}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_gguf(
+        folder / "tiny.gguf", seed=5, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
+    )
+
+
+def recalling(path: Path, **settings: Any) -> Llama:
+    return tiny_llama(path, **{**CACHE, "recall": RECALL, **settings})
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[Llama]:
+    with recalling(path) as model:
+        yield model
+
+
+@pytest.fixture
+def server(llm: Llama) -> Iterator[Any]:
+    running = loopback.LoopbackServer(llm)
+    yield running
+    running.close()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def long_chat(rng: np.random.Generator) -> list[dict[str, str]]:
+    """One whose beginning is evicted before the question comes."""
+    words = ["".join(map(chr, rng.integers(97, 123, 4))) for _ in range(90)]
+    return [
+        user(" ".join(words[:45])),
+        {"role": "assistant", "content": " ".join(words[45:])},
+        user(f"what was said of {words[7]}"),
+    ]
+
+
+def asked(server: Any, messages: list[dict[str, str]], **body: Any) -> Any:
+    reply = server.post(CHAT, {"messages": messages, **SAMPLING, "logit_bias": NO_END, **body})
+    assert reply.status == 200, reply.body[:500]
+    return reply
+
+
+def expected_of(llm: Llama, messages: list[dict[str, str]]) -> Any:
+    return llm.create_chat_completion(messages, **SAMPLING, logit_bias={2: -100.0})
+
+
+def content_of(answer: Any) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_an_answer_is_the_model_s(
+    server: Any, llm: Llama, path: Path, rng: np.random.Generator
+) -> None:
+    """It needs what was recalled: without recall it is another one."""
+    messages = long_chat(rng)
+    answer = asked(server, messages).json
+    with recalling(path) as alone:
+        expected = expected_of(alone, messages)
+        assert llm.recalled() == alone.recalled() != []
+        assert (llm.kv.recalls, llm.kv.recalled) == (1, RECALL)
+        assert llm.kv.archived == alone.kv.archived > 0
+        n_prompt = alone.n_tokens + 1 - SAMPLING["max_tokens"]
+    assert content_of(answer) == content_of(expected)
+    # the end of the prompt was read twice, and counts once
+    assert answer["usage"] == expected["usage"]
+    assert answer["usage"]["prompt_tokens"] == n_prompt
+    with recalling(path, recall=0) as without:
+        assert content_of(answer) != content_of(expected_of(without, messages))
+
+
+def test_a_streamed_answer_is_the_plain_one(
+    server: Any, llm: Llama, rng: np.random.Generator
+) -> None:
+    messages = long_chat(rng)
+    plain = asked(server, messages).json
+    llm.reset()
+    body = asked(server, messages, stream=True).body.decode()
+    events = [line.removeprefix("data: ") for line in body.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == content_of(plain)
+
+
+def test_chats_by_turns(server: Any, path: Path, rng: np.random.Generator) -> None:
+    """One that goes on keeps its rows; another gets the answer it would get alone."""
+    first, second = long_chat(rng), long_chat(rng)
+    with recalling(path) as alone:
+        for messages in (first, second):
+            for _ in range(2):
+                answer, expected = asked(server, messages).json, expected_of(alone, messages)
+                assert content_of(answer) == content_of(expected)
+                assert answer["usage"] == expected["usage"]
+                messages += [answer["choices"][0]["message"], user("and what else")]
+            alone.reset()
