@@ -299,7 +299,7 @@ def test_chat_script(tiny: Path) -> None:
 def test_chat_script_whose_text_cannot_be_written_ends(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            pyh2o_command("chat", "-m", tiny, "-n", "20"),
+            pyh2o_command("chat", "-m", tiny, "-n", "20", *ENDLESS),
             input=b"Hello\nWho?\n",
             env=program_environment(),
             stdout=full,
