@@ -17,17 +17,20 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     """Arguments of a benchmark whose file has this docstring: a model and its cache."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
-    parser.add_argument("--rows", type=int, default=1024, help="half heavy, half recent")
+    parser.add_argument("--rows", type=int, default=1024, help="heavy and recent ones")
+    parser.add_argument("--recent", type=int, default=None, help="of these; default: half")
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
 
 
 def open_model(arguments: argparse.Namespace, **more: Any) -> Llama:
     """The model, with a cache of so many rows for the context that it was trained on."""
+    half = arguments.rows - arguments.rows // 2
+    recent = half if arguments.recent is None else arguments.recent
     return Llama(
         str(find_model(arguments.model)),
-        hh=arguments.rows // 2,
-        recent=arguments.rows - arguments.rows // 2,
+        hh=arguments.rows - recent,
+        recent=recent,
         n_threads=arguments.threads,
         n_threads_batch=arguments.threads,
         verbose=False,

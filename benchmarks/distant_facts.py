@@ -1,66 +1,145 @@
 """Facts in a long history, each said once: whether a question brings them back, and how fast.
 
-    python benchmarks/distant_facts.py --text book.txt --tokens 100000 --rows 820 --recall 410
+    python benchmarks/distant_facts.py --text book.txt --tokens 100000 --rows 1228 --recall 410
 
-The text is repeated as often as it takes, with a number for a person of its own at even distances.
-After all of it has been read, each number is asked for; the question and its answer are then taken
-back. Reported are the answers that are right, the time from the question to the first token of the
-answer, the speed of generation with what was recalled in place and with as many rows that are not
-recalled, and the memory of the archive.
+The text is read as the first message of a conversation, with ten facts in it at even distances; it
+is repeated as often as it takes. Then each fact is asked for; the question and its answer are taken
+back. Reported are the answers that are right, the loss of the right one, the time from the question
+to the first token of the answer, the speed of generation with what was recalled in place and with
+as many rows that are not recalled, and how long the session takes to be saved and opened, with its
+archive in a file.
+
+With --alike the facts are ten numbers that belong to ten names, in sentences of one form. With
+--full the cache is llama.cpp's own, as far as the model was trained: what it gets right is what can
+be expected.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from common import median_and_range, open_model, parser_of
 
-from pyh2o import Llama
+from pyh2o import Conversation, Llama
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
+from pyh2o.measuring.quality.reading import answer_surprises
 
-NAMES = ["Ada", "Boris", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas"]
-FACT = "\nRemember this: the secret number of {name} is {number}.\n"
-QUESTION = (
-    "\nQuestion: what is the secret number of {name}?\nAnswer: the secret number of {name} is"
-)
-ANSWER_TOKENS = 8
+ANSWER_TOKENS = 12
 TIMED_TOKENS = 128
+SAVES = 5
 
 
-def with_facts(llm: Llama, text: str, n_tokens: int, numbers: dict[str, str]) -> list[int]:
-    """The tokens of the text, repeated up to so many, with the facts at even distances."""
-    prose = llm.tokenize(text.encode(), add_bos=True)
-    prose *= -(-n_tokens // len(prose))
-    facts = [
-        llm.tokenize(FACT.format(name=name, number=number).encode(), add_bos=False)
-        for name, number in numbers.items()
+@dataclass(frozen=True)
+class Fact:
+    """A sentence of the text, a question, and how its answer begins and goes on."""
+
+    sentence: str
+    question: str
+    begun: str
+    answer: str
+
+
+def _fact(sentence: str, question: str, answer: str) -> Fact:
+    return Fact(f"{sentence} {answer}.", question, sentence, answer)
+
+
+FACTS = [
+    _fact("The treasure is buried under the old", "where is the treasure buried", "windmill"),
+    _fact("The ship in the harbour is called the", "how is the ship called", "Silver Heron"),
+    _fact("My sister's telephone number is", "what is my sister's telephone number", "5830147"),
+    _fact("The recipe for the cake needs this much sugar:", "how much sugar", "475 grams"),
+    _fact("Our cat was born in the village of", "in what village was our cat born", "Brackenford"),
+    _fact(
+        "The password of the old computer is",
+        "what is the password of the old computer",
+        "tulip-9921",
+    ),
+    _fact("The dentist expects me on", "when does the dentist expect me", "Thursday the 14th"),
+    _fact("The violin was made by", "who made the violin", "Teodoro Valsecchi"),
+    _fact("The train to the mountains leaves from platform", "from which platform", "17"),
+    _fact("The name of the dragon is", "what is the name of the dragon", "Orsovane"),
+]
+NAMES = ["Ada", "Boris", "Clara", "Dmitri", "Elena", "Farid", "Greta", "Hiro", "Ines", "Jonas"]
+
+
+def alike(seed: int) -> list[Fact]:
+    """A number for each name."""
+    draw = random.Random(seed)
+    numbers = [str(draw.randint(1_000_000, 9_999_999)) for _ in NAMES]
+    return [
+        _fact(f"The secret number of {name} is", f"what is the secret number of {name}", number)
+        for name, number in zip(NAMES, numbers, strict=True)
     ]
-    size = (n_tokens - sum(map(len, facts))) // len(facts)
-    tokens: list[int] = []
+
+
+def with_facts(llm: Llama, text: str, n_tokens: int, facts: Sequence[Fact]) -> str:
+    """The text, repeated up to so many tokens, with the facts at even distances."""
+    words = text.split()
+    n_words = round(n_tokens * len(words) / len(llm.tokenize(text.encode())))
+    words = (words * -(-n_words // len(words)))[:n_words]
+    size = n_words // len(facts)
+    pieces: list[str] = []
     for i, fact in enumerate(facts):
-        piece = prose[i * size : (i + 1) * size]
-        tokens += [*piece[: size // 2], *fact, *piece[size // 2 :]]
-    return tokens
+        piece = words[i * size : (i + 1) * size]
+        pieces += [
+            " ".join(piece[: size // 2]),
+            f"Remember this: {fact.sentence}",
+            " ".join(piece[size // 2 :]),
+        ]
+    return "\n\n".join(pieces)
 
 
-def ask(llm: Llama, name: str) -> tuple[str, float]:
-    """The answer, and the seconds until its first token."""
-    question = llm.tokenize(QUESTION.format(name=name).encode(), add_bos=False)
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    seconds: float  # until its first token
+    nll: float  # of the right one, nats per token
+
+
+def ask(llm: Llama, fact: Fact) -> Answer:
+    question = f"\n\nQuestion: {fact.question}?\n\nAnswer: {fact.begun}"
+    tokens = llm.tokenize(question.encode(), add_bos=False)
     start, began = llm.n_tokens, time.perf_counter()
     answer: list[int] = []
     first = 0.0
-    for token in Writer(llm, Sampling(temperature=0.0, repeat_penalty=1.0)).write(question):
+    for token in Writer(llm, Sampling(temperature=0.0, repeat_penalty=1.0)).write(tokens):
         first = first or time.perf_counter() - began
         answer.append(token)
         if len(answer) == ANSWER_TOKENS:
             break
+    llm.remove_tail(start + len(tokens) - 1)
+    right = llm.tokenize(f" {fact.answer}".encode(), add_bos=False)
+    nll = float(answer_surprises(llm, tokens[-1], right).mean())
     llm.remove_tail(start)
-    return llm.detokenize(answer).decode(errors="replace"), first
+    return Answer(llm.detokenize(answer).decode(errors="replace"), first, nll)
+
+
+def ask_all(llm: Llama, facts: Sequence[Fact]) -> None:
+    answers = []
+    for fact in facts:
+        answer = ask(llm, fact)
+        answers.append(answer)
+        spans = sorted(llm.recalled() if llm.recalls else [], key=lambda span: -span.weight)
+        found = ", ".join(f"{span.start}-{span.end} ({span.weight:.3f})" for span in spans[:3])
+        print(
+            f"{fact.answer!r}: {answer.text!r}, loss {answer.nll:.2f}, "
+            f"after {answer.seconds:.2f} s, from {found}",
+            flush=True,
+        )
+    right = sum(fact.answer in answer.text for fact, answer in zip(facts, answers, strict=True))
+    print(
+        f"right: {right} of {len(facts)}, "
+        f"loss {statistics.mean(answer.nll for answer in answers):.3f}\n"
+        f"first token: {median_and_range([answer.seconds for answer in answers], '.2f', 's')}"
+    )
 
 
 def speed(llm: Llama, tokens: Sequence[int]) -> float:
@@ -73,56 +152,85 @@ def speed(llm: Llama, tokens: Sequence[int]) -> float:
     return len(tokens) / seconds
 
 
+def compare_speeds(llm: Llama, arguments: argparse.Namespace) -> None:
+    """With recalled rows in place, by turns with a cache of as many rows that recalls nothing."""
+    arguments.rows += arguments.recall
+    arguments.recent = None
+    tokens = llm.input_ids[: 4 * arguments.rows].tolist()
+    some = tokens[-TIMED_TOKENS:]
+    llm.recall(FACTS[0].question)
+    n_recalled = llm.kv.recalled
+    with open_model(arguments) as other:
+        other.eval(tokens)
+        pairs = [(speed(llm, some), speed(other, some)) for _ in range(7)]
+    recalled, plain = zip(*pairs, strict=True)
+    print(
+        f"generation with {n_recalled} recalled rows: "
+        f"{median_and_range(recalled, '.1f', 'tokens/s')}\n"
+        f"with as many of the budget: {median_and_range(plain, '.1f', 'tokens/s')}\n"
+        f"ratio {median_and_range([mine / theirs for mine, theirs in pairs], '.3f', '')}"
+    )
+
+
+def time_session(conversation: Conversation, llm: Llama, path: Path) -> None:
+    """Turns that are saved, and the session opened again."""
+    saving: list[float] = []
+    for _ in range(SAVES):
+        for _ in conversation.say("Tell me a little more.", max_tokens=16):
+            pass
+        began = time.perf_counter()
+        conversation.save(path)
+        saving.append(time.perf_counter() - began)
+    loading: list[float] = []
+    for _ in range(SAVES):
+        began = time.perf_counter()
+        Conversation.load(path, llm)
+        loading.append(time.perf_counter() - began)
+    print(
+        f"saving a turn: {median_and_range(saving, '.3f', 's')}, the first {saving[0]:.3f} s\n"
+        f"opening the session: {median_and_range(loading, '.3f', 's')}"
+    )
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--text", type=Path, required=True, help="UTF-8 file")
     parser.add_argument("--tokens", type=int, default=100_000)
-    parser.add_argument("--recall", type=int, default=256, help="rows beside the others")
+    parser.add_argument("--recall", type=int, default=410, help="rows beside the others")
     parser.add_argument("--recall-type", default="q8_0")
-    parser.add_argument("--facts", type=int, default=10, choices=range(1, 11))
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alike", action="store_true", help="ten facts of one form")
+    parser.add_argument("--full", action="store_true", help="llama.cpp's own cache")
+    parser.add_argument("--seed", type=int, default=1, help="of the numbers of --alike")
     arguments = parser.parse_args()
     text = " ".join(arguments.text.read_text(encoding="utf-8").split())
 
-    draw = random.Random(arguments.seed)
-    numbers = {name: str(draw.randint(1_000_000, 9_999_999)) for name in NAMES[: arguments.facts]}
-    llm = open_model(arguments, recall=arguments.recall, recall_type=arguments.recall_type)
-    tokens = with_facts(llm, text, arguments.tokens, numbers)
-    began = time.perf_counter()
-    llm.eval(tokens)
-    reading = time.perf_counter() - began
-    print(f"read {len(tokens):,} tokens, {len(tokens) / reading:.0f} tokens/s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "recall": arguments.recall,
+            "recall_type": arguments.recall_type,
+            "recall_archive": str(Path(folder) / "facts.archive"),
+        }
+        llm = open_model(arguments, **({"evict": False} if arguments.full else settings))
+        facts = alike(arguments.seed) if arguments.alike else FACTS
+        conversation = Conversation(llm)
+        began = time.perf_counter()
+        for _ in conversation.say(with_facts(llm, text, arguments.tokens, facts), max_tokens=1):
+            pass
+        seconds = time.perf_counter() - began
+        print(f"read {llm.n_tokens:,} tokens, {llm.n_tokens / seconds:.0f} tokens/s", flush=True)
 
-    waits: list[float] = []
-    right = 0
-    for name, number in numbers.items():
-        answer, wait = ask(llm, name)
-        right += number in answer
-        waits.append(wait)
-        spans = [f"{span.start}-{span.end}" for span in llm.recalled() if span.weight > 0.01]
+        ask_all(llm, facts)
+        if arguments.full:
+            return
+        kv = llm.kv
         print(
-            f"{name}: {number} {answer!r} after {wait:.2f} s, from {', '.join(spans)}", flush=True
+            f"a recall: {kv.recall_seconds / kv.recalls:.3f} s, {kv.recalls} of them; copying to "
+            f"the archive: {kv.archive_seconds:.1f} s in all\n"
+            f"archive: {kv.archived:,} tokens, {kv.bytes_archive / 2**20:.0f} MiB",
+            flush=True,
         )
-
-    some = tokens[:TIMED_TOKENS]
-    recalled = [speed(llm, some) for _ in range(5)]
-    kv = llm.kv
-    arguments.rows += arguments.recall
-    other = open_model(arguments)
-    other.eval(tokens[: 4 * arguments.rows])
-    plain = [speed(other, some) for _ in range(5)]
-    found = f"right: {right} of {len(numbers)}"
-    recalls = f"a recall: {kv.recall_seconds / max(1, kv.recalls):.3f} s, {kv.recalls} of them"
-    ratio = statistics.median(recalled) / statistics.median(plain)
-    print(
-        f"{found}\n"
-        f"first token: {median_and_range(waits, '.2f', 's')}\n"
-        f"{recalls}; copying to the archive: {kv.archive_seconds:.1f} s in all\n"
-        f"generation with recalled rows: {median_and_range(recalled, '.1f', 'tokens/s')}\n"
-        f"with as many of the budget: {median_and_range(plain, '.1f', 'tokens/s')}\n"
-        f"ratio {ratio:.3f}\n"
-        f"archive: {kv.archived:,} tokens, {kv.bytes_archive / 2**20:.0f} MiB"
-    )
+        compare_speeds(llm, arguments)
+        time_session(conversation, llm, Path(folder) / "facts.h2o")
 
 
 if __name__ == "__main__":
