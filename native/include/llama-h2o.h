@@ -76,13 +76,13 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_NOT_ATTACHED  = -6,  // eviction is not attached
     LLAMA_H2O_ERR_SHARED_CELLS  = -7,  // several sequences share one stream of cells
     LLAMA_H2O_ERR_NO_CACHE      = -8,  // encoder or embedding model: no causal KV cache
-    LLAMA_H2O_ERR_RECURRENT     = -9,  // recurrent or hybrid model
-    LLAMA_H2O_ERR_SLIDING       = -10, // sliding-window or chunked attention
+    LLAMA_H2O_ERR_RECURRENT     = -9,  // recurrent model
+    LLAMA_H2O_ERR_SLIDING       = -10, // all layers see a window or a chunk of the text only
     LLAMA_H2O_ERR_MLA           = -11, // multi-head latent attention
     LLAMA_H2O_ERR_ALIBI         = -12, // ALiBi position bias
-    LLAMA_H2O_ERR_POSITIONS     = -13, // several positions per token (M-RoPE)
+    LLAMA_H2O_ERR_SPARSE        = -13, // attention to rows that the model chooses itself
     LLAMA_H2O_ERR_ROPE_FACTORS  = -14, // RoPE factors that depend on the context size
-    LLAMA_H2O_ERR_SHARED_LAYERS = -15, // layers that use another layer's K and V
+    LLAMA_H2O_ERR_SHARED_LAYERS = -15, // layers that use another layer's K and V with other numbers of heads
     LLAMA_H2O_ERR_CACHE_KIND    = -16, // a kind of KV cache that is not known here
     LLAMA_H2O_ERR_ROW_BLOCKS    = -17, // a head's row is not whole blocks of the cache type
     LLAMA_H2O_ERR_MEMORY        = -18, // out of memory
@@ -170,8 +170,10 @@ struct llama_h2o_stats {
     uint64_t n_rebases;        // of the sequence
     uint64_t t_compactions_us; // time spent in compactions of the sequence
     uint64_t t_rebases_us;     // time spent in re-bases of the sequence
-    uint64_t size_k;           // bytes allocated for K, all sequences
-    uint64_t size_v;           // bytes allocated for V, all sequences
+    uint64_t size_k;           // bytes allocated for K of the layers that are evicted, all sequences
+    uint64_t size_v;           // and for their V
+    uint64_t size_window;      // bytes allocated for K and V of layers that see a window, all sequences
+    uint64_t size_recurrent;   // bytes allocated for the states of recurrent layers, all sequences
     uint64_t size_scores;      // bytes allocated for the scores and what else the policy collects, all sequences
     uint32_t n_recalled;       // recalled rows of every head
     uint32_t n_archived;       // tokens in the archive of the sequence
@@ -294,8 +296,7 @@ LLAMA_H2O_API int32_t llama_h2o_archive_restore(
 // is damaged, or a disk is full and nothing is archived any more. Empty if nothing is. Valid until the next call.
 LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx, int32_t seq_id);
 
-// Also for a context without eviction: its budget, its scores and its counters are then 0, and for a sliding-window
-// model all but the sizes of K and V.
+// Also for a context without eviction: its budget, its scores and its counters are then 0.
 LLAMA_H2O_API int32_t llama_h2o_get_stats(
         const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
 

@@ -9,7 +9,7 @@
 template <typename F>
 static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 

@@ -21,19 +21,19 @@ const char * llama_h2o_strerror(int32_t status) {
         case LLAMA_H2O_ERR_NO_CACHE:
             return "the model has no causal KV cache (encoder, embedding or diffusion model)";
         case LLAMA_H2O_ERR_RECURRENT:
-            return "recurrent and hybrid models keep a state of fixed size that has no rows to evict";
+            return "the model is recurrent: it keeps a state of fixed size that has no rows to evict";
         case LLAMA_H2O_ERR_SLIDING:
-            return "sliding-window and chunked attention layers are not supported";
+            return "every layer with a KV cache sees a window only: that cache does not grow with the text";
         case LLAMA_H2O_ERR_MLA:
             return "multi-head latent attention (MLA) is not supported: its heads share one latent row";
         case LLAMA_H2O_ERR_ALIBI:
             return "ALiBi is not supported: its bias comes from the cell, not from the row that lies in it";
-        case LLAMA_H2O_ERR_POSITIONS:
-            return "models with several positions per token (M-RoPE) are not supported";
         case LLAMA_H2O_ERR_ROPE_FACTORS:
             return "RoPE factors that depend on the context size (LongRoPE) are not supported";
         case LLAMA_H2O_ERR_SHARED_LAYERS:
-            return "models with layers that share another layer's K and V are not supported";
+            return "layers that share K and V have different numbers of query heads";
+        case LLAMA_H2O_ERR_SPARSE:
+            return "sparse attention chooses the rows it looks at on its own, by keys that are kept for all of them";
         case LLAMA_H2O_ERR_CACHE_KIND:
             return "this kind of KV cache is not supported";
         case LLAMA_H2O_ERR_ROW_BLOCKS:

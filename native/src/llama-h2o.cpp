@@ -8,7 +8,6 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-kv-cache-iswa.h"
 #include "llama-kv-cells.h"
 #include "llama-model.h"
 #include "llama.h"
@@ -30,14 +29,14 @@ static bool has_rope_factors_by_size(const llama_model & model) {
     return false;
 }
 
-static bool has_shared_layers(const llama_hparams & hparams) {
-    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
-        if (!hparams.has_kv(il)) {
-            return true;
-        }
-    }
+// Whether a layer has K and V of its own for the whole text.
+static bool grows(const llama_model & model, uint32_t il) {
+    const llama_hparams & hparams = model.hparams;
 
-    return false;
+    // all layers have both there
+    const bool has_attention = !hparams.is_recr(il) || model.arch == LLM_ARCH_FALCON_H1;
+
+    return has_attention && hparams.has_kv(il) && !hparams.is_swa(il);
 }
 
 int32_t llama_h2o_supports(const llama_model * model) {
@@ -47,7 +46,7 @@ int32_t llama_h2o_supports(const llama_model * model) {
 
     const llama_hparams & hparams = model->hparams;
 
-    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+    if (llama_model_is_recurrent(model)) {
         return LLAMA_H2O_ERR_RECURRENT;
     }
     if (model->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
@@ -57,8 +56,8 @@ int32_t llama_h2o_supports(const llama_model * model) {
             llama_model_is_diffusion(model)) {
         return LLAMA_H2O_ERR_NO_CACHE;
     }
-    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
-        return LLAMA_H2O_ERR_SLIDING;
+    if (hparams.indexer_head_size > 0 || model->arch == LLM_ARCH_DEEPSEEK4) {
+        return LLAMA_H2O_ERR_SPARSE;
     }
     if (hparams.is_mla()) {
         return LLAMA_H2O_ERR_MLA;
@@ -66,17 +65,17 @@ int32_t llama_h2o_supports(const llama_model * model) {
     if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
         return LLAMA_H2O_ERR_ALIBI;
     }
-    if (hparams.n_pos_per_embd() > 1) {
-        return LLAMA_H2O_ERR_POSITIONS;
-    }
     if (has_rope_factors_by_size(*model)) {
         return LLAMA_H2O_ERR_ROPE_FACTORS;
     }
-    if (has_shared_layers(hparams)) {
-        return LLAMA_H2O_ERR_SHARED_LAYERS;
+
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        if (grows(*model, il)) {
+            return LLAMA_H2O_OK;
+        }
     }
 
-    return LLAMA_H2O_OK;
+    return LLAMA_H2O_ERR_SLIDING;
 }
 
 uint32_t llama_h2o_n_pos_learned(const llama_model * model) {
@@ -127,7 +126,7 @@ static constexpr uint32_t MAX_POSITIONS = std::numeric_limits<int32_t>::max();
 
 // Whether eviction can be attached to this context, which belongs to a supported model.
 static int32_t check_context(const llama_context & ctx, const llama_h2o_params & params) {
-    const llama_kv_cache * kv = llama_h2o::plain_cache(&ctx);
+    const llama_kv_cache * kv = llama_h2o::cache_of(&ctx);
     if (!kv) {
         return ctx.get_memory() ? LLAMA_H2O_ERR_CACHE_KIND : LLAMA_H2O_ERR_NO_CACHE;
     }
@@ -151,8 +150,14 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
             return LLAMA_H2O_ERR_NOT_EMPTY;
         }
     }
+    if (kv->get_layer_ids().empty()) {
+        return LLAMA_H2O_ERR_SLIDING;
+    }
     if (!has_whole_blocks(ctx.get_model().hparams, *kv)) {
         return LLAMA_H2O_ERR_ROW_BLOCKS;
+    }
+    if (!llama_h2o::shares_evenly(*kv)) {
+        return LLAMA_H2O_ERR_SHARED_LAYERS;
     }
 
     return LLAMA_H2O_OK;
@@ -188,7 +193,7 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
 template <typename F>
 static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
@@ -235,7 +240,7 @@ int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)) {
+        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
         llama_h2o_set_mark(h2o.parts, h2o.stream_of(seq_id));
@@ -246,7 +251,7 @@ int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
 
 int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        return llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id)
+        return llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)
                        ? llama_h2o_last_mark(h2o.parts, h2o.stream_of(seq_id), pos)
                        : LLAMA_H2O_ERR_ARGUMENT;
     });
@@ -265,19 +270,7 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
-    if (const auto * both = dynamic_cast<const llama_kv_cache_iswa *>(ctx->get_memory())) {
-        // two caches with cells of their own, which have no common count
-        const llama_h2o_stats all    = llama_h2o::get_stats(*both->get_base(), 0);
-        const llama_h2o_stats window = llama_h2o::get_stats(*both->get_swa(), 0);
-
-        *stats        = {};
-        stats->size_k = all.size_k + window.size_k;
-        stats->size_v = all.size_v + window.size_v;
-
-        return LLAMA_H2O_OK;
-    }
-
-    const llama_kv_cache * kv = llama_h2o::plain_cache(ctx);
+    const llama_kv_cache * kv = llama_h2o::cache_of(ctx);
     if (!kv) {
         return ctx->get_memory() ? LLAMA_H2O_ERR_CACHE_KIND : LLAMA_H2O_ERR_NO_CACHE;
     }
@@ -285,7 +278,7 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
-    *stats = llama_h2o::get_stats(*kv, seq_id);
+    *stats = llama_h2o::get_stats(*ctx->get_memory(), seq_id);
 
     return LLAMA_H2O_OK;
 }
@@ -377,7 +370,7 @@ static int32_t read_rows(
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::plain_cache(ctx), seq_id) || il < 0 ||
+        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id) || il < 0 ||
                 uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }

@@ -896,10 +896,10 @@ static int _cffi_const_LLAMA_H2O_ERR_ALIBI(unsigned long long *o)
   return n;
 }
 
-static int _cffi_const_LLAMA_H2O_ERR_POSITIONS(unsigned long long *o)
+static int _cffi_const_LLAMA_H2O_ERR_SPARSE(unsigned long long *o)
 {
-  int n = (LLAMA_H2O_ERR_POSITIONS) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_ERR_POSITIONS) | 0);  /* check that LLAMA_H2O_ERR_POSITIONS is an integer */
+  int n = (LLAMA_H2O_ERR_SPARSE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_SPARSE) | 0);  /* check that LLAMA_H2O_ERR_SPARSE is an integer */
   return n;
 }
 
@@ -2538,6 +2538,8 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
   (void)((p->t_rebases_us) | 0);  /* check that 'struct llama_h2o_stats.t_rebases_us' is an integer */
   (void)((p->size_k) | 0);  /* check that 'struct llama_h2o_stats.size_k' is an integer */
   (void)((p->size_v) | 0);  /* check that 'struct llama_h2o_stats.size_v' is an integer */
+  (void)((p->size_window) | 0);  /* check that 'struct llama_h2o_stats.size_window' is an integer */
+  (void)((p->size_recurrent) | 0);  /* check that 'struct llama_h2o_stats.size_recurrent' is an integer */
   (void)((p->size_scores) | 0);  /* check that 'struct llama_h2o_stats.size_scores' is an integer */
   (void)((p->n_recalled) | 0);  /* check that 'struct llama_h2o_stats.n_recalled' is an integer */
   (void)((p->n_archived) | 0);  /* check that 'struct llama_h2o_stats.n_archived' is an integer */
@@ -2584,7 +2586,6 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POLICY", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POLICY_ROPE", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY_ROPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_ERR_POSITIONS", (void *)_cffi_const_LLAMA_H2O_ERR_POSITIONS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ROPE_FACTORS", (void *)_cffi_const_LLAMA_H2O_ERR_ROPE_FACTORS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2593,6 +2594,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SHARED_LAYERS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_LAYERS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SLIDING", (void *)_cffi_const_LLAMA_H2O_ERR_SLIDING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPANS", (void *)_cffi_const_LLAMA_H2O_ERR_SPANS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_SPARSE", (void *)_cffi_const_LLAMA_H2O_ERR_SPARSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPLIT", (void *)_cffi_const_LLAMA_H2O_ERR_SPLIT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2731,6 +2733,12 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
               _CFFI_OP(_CFFI_OP_NOOP, 125) },
+  { "size_window", offsetof(struct llama_h2o_stats, size_window),
+                   sizeof(((struct llama_h2o_stats *)0)->size_window),
+                   _CFFI_OP(_CFFI_OP_NOOP, 125) },
+  { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
+                      sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
+                      _CFFI_OP(_CFFI_OP_NOOP, 125) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
@@ -2775,7 +2783,7 @@ static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
   { "llama_h2o_span", 122, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 17, 2 },
   { "llama_h2o_stats", 123, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 19, 25 },
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 19, 27 },
   { "llama_model", 124, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
@@ -2793,7 +2801,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
   { "llama_h2o_status", 117, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
-    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_POSITIONS,LLAMA_H2O_ERR_ROPE_FACTORS,"
+    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_ROPE_FACTORS,"
     "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
     "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
     "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,"

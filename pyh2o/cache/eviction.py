@@ -122,7 +122,7 @@ class FullCache:
         return replace(
             _statistics(counters, limits, n_tokens, window),
             evicting=False,
-            bytes_full=counters.size_k + counters.size_v,
+            bytes_full=counters.size_k + counters.size_v + _bytes_fixed(counters),
         )
 
     def device_bytes(self) -> int:
@@ -397,7 +397,9 @@ def _statistics(
         bytes_k=counters.size_k,
         bytes_v=counters.size_v,
         bytes_scores=counters.size_scores,
-        bytes_full=bytes_of_a_cell * whole_blocks(limits.window),
+        bytes_full=bytes_of_a_cell * whole_blocks(limits.window) + _bytes_fixed(counters),
+        bytes_window=counters.size_window,
+        bytes_recurrent=counters.size_recurrent,
         recalled=counters.n_recalled,
         archived=counters.n_archived,
         unarchived=counters.n_unarchived,
@@ -408,6 +410,10 @@ def _statistics(
         hidden_mass=counters.hidden,
         missed_mass=counters.missed,
     )
+
+
+def _bytes_fixed(counters: Counters) -> int:
+    return counters.size_window + counters.size_recurrent
 
 
 def mib(n_bytes: int) -> int:

@@ -93,6 +93,8 @@ class Counters:
     t_rebases_us: int = 0
     size_k: int = 0
     size_v: int = 0
+    size_window: int = 0
+    size_recurrent: int = 0
     size_scores: int = 0
     n_recalled: int = 0
     n_archived: int = 0

@@ -26,7 +26,10 @@ class KVStatistics:
         compaction_seconds: time spent in compactions.
         rebases: times the kept rows were given new positions so far.
         rebase_seconds: time spent in that.
-        bytes_k, bytes_v, bytes_scores: memory allocated for K, V and the scores.
+        bytes_k, bytes_v, bytes_scores: memory allocated for K and V of the layers that see all of
+            the text, and for the scores.
+        bytes_window: memory allocated for K and V of layers that see a window of the text.
+        bytes_recurrent: memory allocated for the states of recurrent layers.
         recalled: rows of each (layer, KV head) that are recalled from the archive now.
         archived: tokens in the archive.
         unarchived: tokens that had to leave the archive, because it has a limit.
@@ -36,7 +39,8 @@ class KVStatistics:
         hidden_mass: share of their attention, 0 .. 1, that the queries of the last recall would
             have paid to rows that were evicted: a mean over all heads.
         missed_mass: the same for those of them that were not recalled either.
-        bytes_full: what K and V of a full cache for the window would take, of the same types.
+        bytes_full: what a full cache for the window would take, of the same types, with what does
+            not grow with the text.
     """
 
     evicting: bool
@@ -57,6 +61,8 @@ class KVStatistics:
     bytes_v: int
     bytes_scores: int
     bytes_full: int
+    bytes_window: int = 0
+    bytes_recurrent: int = 0
     recalled: int = 0
     archived: int = 0
     unarchived: int = 0
@@ -109,8 +115,13 @@ class KVStatistics:
 
     @property
     def bytes_total(self) -> int:
-        """K, V and scores together."""
-        return self.bytes_k + self.bytes_v + self.bytes_scores
+        """K, V and scores together, with what does not grow with the text."""
+        return self.bytes_k + self.bytes_v + self.bytes_scores + self.bytes_fixed
+
+    @property
+    def bytes_fixed(self) -> int:
+        """What does not grow with the text, with any cache: windows and recurrent states."""
+        return self.bytes_window + self.bytes_recurrent
 
     def summary(self) -> str:
         """One line for a person: cells, budget, evictions and memory."""
@@ -139,7 +150,9 @@ class KVStatistics:
     def memory_parts(self) -> str:
         """What takes how many MiB, for a person."""
         scores = f" + scores {mib_text(self.bytes_scores)}" if self.evicting else ""
-        return f"K {mib_text(self.bytes_k)} + V {mib_text(self.bytes_v)}{scores}"
+        window = f" + window {mib_text(self.bytes_window)}" if self.bytes_window else ""
+        states = f" + states {mib_text(self.bytes_recurrent)}" if self.bytes_recurrent else ""
+        return f"K {mib_text(self.bytes_k)} + V {mib_text(self.bytes_v)}{scores}{window}{states}"
 
 
 def mib_text(n_bytes: float) -> str:

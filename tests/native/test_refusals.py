@@ -15,8 +15,7 @@ from tiny_llama import tiny_llama
 @pytest.mark.parametrize(
     ("arch_variant", "reason"),
     [
-        ("sliding_window", "sliding-window"),
-        ("recurrent", "recurrent and hybrid"),
+        ("recurrent", "the model is recurrent"),
         ("alibi", "ALiBi"),
         ("encoder", "no causal KV cache"),
         ("mla", "latent attention"),
@@ -31,7 +30,7 @@ def test_model_is_refused_with_the_reason(tmp_path: Path, arch_variant: str, rea
 
 
 def test_refused_model_runs_with_the_full_cache(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="sliding_window")
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="alibi")
     llm = tiny_llama(path, n_ctx=256, evict=False)
     llm.eval([1, 2, 3])
     assert not llm.kv.evicting

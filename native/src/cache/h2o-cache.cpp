@@ -1,6 +1,7 @@
 #include "cache/h2o-cache.h"
 
 #include "cache/h2o-archiving.h"
+#include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-probe.h"
@@ -10,12 +11,12 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
+#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <typeinfo>
 
 //
 // attachment
@@ -73,35 +74,78 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     for (auto & memory : collected) {
         kv.ctxs_bufs.push_back(std::move(memory));
     }
+
+    const llama_h2o_caches caches = llama_h2o_caches::of(ctx.get_memory());
+    if (caches.window) {
+        parts.window.emplace(
+                *caches.window, llama_h2o_cells(caches.window->v_cells, caches.window->v_heads), kv.hparams);
+    }
+    parts.recurrent = caches.recurrent;
 }
 
-llama_kv_cache * llama_h2o::plain_cache(const llama_context * ctx) {
-    auto * memory = dynamic_cast<llama_kv_cache *>(ctx->get_memory());
-
-    // a class derived from the plain cache may mean something else by its cells
-    return memory && typeid(*memory) == typeid(llama_kv_cache) ? memory : nullptr;
+llama_kv_cache * llama_h2o::cache_of(const llama_context * ctx) {
+    return llama_h2o_caches::of(ctx->get_memory()).growing;
 }
 
 llama_h2o * llama_h2o::of(const llama_context * ctx) {
-    const llama_kv_cache * kv = plain_cache(ctx);
+    const llama_kv_cache * kv = cache_of(ctx);
 
     return kv ? kv->h2o.get() : nullptr;
 }
 
 llama_h2o * llama_h2o::of(const llama_memory_context_i * mctx) {
-    const auto * kv_ctx = dynamic_cast<const llama_kv_cache_context *>(mctx);
+    const auto * kv_ctx = llama_h2o_caches::growing_of(mctx);
 
     return kv_ctx ? kv_ctx->kv->h2o.get() : nullptr;
 }
 
 uint32_t llama_h2o::first_stream(const llama_memory_context_i * mctx) {
-    const auto * kv_ctx = static_cast<const llama_kv_cache_context *>(mctx);
+    const auto * kv_ctx = llama_h2o_caches::growing_of(mctx);
 
     return kv_ctx->sinfos[kv_ctx->i_cur].s0;
 }
 
+bool llama_h2o::shares_evenly(const llama_kv_cache & kv) {
+    return std::all_of(kv.map_layer_ids.begin(), kv.map_layer_ids.end(), [&](const auto & ids) {
+        const auto & [il, ikv] = ids;
+        return kv.hparams.n_head(il) == kv.hparams.n_head(kv.layers[ikv].il);
+    });
+}
+
+// A cache for the window of as many cells as it needs, in place of the one that is there; returns that, or null if it
+// has them.
+static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {
+    const llama_kv_cache * window = llama_h2o_caches::of(ctx.get_memory()).window;
+    if (!window) {
+        return nullptr;
+    }
+
+    const llama_model & model = ctx.get_model();
+    llama_cparams cparams     = ctx.get_cparams();
+
+    cparams.n_ctx_seq = llama_h2o_window::n_cells_needed(
+            model.hparams, window->get_n_seq_max() / window->get_n_stream(), cparams.n_ubatch);
+    if (cparams.n_ctx_seq == window->get_size()) {
+        return nullptr;
+    }
+
+    llama_memory_params params = {};
+    params.type_k              = window->type_k();
+    params.type_v              = window->type_v();
+
+    const std::unique_ptr<llama_memory_i> memory(model.create_memory(params, cparams));
+
+    std::unique_ptr<llama_kv_cache> res;
+    llama_h2o_caches::swap_window(*memory, res);
+    llama_h2o_caches::swap_window(*ctx.get_memory(), res);
+
+    return res;
+}
+
 int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
-    llama_kv_cache & kv = *plain_cache(&ctx);
+    llama_kv_cache & kv = *cache_of(&ctx);
+
+    std::unique_ptr<llama_kv_cache> window = fit_window(ctx);
 
     const size_t n_bufs = kv.ctxs_bufs.size();
 
@@ -112,6 +156,9 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
     const auto detach = [&] {
         kv.h2o.reset();
         kv.ctxs_bufs.resize(n_bufs);
+        if (window) {
+            llama_h2o_caches::swap_window(*ctx.get_memory(), window);
+        }
 
         ctx.sched_need_reserve = true;
     };
@@ -192,17 +239,22 @@ void llama_h2o::watch_keys(const ggml_tensor * k_cur, int32_t il) {
 }
 
 //
-// hooks of llama_kv_cache
+// hooks of llama_kv_cache, and of the memory that it is a part of
 //
 
-uint32_t llama_h2o::max_ubatch(uint32_t n_ubatch) const {
-    return parts.refused ? 0 : std::min(n_ubatch, parts.params.slack);
+uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
+    const llama_h2o * h2o = of(ctx);
+
+    return h2o ? std::min(n_ubatch, h2o->parts.params.slack) : n_ubatch;
 }
 
 bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
     const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens / ubatch.n_seqs_unq : ubatch.n_tokens;
 
     try {
+        if (kv.hparams.n_pos_per_embd() > 1 && !ubatch.token) {
+            throw std::runtime_error("images, whose tokens have several positions each, cannot be evicted");
+        }
         for (uint32_t i = 0; i < ubatch.n_seqs_unq; ++i) {
             const llama_seq_id seq_id = ubatch.seq_id_unq[i];
 
@@ -238,7 +290,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         compact(s, p_first);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
-        llama_h2o_rebase(parts, s, p_first);
+        rebase(s, p_first);
     }
     if (st.stale) {
         llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
@@ -252,24 +304,56 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
 void llama_h2o::compact(uint32_t s, llama_pos p_next) {
     llama_h2o_compact(parts, s);
     if (parts.params.positions == LLAMA_H2O_POSITIONS_DENSE) {
-        llama_h2o_rebase(parts, s, p_next);
+        rebase(s, p_next);
     }
+}
+
+void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
+    llama_h2o_rebase(parts, s, p_next);
+
+    // the keys of a window were rotated in a graph of the context's own, which the last one was built over
+    if (parts.window) {
+        for (auto & res : parts.ctx.gf_res_prev) {
+            res->reset();
+        }
+        parts.ctx.gf_res_prev_active = nullptr;
+    }
+}
+
+bool llama_h2o::can_remove(llama_memory_i * memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    const llama_kv_cache * growing = llama_h2o_caches::of(memory).growing;
+
+    p0 = std::max(p0, 0);
+    p1 = p1 < 0 ? std::numeric_limits<llama_pos>::max() : p1;
+
+    return !growing || !growing->h2o || growing->h2o->is_removable(seq_id, p0, p1);
+}
+
+bool llama_h2o::is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const {
+    const auto [s0, s1] = stream_range(seq_id);
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        const bool has_end = p1 > parts.cells.newest(s);
+        const bool is_all  = has_end && p0 <= 0;
+        const bool is_none = p0 > parts.cells.newest(s);
+        const bool is_tail = has_end && p0 >= parts.pos_removable(s);
+
+        // before the first compaction every row lies in its own cell, and any range can go
+        const bool is_middle = !has_end && parts.streams[s].pos_removable == 0;
+
+        if (!is_all && !is_none && !is_tail && !is_middle) {
+            return false;
+        }
+    }
+
+    return true;
 }
 
 bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     const auto [s0, s1] = stream_range(seq_id);
 
-    for (uint32_t s = s0; s < s1; ++s) {
-        const llama_pos pos_removable = parts.streams[s].pos_removable;
-
-        const bool has_end = p1 > parts.cells.newest(s);
-        const bool is_all  = has_end && p0 <= 0;
-        const bool is_tail = has_end && p0 >= pos_removable;
-
-        // before the first compaction every row lies in its own cell, and any range can go
-        if (!is_all && !is_tail && pos_removable > 0) {
-            return false;
-        }
+    if (!is_removable(seq_id, p0, p1)) {
+        return false;
     }
 
     for (uint32_t s = s0; s < s1; ++s) {
@@ -309,7 +393,7 @@ void llama_h2o::refuse(const char * operation) {
 }
 
 void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
-    if (kv.has_cell_ext()) {
+    if (kv.hparams.ple_n_heads > 0) {
         throw std::runtime_error("the cells of this model have extra data that cannot be saved with eviction");
     }
 
@@ -338,7 +422,10 @@ std::pair<uint32_t, uint32_t> llama_h2o::stream_range(llama_seq_id seq_id) const
 // what the cache holds
 //
 
-llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq_id) {
+llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_id) {
+    const llama_h2o_caches caches = llama_h2o_caches::of(&memory);
+    const llama_kv_cache & kv     = *caches.growing;
+
     const uint32_t s = kv.seq_to_stream[seq_id];
 
     llama_h2o_stats stats = {};
@@ -348,6 +435,13 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
     stats.pos_limit       = kv.hparams.n_ctx_train;
     stats.size_k          = kv.size_k_bytes();
     stats.size_v          = kv.size_v_bytes();
+    stats.size_window     = caches.window ? caches.window->size_k_bytes() + caches.window->size_v_bytes() : 0;
+
+    if (caches.recurrent) {
+        for (const auto & [buft, size] : caches.recurrent->memory_breakdown()) {
+            stats.size_recurrent += size;
+        }
+    }
 
     if (kv.h2o) {
         const llama_h2o_parts & parts = kv.h2o->parts;
@@ -355,7 +449,7 @@ llama_h2o_stats llama_h2o::get_stats(const llama_kv_cache & kv, llama_seq_id seq
 
         stats.n_used           = parts.n_used(s);
         stats.n_pinned         = st.claims.n_pinned;
-        stats.pos_removable    = st.pos_removable;
+        stats.pos_removable    = parts.pos_removable(s);
         stats.pos_limit        = llama_h2o_pos_limit(parts);
         stats.n_compactions    = st.count.n_compactions;
         stats.n_cells_freed    = st.count.n_cells_freed;

@@ -28,8 +28,11 @@ struct llama_h2o {
     // the first stream that the graph of mctx works on
     static uint32_t first_stream(const llama_memory_context_i * mctx);
 
-    // the plain KV cache of a context, or null if it has another kind of memory
-    static llama_kv_cache * plain_cache(const llama_context * ctx);
+    // the cache of a context that grows with the text, or null if it has another kind of memory
+    static llama_kv_cache * cache_of(const llama_context * ctx);
+
+    // whether layers that use another one's K and V have as many query heads as that one
+    static bool shares_evenly(const llama_kv_cache & kv);
 
     // leaves the context as it was if it fails or throws
     static int32_t attach(llama_context & ctx, llama_h2o_params params);
@@ -39,16 +42,22 @@ struct llama_h2o {
     uint32_t stream_of(llama_seq_id seq_id) const { return kv.seq_to_stream[seq_id]; }
 
     //
-    // hooks of llama_kv_cache
+    // hooks of llama_kv_cache, and of the memory that it is a part of
     //
 
-    // most tokens that may be decoded at once; 0 after an operation that was refused
-    uint32_t max_ubatch(uint32_t n_ubatch) const;
+    // most tokens of a context that may be decoded at once
+    static uint32_t max_ubatch(const llama_context * ctx, uint32_t n_ubatch);
+
+    // after an operation that cannot be undone
+    bool is_refused() const { return parts.refused; }
 
     // make room for the ubatch, with a compaction if it takes one, and find its cells
     bool place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo);
 
-    // whether positions [p0, p1) can be removed exactly; if so, prepares for it
+    // whether positions [p0, p1) can be removed exactly from all parts of a memory
+    static bool can_remove(llama_memory_i * memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+
+    // the same for the evicted cache; if so, prepares for it
     bool remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 
     void clear();
@@ -67,9 +76,9 @@ struct llama_h2o {
     //
 
     // most nodes that our hooks add to a graph, views and inputs included
-    uint32_t n_graph_nodes() const { return MAX_LAYER_NODES * parts.layers.size(); }
+    uint32_t n_graph_nodes() const { return MAX_LAYER_NODES * kv.map_layer_ids.size(); }
 
-    // null if there is none of that number in the model
+    // The one whose K and V a layer of the model uses, its own or another one's; null if none is evicted.
     llama_h2o_layer * find_layer(int32_t il);
 
     // inputs of the graph that is being built, the same for all layers
@@ -84,8 +93,8 @@ struct llama_h2o {
     // for the user of the cache
     //
 
-    // of a cache with or without eviction
-    static llama_h2o_stats get_stats(const llama_kv_cache & kv, llama_seq_id seq_id);
+    // of a memory whose growing cache is known, with or without eviction
+    static llama_h2o_stats get_stats(llama_memory_i & memory, llama_seq_id seq_id);
 
     // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
     // shrink() this object is gone
@@ -97,10 +106,15 @@ private:
     llama_kv_cache & kv;
 
     // while this is the eviction of a larger cache: the cache that the context goes back to
-    std::unique_ptr<llama_memory_i> smaller;
+    std::unique_ptr<llama_kv_cache> smaller;
 
     // the constant weights live apart from the cache, which may be cleared
     std::vector<llama_h2o_memory> weights;
+
+    // whether positions [p0, p1) can be removed; a negative sequence stands for all
+    bool is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const;
+
+    void rebase(uint32_t s, llama_pos p_next);
 
     // makes the graphs, which shows whether the params can be met
     int32_t reserve();

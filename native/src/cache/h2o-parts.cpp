@@ -2,6 +2,8 @@
 
 #include "cache/h2o-archiving.h"
 
+#include "llama-memory-recurrent.h"
+
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -42,6 +44,18 @@ std::vector<uint32_t> llama_h2o_parts::used(uint32_t s) const {
     std::vector<uint32_t> res;
     res.reserve(all.size() - recalled.size());
     std::set_difference(all.begin(), all.end(), recalled.begin(), recalled.end(), std::back_inserter(res));
+
+    return res;
+}
+
+llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {
+    llama_pos res = streams[s].pos_removable;
+    if (window) {
+        res = std::max(res, window->removable(s));
+    }
+    if (recurrent) {
+        res = std::max(res, cells.newest(s) + 1 - llama_pos(recurrent->n_rs_seq));
+    }
 
     return res;
 }

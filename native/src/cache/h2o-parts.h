@@ -8,12 +8,15 @@
 #include "cache/h2o-cells.h"
 #include "cache/h2o-layer.h"
 #include "cache/h2o-stream.h"
+#include "cache/h2o-window.h"
 #include "policies/h2o-policy.h"
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
+class llama_memory_recurrent;
 struct llama_context;
 
 struct llama_h2o_parts {
@@ -37,12 +40,20 @@ struct llama_h2o_parts {
 
     const uint32_t n_cells; // of a stream
 
+    // what there is beside the cache that is evicted
+    std::optional<llama_h2o_window> window;
+    llama_memory_recurrent * recurrent = nullptr; // or null
+
     bool refused = false; // something that cannot be undone: decode nothing until the cache is cleared
 
     // KV heads of all layers
     uint32_t n_heads() const;
 
-    bool is_first(const llama_h2o_layer & layer) const { return &layer == &layers.front(); }
+    // Whether a layer of the model is the first one of a graph that is evicted.
+    bool is_first(int32_t il) const { return il == int32_t(layers.front().shape.il); }
+
+    // From here on a tail can be removed: every head has all its rows, and a window or a state is still known.
+    llama_pos pos_removable(uint32_t s) const;
 
     // positions of a text
     uint64_t max_pinned() const { return uint64_t(params.pinned) + params.heavy; }

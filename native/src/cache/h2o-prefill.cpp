@@ -1,6 +1,7 @@
 #include "cache/h2o-prefill.h"
 
 #include "cache/h2o-cache.h"
+#include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
 #include "cache/h2o-recall.h"
 
@@ -109,7 +110,7 @@ void llama_h2o_take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
 // llama.cpp allocates cells in blocks of so many
 static constexpr uint32_t CELL_BLOCK = 256;
 
-static std::unique_ptr<llama_memory_i> new_cache(llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells) {
+static std::unique_ptr<llama_kv_cache> new_cache(llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells) {
     llama_memory_params params = {};
     params.type_k              = kv.type_k();
     params.type_v              = kv.type_v();
@@ -117,7 +118,12 @@ static std::unique_ptr<llama_memory_i> new_cache(llama_context & ctx, const llam
     llama_cparams cparams = ctx.get_cparams();
     cparams.n_ctx_seq     = n_cells;
 
-    return std::unique_ptr<llama_memory_i>(ctx.get_model().create_memory(params, cparams));
+    std::unique_ptr<llama_memory_i> memory(ctx.get_model().create_memory(params, cparams));
+
+    std::unique_ptr<llama_kv_cache> res;
+    llama_h2o_caches::swap_growing(memory, res);
+
+    return res;
 }
 
 int32_t llama_h2o::enlarge(uint32_t n_cells) {
@@ -134,9 +140,9 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
 
     n_cells = GGML_PAD(n_cells, CELL_BLOCK);
 
-    std::unique_ptr<llama_memory_i> memory = new_cache(parts.ctx, kv, n_cells);
+    std::unique_ptr<llama_kv_cache> cache = new_cache(parts.ctx, kv, n_cells);
 
-    auto & larger = dynamic_cast<llama_kv_cache &>(*memory);
+    llama_kv_cache & larger = *cache;
 
     llama_h2o_params larger_params = parts.params;
     larger_params.slack            = n_cells - parts.n_budget();
@@ -144,8 +150,8 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     larger.h2o = std::make_shared<llama_h2o>(parts.ctx, larger, larger_params);
     llama_h2o_take_rows(larger.h2o->parts, parts);
 
-    std::swap(parts.ctx.memory, memory);
-    larger.h2o->smaller = std::move(memory);
+    llama_h2o_caches::swap_growing(parts.ctx.memory, cache);
+    larger.h2o->smaller = std::move(cache);
 
     try {
         parts.ctx.sched_need_reserve = true;
@@ -170,7 +176,7 @@ int32_t llama_h2o::shrink() {
         return LLAMA_H2O_ERR_NOT_ENLARGED;
     }
 
-    auto & target = dynamic_cast<llama_kv_cache &>(*smaller).h2o->parts;
+    auto & target = smaller->h2o->parts;
 
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         if (parts.streams[s].stale) {
@@ -193,7 +199,8 @@ int32_t llama_h2o::shrink() {
 void llama_h2o::give_back() {
     parts.ctx.synchronize();
 
-    const std::unique_ptr<llama_memory_i> mine = std::exchange(parts.ctx.memory, std::move(smaller));
+    std::unique_ptr<llama_kv_cache> mine = std::move(smaller);
+    llama_h2o_caches::swap_growing(parts.ctx.memory, mine);
 
     parts.ctx.sched_need_reserve = true;
     parts.ctx.sched_reserve();

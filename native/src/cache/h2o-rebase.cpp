@@ -17,6 +17,10 @@ bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
         return false;
     }
 
+    if (parts.window && !parts.window->can_turn()) {
+        return false;
+    }
+
     return std::all_of(parts.layers.begin(), parts.layers.end(),
             [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
 }
@@ -126,6 +130,9 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
         turn_queries(layer, layer.tensors.question, s, question_turns, graph);
     }
 
+    if (parts.window) {
+        parts.window->turn_back(parts.ctx, s, back);
+    }
     parts.run_in_place(graph);
 
     st.rows.shift_back(back);

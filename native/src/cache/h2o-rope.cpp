@@ -37,6 +37,22 @@ static std::vector<float> read_floats(const ggml_tensor * tensor, size_t n) {
     return res;
 }
 
+// Whether a pair is rotated by the last of several positions (M-RoPE), which is 0 for text. The others are alike.
+static bool has_no_position(const rope_params & params, size_t pair) {
+    if (!(params.mode & GGML_ROPE_TYPE_MROPE)) {
+        return false;
+    }
+
+    const auto & sections = params.sections;
+
+    const int32_t sector = int32_t(pair) % (sections[0] + sections[1] + sections[2] + sections[3]);
+    if (params.mode == GGML_ROPE_TYPE_IMROPE) {
+        return sector >= 3 * sections[sector % 3];
+    }
+
+    return sector >= sections[0] + sections[1] + sections[2];
+}
+
 // Radians per position of every pair, with the frequency factors and the YaRN ramp that ggml applies.
 static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_params & params) {
     const size_t n = params.n_dims / 2;
@@ -58,7 +74,7 @@ static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_p
             mix = (1.0 - std::clamp(slope, 0.0, 1.0)) * params.ext_factor;
         }
 
-        angles[i] = angle * (params.freq_scale * (1.0 - mix) + mix);
+        angles[i] = has_no_position(params, i) ? 0.0 : angle * (params.freq_scale * (1.0 - mix) + mix);
     }
 
     return angles;
@@ -125,8 +141,10 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
     // positions from anywhere else would not follow a re-base
     const bool is_plain = std::strcmp(cur->src[1]->name, "inp_pos") == 0 && params.n_offs == 0;
 
-    rope.known  = is_plain && (params.mode == GGML_ROPE_TYPE_NORMAL || params.mode == GGML_ROPE_TYPE_NEOX);
-    rope.neox   = params.mode == GGML_ROPE_TYPE_NEOX;
+    const bool is_normal = params.mode == GGML_ROPE_TYPE_NORMAL;
+
+    rope.known  = is_plain && params.mode != GGML_ROPE_TYPE_VISION;
+    rope.neox   = !is_normal;
     rope.angles = read_angles(cur, params);
 
     return rope;

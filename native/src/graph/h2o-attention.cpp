@@ -98,20 +98,25 @@ static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_co
     }
 }
 
-// Notes how the layer attends, for those who do it once more, and gives it the inputs that the policy needs.
-static llama_h2o_layer & begin_layer(const llm_graph_context & graph,
-        llama_h2o & h2o,
-        ggml_tensor * q,
-        int64_t n_kv,
-        ggml_tensor * sinks,
-        float kq_scale,
-        int il) {
-    auto & layer = *h2o.find_layer(il);
+// Notes how the layer attends, for those who do it once more, and gives it what the policy needs. Layers that share K and V
+// add up their attention; asked with are the queries of the one that they belong to. Null if the layer's cache is not
+// evicted.
+static llama_h2o_layer * begin_layer(
+        const llm_graph_context & graph, ggml_tensor * q, int64_t n_kv, ggml_tensor * sinks, float kq_scale, int il) {
+    llama_h2o * h2o         = llama_h2o::of(graph.mctx);
+    llama_h2o_layer * layer = h2o ? h2o->find_layer(il) : nullptr;
+    if (!layer) {
+        return nullptr;
+    }
 
-    layer.attention.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
+    layer->attention.credit = llama_h2o_build_credit(graph, n_kv, q->ne[1], q->ne[3], il);
 
-    set_logits(layer.attention, graph, kq_scale);
-    layer.attention.sinks = sinks;
+    set_logits(layer->attention, graph, kq_scale);
+    layer->attention.sinks = sinks;
+
+    if (int32_t(layer->shape.il) == il) {
+        llama_h2o_build_queries(graph, q, il);
+    }
 
     return layer;
 }
@@ -122,16 +127,9 @@ void llama_h2o_build_scores(const llm_graph_context & graph,
         ggml_tensor * sinks,
         float kq_scale,
         int il) {
-    llama_h2o * h2o = llama_h2o::of(graph.mctx);
-    if (!h2o) {
-        return;
+    if (const llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
+        build_collected(graph, *layer, probs, 0);
     }
-
-    const auto & layer = begin_layer(graph, *h2o, q, probs->ne[0], sinks, kq_scale, il);
-
-    build_collected(graph, layer, probs, 0);
-
-    llama_h2o_build_queries(graph, q, il);
 }
 
 // How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
@@ -190,25 +188,21 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
         ggml_tensor * sinks,
         float kq_scale,
         int il) {
-    llama_h2o * h2o = llama_h2o::of(graph.mctx);
-    if (!h2o) {
+    llama_h2o_layer * layer = begin_layer(graph, q, k->ne[1], sinks, kq_scale, il);
+    if (!layer) {
         return nullptr;
     }
 
-    auto & layer = begin_layer(graph, *h2o, q, k->ne[1], sinks, kq_scale, il);
+    const bool plain = !sinks && layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
-    llama_h2o_build_queries(graph, q, il);
-
-    const bool plain = !sinks && layer.attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
-
-    layer.attention.fused = plain && llama_h2o_can_fuse(layer, q, k, v);
-    if (layer.attention.fused) {
-        return llama_h2o_build_fused(graph, layer, q, k, v, kq_mask);
+    layer->attention.fused = plain && llama_h2o_can_fuse(*layer, q, k, v);
+    if (layer->attention.fused) {
+        return llama_h2o_build_fused(graph, *layer, q, k, v, kq_mask);
     }
 
     // flash attention keeps its probabilities to itself
-    if (layer.attention.collects) {
-        build_collected_again(graph, layer, q, k, kq_mask);
+    if (layer->attention.collects) {
+        build_collected_again(graph, *layer, q, k, kq_mask);
     }
 
     return nullptr;

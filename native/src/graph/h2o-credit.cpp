@@ -1,6 +1,7 @@
 #include "graph/h2o-credit.h"
 
 #include "cache/h2o-cache.h"
+#include "cache/h2o-caches.h"
 
 #include "llama-context.h"
 #include "llama-graph.h"
@@ -44,7 +45,7 @@ public:
     }
 
     bool can_reuse(const llm_graph_params & params) override {
-        const auto * mctx = static_cast<const llama_kv_cache_context *>(params.mctx);
+        const auto * mctx = llama_h2o_caches::growing_of(params.mctx);
 
         return params.ubatch.n_tokens == credit->ne[1] * credit->ne[3] && mctx->get_n_kv() == credit->ne[0];
     }
@@ -65,7 +66,7 @@ ggml_tensor * llama_h2o_build_credit(
     }
 
     // layers come in order, so the first one begins a graph
-    if (h2o->parts.is_first(*h2o->find_layer(il))) {
+    if (h2o->parts.is_first(il)) {
         auto input = std::make_unique<input_credit>(h2o);
 
         input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);

@@ -17,10 +17,17 @@ public:
             return;
         }
 
-        std::vector<llama_pos> data(ubatch->n_tokens);
-        for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
+        const uint32_t n_tokens = ubatch->n_tokens;
+
+        // of several positions (M-RoPE) text has three alike, and 0 in the last one
+        const uint32_t n_alike = n_pos_per_embd > 1 ? n_pos_per_embd - 1 : 1;
+
+        std::vector<llama_pos> data(size_t(n_pos_per_embd) * n_tokens, 0);
+        for (uint32_t i = 0; i < n_tokens; ++i) {
             const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
-            data[i]          = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+            for (uint32_t section = 0; section < n_alike; ++section) {
+                data[section * n_tokens + i] = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+            }
         }
 
         ggml_backend_tensor_set(pos, data.data(), 0, data.size() * sizeof(llama_pos));

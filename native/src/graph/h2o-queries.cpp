@@ -83,7 +83,7 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     llama_h2o * h2o = llama_h2o::of(graph.mctx);
 
     const auto & layer  = *h2o->find_layer(il);
-    const bool is_first = h2o->parts.is_first(layer);
+    const bool is_first = h2o->parts.is_first(il);
 
     if (layer.tensors.queries) {
         build_ring(graph, q, layer.tensors.queries, h2o->query_slots, is_first);
