@@ -24,7 +24,9 @@ from string import ascii_letters, ascii_lowercase, digits, punctuation
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
-from tiny_architectures import ARCH_VARIANTS, TinyModel
+from tiny_architectures import ARCH_VARIANTS
+from tiny_model import TinyModel
+from tiny_windowed import TIED
 
 # Renders each message on a line of its own; enough to tell roles and turns apart.
 CHAT_TEMPLATE = (
@@ -57,14 +59,18 @@ def write_tiny_gguf(
         n_layer, n_head, n_head_kv, head_size, n_ff, n_vocab, n_ctx_train: sizes; the embedding has
             n_head * head_size elements. n_head_kv = n_head is multi-head attention.
         dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
-        tied_output: let the output matrix be the embedding.
+        tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
-        arch_variant: a key of `ARCH_VARIANTS`. H2O does not fit "sliding_window" (Gemma 3),
-            "recurrent" (Mamba), "alibi" (BLOOM), "encoder" (BERT) and "mla" (DeepSeek 2). Its rows
-            can be evicted but not re-based in "learned_positions" (GPT-2) and "normed_after_rope"
-            (Hunyuan). The others rotate their keys in all the ways there are: "llama",
-            "frequency_factors" (Llama 3.1), "yarn", "neox" (Qwen 2), "partial" (StableLM) and
-            "every_fourth_unrotated" (SmolLM 3). "capped" (Grok) caps its attention logits.
+        arch_variant: a key of `ARCH_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
+            (BLOOM), "encoder" (BERT) and "mla" (DeepSeek 2), nor those where some
+            layers see a window: "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4" (whose
+            last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss", "llama4",
+            "cohere2", "olmo3" and "exaone4"; `tiny_windowed` says which layers, and how many are
+            wanted. Its rows can be evicted but not re-based in "learned_positions" (GPT-2) and
+            "normed_after_rope" (Hunyuan). The others rotate their keys in all the ways there are:
+            "llama", "frequency_factors" (Llama 3.1), "longrope" (Phi 3), "yarn", "neox" (Qwen 2),
+            "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok) caps its
+            attention logits.
 
     Returns:
         The path.
@@ -83,7 +89,7 @@ def write_tiny_gguf(
         n_ff=n_ff,
         n_vocab=n_vocab,
         n_ctx_train=n_ctx_train,
-        tied_output=tied_output,
+        tied_output=tied_output or arch_variant in TIED,
     )
     writer = model.writer
     writer.add_name(f"tiny random {arch_variant}")
@@ -92,8 +98,6 @@ def write_tiny_gguf(
     writer.add_embedding_length(model.n_embd)
     writer.add_feed_forward_length(n_ff)
     writer.add_head_count(n_head)
-    # In the "mla" variant all heads share one row, whatever is asked for.
-    writer.add_head_count_kv(1 if arch_variant == "mla" else n_head_kv)
     writer.add_vocab_size(n_vocab)
     _add_tokenizer(writer, n_vocab)
     if chat_template is not None:
@@ -101,6 +105,7 @@ def write_tiny_gguf(
 
     model.embedding()
     add_layers(model)
+    writer.add_head_count_kv(model.n_head_kv)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,0 +1,405 @@
+"""Tiny random models whose layers see a window, and their relatives: fields and tensors.
+
+Windows are of `WINDOW` tokens, except that llama.cpp knows Llama 4's chunks of 8192 only. Layers
+with a window come first in every pattern. The weights are scaled as `tiny_gguf` says: where queries
+and keys are normed, the norms have the gain that the matrices have elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from gguf import RopeScalingType
+
+from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
+
+WINDOW = 64
+# The logits of a tied output have a part in common, of about half of this.
+FINAL_CAP = 15.0
+N_EXPERT, N_EXPERT_USED = 4, 2
+# Gemma 3n has these and no others in llama.cpp, and the first layers have rows of their own.
+N_ALTUP, N_LAUREL, N_EMBD_ALTUP, N_OWN_ROWS = 4, 64, 256, 20
+# Of Gemma 4, free to choose.
+N_EMBD_PER_LAYER = 32
+
+
+def _add_sizes(model: TinyModel, *, eps: float, freq_base: float = 10000.0) -> None:
+    model.writer.add_layer_norm_rms_eps(eps)
+    model.writer.add_key_length(model.head_size)
+    model.writer.add_value_length(model.head_size)
+    model.writer.add_rope_dimension_count(model.head_size)
+    model.writer.add_rope_freq_base(freq_base)
+
+
+def _add_windows(model: TinyModel, full_every: int) -> None:
+    model.writer.add_sliding_window(WINDOW)
+    model.writer.add_sliding_window_pattern(full_every)
+
+
+def _add_yarn(model: TinyModel) -> None:
+    model.writer.add_rope_scaling_type(RopeScalingType.YARN)
+    model.writer.add_rope_scaling_factor(4.0)
+    model.writer.add_rope_scaling_orig_ctx_len(model.n_ctx_train // 4)
+
+
+def _head_norms(model: TinyModel, layer: str, *, gain: float = ATTENTION_GAIN) -> None:
+    model.norm(f"{layer}.attn_q_norm", model.head_size, gain=gain)
+    model.norm(f"{layer}.attn_k_norm", model.head_size, gain=gain)
+
+
+def _unscaled_gain(head_size: int) -> float:
+    """Of the norms of queries and keys whose products are not divided by head_size ** 0.5."""
+    return float(ATTENTION_GAIN / head_size**0.25)
+
+
+def _expert_matrices(model: TinyModel, layer: str, *, fused: bool = False) -> None:
+    """Add those of all experts, each [n_expert, n_out, n_in]; fused has gate and up in one."""
+    n_ff, n_embd = model.n_ff, model.n_embd
+    inwards = {"gate_up": 2 * n_ff} if fused else {"gate": n_ff, "up": n_ff}
+    for name, n_out in {**inwards, "down": n_embd}.items():
+        n_in = n_ff if name == "down" else n_embd
+        gain = OUTPUT_GAIN if name == "down" else 1.0
+        weights = model.normal(N_EXPERT, n_out, n_in) * np.float32(gain / np.sqrt(n_in))
+        model.matrix(f"{layer}.ffn_{name}_exps", weights)
+
+
+def _normed_feed_forward(model: TinyModel, layer: str) -> None:
+    """Add Gemma's: norms before and behind, and the norm behind the attention block."""
+    model.norm(f"{layer}.post_attention_norm", model.n_embd)
+    model.norm(f"{layer}.ffn_norm", model.n_embd)
+    model.gated_feed_forward(layer)
+    model.norm(f"{layer}.post_ffw_norm", model.n_embd)
+
+
+def _add_gemma2(model: TinyModel) -> None:
+    """Caps its attention logits and its logits; every second layer sees everything."""
+    _add_sizes(model, eps=1e-6)
+    _add_windows(model, 2)
+    model.writer.add_attn_logit_softcapping(6.0)
+    model.writer.add_final_logit_softcapping(FINAL_CAP)
+    model.output()
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.query_key_value(layer)
+        _normed_feed_forward(model, layer)
+
+
+def _add_gemma3(model: TinyModel) -> None:
+    """Every second layer sees everything, and rotates with frequencies of its own."""
+    _add_sizes(model, eps=1e-6, freq_base=1000000.0)
+    _add_windows(model, 2)
+    model.writer.add_rope_freq_base_swa(10000.0)
+    model.output()
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.query_key_value(layer)
+        _head_norms(model, layer)
+        _normed_feed_forward(model, layer)
+
+
+def _per_layer_embedding(model: TinyModel, size: int) -> None:
+    """Add a second embedding of the tokens, of which each layer takes its part."""
+    rows = model.normal(model.n_vocab, size * model.n_layer)
+    model.matrix("per_layer_token_embd", rows / np.float32(np.sqrt(size)))
+    model.random_matrix("per_layer_model_proj", size * model.n_layer, model.n_embd)
+    model.norm("per_layer_proj_norm", size)
+
+
+def _per_layer_input(model: TinyModel, layer: str, size: int) -> None:
+    """Add what a layer does with its part of that embedding."""
+    model.random_matrix(f"{layer}.inp_gate", size, model.n_embd)
+    model.random_matrix(f"{layer}.proj", model.n_embd, size)
+    model.norm(f"{layer}.post_norm", model.n_embd)
+
+
+def _add_gemma3n(model: TinyModel) -> None:
+    """Layers from 20 on read the rows of layers 18 and 19, so it wants 22; four residual streams.
+
+    Every second layer sees everything.
+    """
+    n_embd = model.n_embd
+    _add_sizes(model, eps=1e-6, freq_base=1000000.0)
+    _add_windows(model, 2)
+    model.writer.add_rope_freq_base_swa(10000.0)
+    model.writer.add_shared_kv_layers(max(0, model.n_layer - N_OWN_ROWS))
+    model.writer.add_altup_num_inputs(N_ALTUP)
+    model.writer.add_altup_active_idx(0)
+    model.writer.add_embedding_length_per_layer_input(N_EMBD_ALTUP)
+    model.output()
+    _per_layer_embedding(model, N_EMBD_ALTUP)
+    for name in ("altup_proj", "altup_unembd_proj"):
+        model.matrix(name, model.normal(N_ALTUP - 1, n_embd, n_embd) / np.float32(np.sqrt(n_embd)))
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", n_embd)
+        model.query_key_value(layer)
+        _head_norms(model, layer, gain=_unscaled_gain(model.head_size))
+        _normed_feed_forward(model, layer)
+        _per_layer_input(model, layer, N_EMBD_ALTUP)
+        # Too short for the types of blocks of 32. The router sees a mean, not a sum.
+        model.random_matrix(f"{layer}.altup_router", N_ALTUP, n_embd, gain=n_embd)
+        model.norm(f"{layer}.altup_router_norm", n_embd)
+        model.vector(f"{layer}.altup_predict_coef.weight", model.normal(N_ALTUP**2, N_ALTUP) / 5)
+        model.vector(f"{layer}.altup_correct_coef.weight", model.normal(N_ALTUP, N_ALTUP) / 5)
+        model.norm(f"{layer}.altup_correct_scale", n_embd)
+        model.random_matrix(f"{layer}.laurel_l", N_LAUREL, n_embd)
+        model.random_matrix(f"{layer}.laurel_r", n_embd, N_LAUREL)
+        model.norm(f"{layer}.laurel_post_norm", n_embd)
+
+
+def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: int) -> list[bool]:
+    """Add what Gemmas 4 have in common.
+
+    Returns:
+        Whether each layer has a window.
+    """
+    windowed = [i % 2 == 0 for i in range(model.n_layer)]
+    n_rot = 2 * model.head_size
+    model.writer.add_layer_norm_rms_eps(1e-6)
+    model.writer.add_key_length(n_rot)
+    model.writer.add_value_length(n_rot)
+    model.writer.add_rope_dimension_count(n_rot)
+    model.writer.add_rope_freq_base(1000000.0)
+    model.writer.add_key_length_swa(model.head_size)
+    model.writer.add_value_length_swa(model.head_size)
+    model.writer.add_rope_dimension_count_swa(model.head_size)
+    model.writer.add_rope_freq_base_swa(10000.0)
+    model.writer.add_sliding_window(WINDOW)
+    model.writer.add_sliding_window_pattern(windowed)
+    model.writer.add_shared_kv_layers(model.n_layer - n_own_rows)
+    model.writer.add_embedding_length_per_layer_input(n_embd_per_layer)
+    model.writer.add_final_logit_softcapping(FINAL_CAP)
+    # Full layers rotate a quarter of a head's elements: the others turn too slowly to notice.
+    factors = np.full(n_rot // 2, 1e30)
+    factors[: n_rot // 8] = 1
+    model.vector("rope_freqs.weight", factors)
+    model.output()
+    return windowed
+
+
+def _gemma4_attention(
+    model: TinyModel, layer: str, head_size: int, n_head_kv: int, *, rows: bool, values: bool
+) -> None:
+    """Add queries, and keys and values where the layer has rows of its own."""
+    n_embd, n_q, n_kv = model.n_embd, model.n_head * head_size, n_head_kv * head_size
+    gain = _unscaled_gain(head_size)
+    model.norm(f"{layer}.attn_norm", n_embd)
+    model.random_matrix(f"{layer}.attn_q", n_q, n_embd)
+    model.norm(f"{layer}.attn_q_norm", head_size, gain=gain)
+    if rows:
+        model.random_matrix(f"{layer}.attn_k", n_kv, n_embd)
+        model.norm(f"{layer}.attn_k_norm", head_size, gain=gain)
+        if values:
+            model.random_matrix(f"{layer}.attn_v", n_kv, n_embd)
+    model.random_matrix(f"{layer}.attn_output", n_embd, n_q)
+
+
+def _add_gemma4(model: TinyModel) -> None:
+    """Full layers, every second, have heads of twice the size; later layers read rows of earlier.
+
+    The last two layers that have rows lend them to about half of all: layer 0 lends to layer 2 of
+    three; layers 2 and 3 to layers 4 and 5 of six.
+    """
+    n_own_rows = (model.n_layer + 2) // 4 * 2
+    windowed = _add_gemma4_sizes(model, n_own_rows=n_own_rows, n_embd_per_layer=N_EMBD_PER_LAYER)
+    _per_layer_embedding(model, N_EMBD_PER_LAYER)
+    n_head_kv = model.n_embd_kv // model.head_size
+    for i, layer in enumerate(model.layers()):
+        head_size = model.head_size if windowed[i] else 2 * model.head_size
+        own = i < n_own_rows
+        _gemma4_attention(model, layer, head_size, n_head_kv, rows=own, values=own)
+        _normed_feed_forward(model, layer)
+        _per_layer_input(model, layer, N_EMBD_PER_LAYER)
+        model.vector(f"{layer}.layer_output_scale.weight", 1 + model.normal(1) / 10)
+
+
+def _add_gemma4_with_experts(model: TinyModel) -> None:
+    """Full layers have half the KV heads, of twice the size, and values that are normed keys."""
+    windowed = _add_gemma4_sizes(model, n_own_rows=model.n_layer, n_embd_per_layer=0)
+    n_head_kv = model.n_embd_kv // model.head_size
+    model.n_head_kv = [n_head_kv if window else max(1, n_head_kv // 2) for window in windowed]
+    model.writer.add_expert_count(N_EXPERT)
+    model.writer.add_expert_used_count(N_EXPERT_USED)
+    model.writer.add_expert_feed_forward_length(model.n_ff)
+    for i, layer in enumerate(model.layers()):
+        head_size = model.head_size if windowed[i] else 2 * model.head_size
+        _gemma4_attention(
+            model, layer, head_size, model.n_head_kv[i], rows=True, values=windowed[i]
+        )
+        _normed_feed_forward(model, layer)
+        model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
+        scale = np.sqrt(model.n_embd) * (1 + model.normal(model.n_embd) / 10)
+        model.vector(f"{layer}.ffn_gate_inp.scale", scale)
+        _expert_matrices(model, layer, fused=True)
+        model.vector(f"{layer}.ffn_down_exps.scale", 1 + model.normal(N_EXPERT) / 10)
+        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            model.norm(f"{layer}.{name}", model.n_embd)
+
+
+def _add_gpt_oss(model: TinyModel) -> None:
+    """Each head's attention may go to a sink that is no token; every second layer sees everything.
+
+    The output is never the embedding.
+    """
+    _add_sizes(model, eps=1e-5, freq_base=150000.0)
+    _add_windows(model, 2)
+    _add_yarn(model)
+    model.writer.add_expert_count(N_EXPERT)
+    model.writer.add_expert_used_count(N_EXPERT_USED)
+    model.writer.add_expert_feed_forward_length(model.n_ff)
+    model.norm("output_norm", model.n_embd)
+    model.random_matrix("output", model.n_vocab, model.n_embd)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.query_key_value(layer)
+        model.vector(f"{layer}.attn_q.bias", model.normal(model.n_embd) / 2)
+        model.vector(f"{layer}.attn_k.bias", model.normal(model.n_embd_kv) / 2)
+        model.vector(f"{layer}.attn_v.bias", model.normal(model.n_embd_kv) / 2)
+        model.vector(f"{layer}.attn_output.bias", model.normal(model.n_embd) / 2)
+        # About as much as the keys of a window have together.
+        model.vector(f"{layer}.attn_sinks.weight", 8 + 2 * model.normal(model.n_head))
+        model.norm(f"{layer}.post_attention_norm", model.n_embd)
+        model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
+        model.vector(f"{layer}.ffn_gate_inp.bias", model.normal(N_EXPERT) / 2)
+        _expert_matrices(model, layer)
+        for name in ("gate", "up", "down"):
+            n_out = model.n_embd if name == "down" else model.n_ff
+            model.vector(f"{layer}.ffn_{name}_exps.bias", model.normal(N_EXPERT, n_out) / 2)
+
+
+def _add_llama4(model: TinyModel) -> None:
+    """Layers see the chunk of 8192 that they are in; every fourth sees everything, unrotated.
+
+    It wants four layers: with fewer llama.cpp aborts at the first token. Every second has experts.
+    The rotated layers norm queries and keys without weights, which leaves their attention flat.
+    """
+    _add_sizes(model, eps=1e-5, freq_base=500000.0)
+    model.writer.add_interleave_moe_layer_step(2)
+    model.writer.add_expert_count(N_EXPERT)
+    model.writer.add_expert_used_count(1)
+    model.writer.add_expert_feed_forward_length(model.n_ff)
+    model.output()
+    for i, layer in enumerate(model.layers()):
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.query_key_value(layer)
+        model.norm(f"{layer}.ffn_norm", model.n_embd)
+        if i % 2 == 0:
+            model.gated_feed_forward(layer)
+            continue
+        model.random_matrix(f"{layer}.ffn_gate_inp", N_EXPERT, model.n_embd)
+        _expert_matrices(model, layer)
+        model.random_matrix(f"{layer}.ffn_gate_shexp", model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_up_shexp", model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_down_shexp", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+
+
+def _add_cohere2(model: TinyModel) -> None:
+    """Every fourth layer, or the last of fewer, sees everything, unrotated; blocks are parallel.
+
+    The output is the embedding, whatever is asked for.
+    """
+    model.writer.add_layer_norm_eps(1e-5)
+    model.writer.add_rope_dimension_count(model.head_size)
+    model.writer.add_rope_freq_base(50000.0)
+    model.writer.add_logit_scale(model.n_embd**-0.5)
+    _add_windows(model, min(4, model.n_layer))
+    model.norm("output_norm", model.n_embd)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.query_key_value(layer)
+        model.gated_feed_forward(layer)
+
+
+def _add_phi3(model: TinyModel) -> None:
+    """No windows; frequencies of long contexts, and others for those of up to n_ctx_train // 4.
+
+    With "phi3" in the name of the model llama.cpp would want a vocabulary like Phi 3's.
+    """
+    n_trained = model.n_ctx_train // 4
+    model.writer.add_layer_norm_rms_eps(1e-5)
+    model.writer.add_rope_dimension_count(model.head_size)
+    model.writer.add_rope_freq_base(10000.0)
+    model.writer.add_rope_scaling_orig_ctx_len(n_trained)
+    model.writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(4) / np.log(n_trained)))
+    model.vector("rope_factors_long.weight", np.geomspace(1, 8, model.head_size // 2))
+    model.vector("rope_factors_short.weight", np.geomspace(1, 1.5, model.head_size // 2))
+    model.output()
+    n_qkv = model.n_embd + 2 * model.n_embd_kv
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.attn_qkv", n_qkv, model.n_embd, gain=ATTENTION_GAIN)
+        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
+        model.norm(f"{layer}.ffn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.ffn_up", 2 * model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+
+
+def _norms_behind(model: TinyModel, layer: str) -> None:
+    """Add a layer whose blocks are normed behind only."""
+    model.query_key_value(layer)
+    model.norm(f"{layer}.post_attention_norm", model.n_embd)
+    model.gated_feed_forward(layer)
+    model.norm(f"{layer}.post_ffw_norm", model.n_embd)
+
+
+def _add_olmo3(model: TinyModel) -> None:
+    """Norms all heads together; every fourth layer, or the last of fewer, sees everything, by YaRN.
+
+    The output is never the embedding.
+    """
+    _add_sizes(model, eps=1e-6, freq_base=500000.0)
+    _add_windows(model, min(4, model.n_layer))
+    _add_yarn(model)
+    model.norm("output_norm", model.n_embd)
+    model.random_matrix("output", model.n_vocab, model.n_embd)
+    for layer in model.layers():
+        _norms_behind(model, layer)
+        model.norm(f"{layer}.attn_q_norm", model.n_embd, gain=ATTENTION_GAIN)
+        model.norm(f"{layer}.attn_k_norm", model.n_embd_kv, gain=ATTENTION_GAIN)
+
+
+def _add_exaone4(model: TinyModel) -> None:
+    """With 64 layers every fourth sees everything, unrotated; with another number all do, rotated.
+
+    So llama.cpp tells the large model from the small one.
+    """
+    _add_sizes(model, eps=1e-5, freq_base=1000000.0)
+    if model.n_layer == 64:
+        _add_windows(model, 4)
+    model.output()
+    for layer in model.layers():
+        _norms_behind(model, layer)
+        _head_norms(model, layer)
+
+
+# Name of the variant: llama.cpp's name of the architecture, and what adds its fields and tensors.
+WINDOWED: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
+    "sliding_window": ("gemma3", _add_gemma3),
+    "gemma2": ("gemma2", _add_gemma2),
+    "gemma3n": ("gemma3n", _add_gemma3n),
+    "gemma4": ("gemma4", _add_gemma4),
+    "gemma4_experts": ("gemma4", _add_gemma4_with_experts),
+    "gpt_oss": ("gpt-oss", _add_gpt_oss),
+    "llama4": ("llama4", _add_llama4),
+    "cohere2": ("cohere2", _add_cohere2),
+    "longrope": ("phi3", _add_phi3),
+    "olmo3": ("olmo2", _add_olmo3),
+    "exaone4": ("exaone4", _add_exaone4),
+}
+
+# How many layers show all that a variant has, where three do not: the least that end in a full one.
+WANTED_LAYERS = {
+    "sliding_window": 4,
+    "gemma2": 4,
+    "gemma3n": 22,
+    "gemma4": 6,
+    "gemma4_experts": 4,
+    "gpt_oss": 4,
+    "llama4": 4,
+    "cohere2": 4,
+    "olmo3": 4,
+    "exaone4": 64,
+}
+
+# The output is the embedding, whatever is asked for, and the graph scales the embedding up.
+TIED = frozenset(name for name in WINDOWED if name.startswith(("gemma", "sliding_window")))
