@@ -25,8 +25,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 from tiny_architectures import ARCH_VARIANTS
+from tiny_hybrids import HYBRIDS
+from tiny_latent import LATENT
 from tiny_model import TinyModel
 from tiny_windowed import TIED
+
+ALL_VARIANTS = ARCH_VARIANTS | HYBRIDS | LATENT
 
 # Renders each message on a line of its own; enough to tell roles and turns apart.
 CHAT_TEMPLATE = (
@@ -61,7 +65,7 @@ def write_tiny_gguf(
         dtype: type of the matrices (F32, F16, Q8_0, Q4_0 ...); vectors are F32.
         tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
-        arch_variant: a key of `ARCH_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
+        arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
             (BLOOM), "encoder" (BERT) and "mla" (DeepSeek 2), nor those where some
             layers see a window: "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4" (whose
             last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss", "llama4",
@@ -77,7 +81,7 @@ def write_tiny_gguf(
     """
     if n_vocab < 288:
         raise ValueError(f"n_vocab must be >= 288, for the bytes and some pieces, not {n_vocab}")
-    architecture, add_layers = ARCH_VARIANTS[arch_variant]
+    architecture, add_layers = ALL_VARIANTS[arch_variant]
     model = TinyModel(
         GGUFWriter(path, architecture),
         np.random.default_rng(seed),

@@ -1,0 +1,172 @@
+"""Tiny random models whose keys and values come out of a short latent row of each token.
+
+llama.cpp keeps the latent rows of some ("mla" of `tiny_architectures`, and "kimi-linear" here), and
+of others the keys and values that it makes of them, as of any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from gguf import ExpertGatingFuncType
+
+from tiny_architectures import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
+from tiny_hybrids import N_KERNEL, N_STATE, before_softplus, replace_kv_heads
+
+N_LATENT = 64
+
+
+def _add_sizes(model: TinyModel) -> None:
+    """Store the sizes of heads, half of whose keys' elements come beside the latent row."""
+    model.writer.add_kv_lora_rank(N_LATENT)
+    model.writer.add_rope_dimension_count(model.head_size // 2)
+    model.writer.add_rope_freq_base(10000.0)
+
+
+def _add_plain_rows(model: TinyModel) -> None:
+    """Store that each head has its own keys and values in the cache, whatever is asked for."""
+    _add_sizes(model)
+    model.writer.add_key_length(model.head_size)
+    model.writer.add_value_length(model.head_size)
+    replace_kv_heads(model, model.n_head)
+
+
+def _latent(model: TinyModel, layer: str) -> None:
+    """Add what makes the latent row, and the elements of the key that all heads share."""
+    n_shared = model.head_size // 2
+    rows = [
+        model.normal(N_LATENT, model.n_embd),
+        model.normal(n_shared, model.n_embd) * np.float32(ATTENTION_GAIN),
+    ]
+    weights = np.concatenate(rows) / np.float32(np.sqrt(model.n_embd))
+    model.matrix(f"{layer}.attn_kv_a_mqa", weights)
+    model.norm(f"{layer}.attn_kv_a_norm", N_LATENT)
+
+
+def _keys_and_values(model: TinyModel, layer: str) -> None:
+    """Add what makes keys and values of the latent row: first a head's keys, then its values."""
+    n_own, head_size = model.head_size - model.head_size // 2, model.head_size
+    weights = model.normal(model.n_head, n_own + head_size, N_LATENT)
+    weights[:, :n_own] *= np.float32(ATTENTION_GAIN)
+    weights = weights.reshape(-1, N_LATENT) / np.float32(np.sqrt(N_LATENT))
+    model.matrix(f"{layer}.attn_kv_b", weights)
+
+
+def _add_minicpm3(model: TinyModel) -> None:
+    """Plain rows out of latent ones; queries come out of a latent row too.
+
+    llama.cpp multiplies the embedding by 12, what layers add by 1.4 / sqrt(n_layer), and what
+    the logits are computed of by 256 / n_embd: the weights undo that.
+    """
+    n_query_latent = 64
+    gain = OUTPUT_GAIN * 12 * np.sqrt(model.n_layer) / 1.4
+    if model.tied_output:
+        gain /= np.sqrt(model.n_embd)
+    model.writer.add_layer_norm_rms_eps(1e-5)
+    model.writer.add_q_lora_rank(n_query_latent)
+    _add_plain_rows(model)
+    weights = (1 + model.normal(model.n_embd) / 10) * model.n_embd / 256
+    model.vector("output_norm.weight", weights)
+    if not model.tied_output:
+        model.random_matrix("output", model.n_vocab, model.n_embd)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.attn_q_a", n_query_latent, model.n_embd)
+        model.norm(f"{layer}.attn_q_a_norm", n_query_latent)
+        model.random_matrix(f"{layer}.attn_q_b", model.n_embd, n_query_latent, gain=ATTENTION_GAIN)
+        _latent(model, layer)
+        _keys_and_values(model, layer)
+        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=gain)
+        model.norm(f"{layer}.ffn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.ffn_gate", model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=gain)
+
+
+def _add_plm(model: TinyModel) -> None:
+    """Plain rows out of latent ones; the embedding is the output matrix, whatever is asked for."""
+    model.writer.add_layer_norm_rms_eps(1e-5)
+    _add_plain_rows(model)
+    weights = 1 + model.normal(model.n_embd) / 10
+    if not model.tied_output:
+        # the embedding has rows of a length for which the logits would be far too large
+        weights /= np.float32(np.sqrt(2 * model.n_embd))
+    model.vector("output_norm.weight", weights)
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
+        _latent(model, layer)
+        _keys_and_values(model, layer)
+        model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=OUTPUT_GAIN)
+        model.norm(f"{layer}.ffn_norm", model.n_embd)
+        model.random_matrix(f"{layer}.ffn_up", model.n_ff, model.n_embd)
+        model.random_matrix(f"{layer}.ffn_down", model.n_embd, model.n_ff, gain=OUTPUT_GAIN)
+
+
+def _delta_attention(model: TinyModel, layer: str) -> None:
+    """Add a delta net with a gate for each channel of the keys; all heads have a state."""
+    n_inner = model.n_head * N_STATE
+    for name in ("q", "k", "v"):
+        model.random_matrix(f"{layer}.attn_{name}", n_inner, model.n_embd)
+        taps = model.normal(n_inner, 1, N_KERNEL) / 2
+        model.vector(f"{layer}.ssm_conv1d_{name}.weight", taps)
+    for name in ("f", "g"):
+        model.random_matrix(f"{layer}.ssm_{name}_a", N_STATE, model.n_embd)
+        model.random_matrix(f"{layer}.ssm_{name}_b", n_inner, N_STATE, gain=0.5)
+    model.random_matrix(f"{layer}.ssm_beta", model.n_head, model.n_embd)
+    steps = model.rng.permutation(np.geomspace(0.002, 0.5, n_inner))
+    model.vector(f"{layer}.ssm_dt.bias", before_softplus(steps))
+    model.vector(f"{layer}.ssm_a", -np.exp(model.normal(model.n_head, 1) / 4))
+    model.norm(f"{layer}.ssm_norm", N_STATE)
+    # the gate halves the output
+    model.random_matrix(f"{layer}.attn_output", model.n_embd, n_inner, gain=2 * OUTPUT_GAIN)
+
+
+def _latent_attention(model: TinyModel, layer: str) -> None:
+    """Add attention over latent rows, which queries are turned into as well."""
+    n_own, scale = model.head_size - model.head_size // 2, np.float32(1 / np.sqrt(N_LATENT))
+    model.random_matrix(f"{layer}.attn_q", model.n_embd, model.n_embd, gain=ATTENTION_GAIN)
+    _latent(model, layer)
+    keys = model.normal(model.n_head, N_LATENT, n_own) * np.float32(ATTENTION_GAIN)
+    model.vector(f"{layer}.attn_k_b.weight", keys * scale)
+    values = model.normal(model.n_head, model.head_size, N_LATENT)
+    model.vector(f"{layer}.attn_v_b.weight", values * scale)
+    # one layer in four has to matter
+    model.random_matrix(f"{layer}.attn_output", model.n_embd, model.n_embd, gain=2 * OUTPUT_GAIN)
+
+
+def _add_kimi_linear(model: TinyModel) -> None:
+    """Three delta nets with gates for each channel, then latent attention that does not rotate."""
+    interval = min(4, model.n_layer)
+    recurrent = [(i + 1) % interval != 0 for i in range(model.n_layer)]
+    model.writer.add_layer_norm_rms_eps(1e-5)
+    _add_sizes(model)
+    # all heads share the latent row
+    replace_kv_heads(model, [0 if is_recurrent else 1 for is_recurrent in recurrent])
+    model.writer.add_key_length(N_LATENT + model.head_size // 2)
+    model.writer.add_value_length(N_LATENT)
+    model.writer.add_key_length_mla(model.head_size)
+    model.writer.add_value_length_mla(model.head_size)
+    model.writer.add_ssm_conv_kernel(N_KERNEL)
+    model.writer.add_kda_head_dim(N_STATE)
+    model.writer.add_leading_dense_block_count(model.n_layer)
+    model.writer.add_expert_feed_forward_length(model.n_ff)
+    model.writer.add_expert_shared_count(0)
+    model.writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    model.output()
+    for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
+        model.norm(f"{layer}.attn_norm", model.n_embd)
+        (_delta_attention if is_recurrent else _latent_attention)(model, layer)
+        model.norm(f"{layer}.ffn_norm", model.n_embd)
+        model.gated_feed_forward(layer)
+
+
+# Name of the variant, which is llama.cpp's of the architecture: that name, and what adds its fields
+# and tensors. "kimi-linear" has its real pattern from four layers on: three recurrent ones, then
+# attention over latent rows. The others attend in all layers.
+LATENT: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
+    "minicpm3": ("minicpm3", _add_minicpm3),
+    "plm": ("plm", _add_plm),
+    "kimi-linear": ("kimi-linear", _add_kimi_linear),
+}
