@@ -113,7 +113,8 @@ def _delta_attention(model: TinyModel, layer: str) -> None:
         model.vector(f"{layer}.ssm_conv1d_{name}.weight", taps)
     for name in ("f", "g"):
         model.random_matrix(f"{layer}.ssm_{name}_a", N_STATE, model.n_embd)
-        model.random_matrix(f"{layer}.ssm_{name}_b", n_inner, N_STATE, gain=0.5)
+        # too narrow for the blocks of quantised types
+        model.vector(f"{layer}.ssm_{name}_b.weight", model.normal(n_inner, N_STATE) / 8)
     model.random_matrix(f"{layer}.ssm_beta", model.n_head, model.n_embd)
     steps = model.rng.permutation(np.geomspace(0.002, 0.5, n_inner))
     model.vector(f"{layer}.ssm_dt.bias", before_softplus(steps))
@@ -137,7 +138,10 @@ def _latent_attention(model: TinyModel, layer: str) -> None:
 
 
 def _add_kimi_linear(model: TinyModel) -> None:
-    """Three delta nets with gates for each channel, then latent attention that does not rotate."""
+    """Three delta nets with gates for each channel, then latent attention that does not rotate.
+
+    The output matrix is one of its own, whatever is asked for.
+    """
     interval = min(4, model.n_layer)
     recurrent = [(i + 1) % interval != 0 for i in range(model.n_layer)]
     model.writer.add_layer_norm_rms_eps(1e-5)
@@ -154,7 +158,8 @@ def _add_kimi_linear(model: TinyModel) -> None:
     model.writer.add_expert_feed_forward_length(model.n_ff)
     model.writer.add_expert_shared_count(0)
     model.writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    model.output()
+    model.norm("output_norm", model.n_embd)
+    model.random_matrix("output", model.n_vocab, model.n_embd)
     for layer, is_recurrent in zip(model.layers(), recurrent, strict=True):
         model.norm(f"{layer}.attn_norm", model.n_embd)
         (_delta_attention if is_recurrent else _latent_attention)(model, layer)
