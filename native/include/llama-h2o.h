@@ -159,7 +159,7 @@ struct llama_h2o_span {
 struct llama_h2o_stats {
     uint32_t n_cells;          // cells allocated for one sequence
     uint32_t n_used;           // cells the sequence uses now
-    uint32_t n_layer;          // layers that have a KV cache
+    uint32_t n_layer;          // layers of the model
     uint32_t n_pinned;         // first positions of the sequence that are never evicted
     int32_t pos_removable;     // first position of the tail that can be removed
     int32_t pos_limit;         // first position that a text cannot reach; INT32_MAX if there is a re-base

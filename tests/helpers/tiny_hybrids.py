@@ -15,16 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import Keys
 
-from tiny_architectures import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
+from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
 
 N_STATE, N_KERNEL = 16, 4
 N_EXPERT, N_EXPERT_USED = 4, 2
-
-
-def replace_kv_heads(model: TinyModel, counts: int | Sequence[int]) -> None:
-    """Store another number of KV heads than was asked for; or one of each layer."""
-    del model.writer.kv_data[0][Keys.Attention.HEAD_COUNT_KV.format(arch=model.writer.arch)]
-    model.writer.add_head_count_kv(counts)
 
 
 def normed_query_and_key(model: TinyModel, layer: str) -> None:
@@ -164,7 +158,7 @@ def _every_second_attends(model: TinyModel) -> list[bool]:
     """Store that the layers with an even number have no KV heads; return which these are."""
     n_head_kv = model.n_embd_kv // model.head_size
     recurrent = [i % 2 == 0 for i in range(model.n_layer)]
-    replace_kv_heads(model, [0 if is_recurrent else n_head_kv for is_recurrent in recurrent])
+    model.n_head_kv = [0 if is_recurrent else n_head_kv for is_recurrent in recurrent]
     return recurrent
 
 
@@ -254,7 +248,7 @@ def _add_nemotron_h(model: TinyModel) -> None:
     sizes = (model.n_embd, 4, 2)
     n_head_kv = model.n_embd_kv // model.head_size
     kinds = [i % 3 for i in range(model.n_layer)]  # 0: recurrent, 1: attention, 2: feed-forward
-    replace_kv_heads(model, [n_head_kv if kind == 1 else 0 for kind in kinds])
+    model.n_head_kv = [n_head_kv if kind == 1 else 0 for kind in kinds]
     del model.writer.kv_data[0][Keys.LLM.FEED_FORWARD_LENGTH.format(arch=model.writer.arch)]
     model.writer.add_feed_forward_length([model.n_ff if kind == 2 else 0 for kind in kinds])
     model.writer.add_layer_norm_eps(1e-5)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from gguf import ExpertGatingFuncType
 
-from tiny_architectures import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
-from tiny_hybrids import N_KERNEL, N_STATE, before_softplus, replace_kv_heads
+from tiny_hybrids import N_KERNEL, N_STATE, before_softplus
+from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
 
 N_LATENT = 64
 
@@ -29,7 +29,7 @@ def _add_plain_rows(model: TinyModel) -> None:
     _add_sizes(model)
     model.writer.add_key_length(model.head_size)
     model.writer.add_value_length(model.head_size)
-    replace_kv_heads(model, model.n_head)
+    model.n_head_kv = model.n_head
 
 
 def _latent(model: TinyModel, layer: str) -> None:
@@ -147,7 +147,7 @@ def _add_kimi_linear(model: TinyModel) -> None:
     model.writer.add_layer_norm_rms_eps(1e-5)
     _add_sizes(model)
     # all heads share the latent row
-    replace_kv_heads(model, [0 if is_recurrent else 1 for is_recurrent in recurrent])
+    model.n_head_kv = [0 if is_recurrent else 1 for is_recurrent in recurrent]
     model.writer.add_key_length(N_LATENT + model.head_size // 2)
     model.writer.add_value_length(N_LATENT)
     model.writer.add_key_length_mla(model.head_size)

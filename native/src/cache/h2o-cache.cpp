@@ -7,6 +7,7 @@
 #include "cache/h2o-probe.h"
 #include "cache/h2o-rebase.h"
 #include "cache/h2o-state.h"
+#include "cache/h2o-window.h"
 #include "graph/h2o-fused.h"
 
 #include "llama-context.h"
@@ -77,8 +78,13 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
 
     const llama_h2o_caches caches = llama_h2o_caches::of(ctx.get_memory());
     if (caches.window) {
-        parts.window.emplace(
-                *caches.window, llama_h2o_cells(caches.window->v_cells, caches.window->v_heads), kv.hparams);
+        auto & window = *caches.window;
+        if (!window.h2o_window) {
+            window.h2o_window = std::make_shared<llama_h2o_window>(
+                    make_layers(window.layers, window.hparams, window.get_size(), window.v_trans),
+                    llama_h2o_cells(window.v_cells, window.v_heads), window.hparams, window.attn_rot_hadamard);
+        }
+        parts.window = window.h2o_window;
     }
     parts.recurrent = caches.recurrent;
 }
@@ -158,6 +164,8 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         kv.ctxs_bufs.resize(n_bufs);
         if (window) {
             llama_h2o_caches::swap_window(*ctx.get_memory(), window);
+        } else if (llama_kv_cache * same = llama_h2o_caches::of(ctx.get_memory()).window) {
+            same->h2o_window.reset();
         }
 
         ctx.sched_need_reserve = true;
@@ -205,8 +213,13 @@ int32_t llama_h2o::reserve() {
 }
 
 void llama_h2o::reserve_graphs() {
-    const bool on_host = std::all_of(parts.layers.begin(), parts.layers.end(),
-            [](const llama_h2o_layer & layer) { return layer.shape.on_host; });
+    const auto is_on_host = [](const llama_h2o_layer & layer) { return layer.shape.on_host; };
+
+    bool on_host = std::all_of(parts.layers.begin(), parts.layers.end(), is_on_host);
+    if (parts.window) {
+        const auto & layers = parts.window->layers;
+        on_host             = on_host && std::all_of(layers.begin(), layers.end(), is_on_host);
+    }
     if (on_host && parts.policy->probe == llama_h2o_probe_type::none) {
         return;
     }
@@ -215,7 +228,7 @@ void llama_h2o::reserve_graphs() {
     const llama_h2o_cache_graph moves = llama_h2o_build_most_moves(parts);
     const llama_h2o_cache_graph turns = llama_h2o_build_most_turns(parts);
 
-    parts.graphs.reserve(parts.layers.size(), { &probe, &moves, &turns });
+    parts.graphs.reserve(parts.n_layers(), { &probe, &moves, &turns });
 }
 
 llama_h2o_layer * llama_h2o::find_layer(int32_t il) {
@@ -230,12 +243,7 @@ void llama_h2o::watch_keys(const ggml_tensor * k_cur, int32_t il) {
         return;
     }
 
-    rope = llama_h2o_read_rope(k_cur);
-
-    const auto hadamard = kv.attn_rot_hadamard.find(rope->n_hadamard);
-    if (hadamard != kv.attn_rot_hadamard.end()) {
-        rope->hadamard = hadamard->second;
-    }
+    rope = llama_h2o_read_rope(k_cur, kv.attn_rot_hadamard);
 }
 
 //
@@ -290,7 +298,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         compact(s, p_first);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
-        rebase(s, p_first);
+        llama_h2o_rebase(parts, s, p_first);
     }
     if (st.stale) {
         llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
@@ -304,19 +312,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
 void llama_h2o::compact(uint32_t s, llama_pos p_next) {
     llama_h2o_compact(parts, s);
     if (parts.params.positions == LLAMA_H2O_POSITIONS_DENSE) {
-        rebase(s, p_next);
-    }
-}
-
-void llama_h2o::rebase(uint32_t s, llama_pos p_next) {
-    llama_h2o_rebase(parts, s, p_next);
-
-    // the keys of a window were rotated in a graph of the context's own, which the last one was built over
-    if (parts.window) {
-        for (auto & res : parts.ctx.gf_res_prev) {
-            res->reset();
-        }
-        parts.ctx.gf_res_prev_active = nullptr;
+        llama_h2o_rebase(parts, s, p_next);
     }
 }
 
@@ -431,7 +427,7 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
     llama_h2o_stats stats = {};
     stats.n_cells         = kv.get_size();
     stats.n_used          = kv.v_cells[s].get_used();
-    stats.n_layer         = kv.layers.size();
+    stats.n_layer         = kv.hparams.n_layer();
     stats.pos_limit       = kv.hparams.n_ctx_train;
     stats.size_k          = kv.size_k_bytes();
     stats.size_v          = kv.size_v_bytes();

@@ -114,8 +114,6 @@ private:
     // whether positions [p0, p1) can be removed; a negative sequence stands for all
     bool is_removable(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const;
 
-    void rebase(uint32_t s, llama_pos p_next);
-
     // makes the graphs, which shows whether the params can be met
     int32_t reserve();
     void reserve_graphs();

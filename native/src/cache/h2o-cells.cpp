@@ -38,12 +38,6 @@ void llama_h2o_cells::clear(uint32_t s) {
     heads[s] = 0;
 }
 
-void llama_h2o_cells::shift(uint32_t s, llama_pos by) {
-    for (const uint32_t cell : used(s)) {
-        streams[s].pos_add(cell, by);
-    }
-}
-
 void llama_h2o_cells::put(uint32_t s, uint32_t cell, llama_pos pos) {
     streams[s].pos_set(cell, pos);
     streams[s].seq_add(cell, llama_seq_id(s));

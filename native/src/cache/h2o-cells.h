@@ -36,11 +36,6 @@ public:
     // uses an empty cell
     void put(uint32_t s, uint32_t cell, llama_pos pos);
 
-    // Moves all positions, and notes by how much their keys are to be rotated.
-    void shift(uint32_t s, llama_pos by);
-
-    void forget_shifts(uint32_t s) { streams[s].reset_shift(); }
-
     void set_head(uint32_t s, uint32_t head) { heads[s] = head; }
 
 private:

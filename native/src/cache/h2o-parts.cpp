@@ -1,6 +1,7 @@
 #include "cache/h2o-parts.h"
 
 #include "cache/h2o-archiving.h"
+#include "cache/h2o-window.h"
 
 #include "llama-memory-recurrent.h"
 
@@ -35,6 +36,10 @@ uint32_t llama_h2o_parts::n_heads() const {
     const auto & last = layers.back().shape;
 
     return last.first_head + last.n_head_kv;
+}
+
+size_t llama_h2o_parts::n_layers() const {
+    return layers.size() + (window ? window->layers.size() : 0);
 }
 
 std::vector<uint32_t> llama_h2o_parts::used(uint32_t s) const {

@@ -8,14 +8,13 @@
 #include "cache/h2o-cells.h"
 #include "cache/h2o-layer.h"
 #include "cache/h2o-stream.h"
-#include "cache/h2o-window.h"
 #include "policies/h2o-policy.h"
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
+class llama_h2o_window;
 class llama_memory_recurrent;
 struct llama_context;
 
@@ -41,13 +40,16 @@ struct llama_h2o_parts {
     const uint32_t n_cells; // of a stream
 
     // what there is beside the cache that is evicted
-    std::optional<llama_h2o_window> window;
+    std::shared_ptr<llama_h2o_window> window;     // or null
     llama_memory_recurrent * recurrent = nullptr; // or null
 
     bool refused = false; // something that cannot be undone: decode nothing until the cache is cleared
 
     // KV heads of all layers
     uint32_t n_heads() const;
+
+    // with those of the window
+    size_t n_layers() const;
 
     // Whether a layer of the model is the first one of a graph that is evicted.
     bool is_first(int32_t il) const { return il == int32_t(layers.front().shape.il); }

@@ -2,6 +2,7 @@
 
 #include "cache/h2o-device-rows.h"
 #include "cache/h2o-recall.h"
+#include "cache/h2o-window.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -116,7 +117,7 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
     const auto query_turns    = turn_back(st.queries, back);
     const auto question_turns = turn_back(st.question, back);
 
-    llama_h2o_cache_graph graph(parts.layers.size());
+    llama_h2o_cache_graph graph(parts.n_layers());
 
     for (const auto & layer : parts.layers) {
         std::vector<std::vector<llama_h2o_turn>> turns;
@@ -131,8 +132,12 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
     }
 
     if (parts.window) {
-        parts.window->turn_back(parts.ctx, s, back);
+        const auto turns = parts.window->turns(s, -back);
+        for (const auto & layer : parts.window->layers) {
+            turn_keys(layer, s, std::vector<std::vector<llama_h2o_turn>>(layer.shape.n_head_kv, turns), graph);
+        }
     }
+
     parts.run_in_place(graph);
 
     st.rows.shift_back(back);
@@ -143,12 +148,21 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
 }
 
 llama_h2o_cache_graph llama_h2o_build_most_turns(const llama_h2o_parts & parts) {
-    llama_h2o_cache_graph graph(parts.layers.size());
+    llama_h2o_cache_graph graph(parts.n_layers());
 
-    for (const auto & layer : parts.layers) {
-        if (llama_h2o_can_rebase(parts) && !layer.shape.on_host) {
-            const std::vector<std::vector<llama_h2o_turn>> turns(layer.shape.n_head_kv);
-            llama_h2o_build_turns(graph, { layer.tensors.k, layer.shape.k, 0 }, *layer.rope, turns.data());
+    const auto add = [&](const std::vector<llama_h2o_layer> & layers) {
+        for (const auto & layer : layers) {
+            if (!layer.shape.on_host) {
+                const std::vector<std::vector<llama_h2o_turn>> turns(layer.shape.n_head_kv);
+                llama_h2o_build_turns(graph, { layer.tensors.k, layer.shape.k, 0 }, *layer.rope, turns.data());
+            }
+        }
+    };
+
+    if (llama_h2o_can_rebase(parts)) {
+        add(parts.layers);
+        if (parts.window) {
+            add(parts.window->layers);
         }
     }
 

@@ -118,7 +118,8 @@ static bool is_rotated(const ggml_tensor * tensor) {
     return false;
 }
 
-llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
+llama_h2o_rope llama_h2o_read_rope(
+        const ggml_tensor * k_cur, const std::unordered_map<int64_t, std::vector<float>> & hadamard) {
     llama_h2o_rope rope;
 
     const ggml_tensor * cur = skip_views(k_cur);
@@ -126,6 +127,7 @@ llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
     // a quantised cache may store its keys mixed by a Hadamard matrix, see llama_kv_cache::build_input_k_rot()
     if (cur->op == GGML_OP_MUL_MAT && std::strcmp(cur->src[0]->name, "attn_inp_k_rot") == 0) {
         rope.n_hadamard = cur->src[0]->ne[0];
+        rope.hadamard   = hadamard.at(rope.n_hadamard);
 
         cur = skip_views(cur->src[1]);
     }

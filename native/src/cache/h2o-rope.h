@@ -6,6 +6,7 @@
 #include "cache/h2o-row-positions.h"
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 struct ggml_tensor;
@@ -24,7 +25,9 @@ struct llama_h2o_rope {
 
 // Reads it from the graph: from the operation that rotated the keys which are about to be stored.
 // What happened to them between rotation and storage must be undone, or the rope is not known.
-llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur);
+//   hadamard   what a quantised cache mixes its keys with, by size
+llama_h2o_rope llama_h2o_read_rope(
+        const ggml_tensor * k_cur, const std::unordered_map<int64_t, std::vector<float>> & hadamard);
 
 // Mixes a row, or undoes it.
 void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row);

@@ -1,10 +1,6 @@
 #include "cache/h2o-window.h"
 
-#include "llama-context.h"
-#include "llama-kv-cache.h"
-
 #include <algorithm>
-#include <stdexcept>
 
 uint32_t llama_h2o_window::n_cells_needed(
         const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch) {
@@ -13,22 +9,26 @@ uint32_t llama_h2o_window::n_cells_needed(
     return GGML_PAD(hparams.n_swa * n_seqs_of_stream + n_ubatch, N_PAD);
 }
 
-bool llama_h2o_window::can_turn() const {
-    return kv.get_can_shift();
+void llama_h2o_window::watch_keys(const ggml_tensor * k_cur, int32_t il) {
+    for (auto & layer : layers) {
+        if (int32_t(layer.shape.il) == il && !layer.rope) {
+            layer.rope = llama_h2o_read_rope(k_cur, hadamard);
+        }
+    }
 }
 
-// llama.cpp rotates keys when it shifts positions. Here the positions stay those of the text.
-void llama_h2o_window::turn_back(llama_context & ctx, uint32_t s, llama_pos back) {
-    cells.shift(s, -back);
+bool llama_h2o_window::can_turn() const {
+    return std::all_of(layers.begin(), layers.end(),
+            [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
+}
 
-    const bool turned = kv.update(&ctx, true, {});
-
-    cells.shift(s, back);
-    cells.forget_shifts(s);
-
-    if (!turned) {
-        throw std::runtime_error("the keys of the window could not be rotated");
+std::vector<llama_h2o_turn> llama_h2o_window::turns(uint32_t s, llama_pos by) const {
+    std::vector<llama_h2o_turn> res;
+    for (const uint32_t cell : cells.used(s)) {
+        res.push_back({ cell, by });
     }
+
+    return res;
 }
 
 llama_pos llama_h2o_window::removable(uint32_t s) const {

@@ -4,33 +4,43 @@
 #pragma once
 
 #include "cache/h2o-cells.h"
+#include "cache/h2o-layer.h"
 
 #include "llama-hparams.h"
 
 #include <cstdint>
-
-class llama_kv_cache;
-struct llama_context;
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 class llama_h2o_window {
 public:
-    llama_h2o_window(llama_kv_cache & kv, llama_h2o_cells cells, const llama_hparams & hparams) :
-        kv(kv), cells(cells), hparams(hparams) {}
+    //   hadamard   what a quantised cache mixes its keys with, by size
+    llama_h2o_window(std::vector<llama_h2o_layer> layers,
+            llama_h2o_cells cells,
+            const llama_hparams & hparams,
+            const std::unordered_map<int64_t, std::vector<float>> & hadamard) :
+        layers(std::move(layers)), cells(cells), hparams(hparams), hadamard(hadamard) {}
 
     // Cells that it needs: llama.cpp gives it no more than the evicted cache has.
     static uint32_t n_cells_needed(const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch);
 
+    // finds out how the keys that are about to be stored were rotated
+    void watch_keys(const ggml_tensor * k_cur, int32_t il);
+
     // whether its keys can be rotated on
     bool can_turn() const;
 
-    // Rotates its keys back as a re-base does, all by the same. Throws std::exception; nobody knows then which were.
-    void turn_back(llama_context & ctx, uint32_t s, llama_pos back);
+    // The rows of a stream, all rotated on by the same.
+    std::vector<llama_h2o_turn> turns(uint32_t s, llama_pos by) const;
 
     // First position of the tail that can be removed: what a query there would look at must still be in the window.
     llama_pos removable(uint32_t s) const;
 
+    std::vector<llama_h2o_layer> layers; // nothing is collected of them
+
 private:
-    llama_kv_cache & kv;
     llama_h2o_cells cells;
     const llama_hparams & hparams;
+    const std::unordered_map<int64_t, std::vector<float>> & hadamard;
 };

@@ -1,0 +1,93 @@
+"""llama.cpp's full cache with rows hidden from single heads: what a cache without them computes.
+
+No second implementation is needed for it, so it is the oracle for every architecture: while a graph
+runs, the probabilities behind each softmax are changed to those of a softmax without those rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pyh2o import Llama
+from tiny_llama import EXACT_ROWS, ONE_THREAD
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+_OBSERVER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of a ggml_tensor, up to its name."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+    )
+
+
+class MaskedLlama(Llama):
+    """A full cache, the probabilities of whose layers can be looked at and changed.
+
+    Attributes:
+        visible: positions of the rows that each KV head of a layer sees; others see all.
+        probabilities: [n_head, n_tokens, n_rows] of each layer in the last graph, over all
+            positions of the text.
+    """
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.visible: Mapping[int, Sequence[IntArray]] = {}
+        self.probabilities: dict[int, FloatArray] = {}
+        self._observer = _OBSERVER(self._observe)
+        super().__init__(
+            str(path), evict=False, verbose=False, **ONE_THREAD, **EXACT_ROWS, **settings
+        )
+
+    def _model_loaded(self) -> None:
+        self.context_params.cb_eval = ctypes.cast(
+            self._observer, llama_cpp.ggml_backend_sched_eval_callback
+        )
+        super()._model_loaded()
+
+    def _observe(self, address: int, is_question: bool, _: object) -> bool:
+        tensor = _Tensor.from_address(address)
+        found = re.fullmatch(rb"kq_soft_max-(\d+)", tensor.name)
+        if is_question or not found:
+            return bool(found)
+        n_kv, n_tokens, n_head, _ = tensor.ne
+        buffer = (ctypes.c_float * (n_kv * n_tokens * n_head)).from_address(tensor.data)
+        probabilities = np.frombuffer(buffer, np.float32).reshape(n_head, n_tokens, n_kv)
+        layer = int(found[1])
+        if layer in self.visible:
+            _hide(probabilities, self.visible[layer])
+        self.probabilities[layer] = probabilities.copy()
+        return True
+
+
+def _hide(probabilities: FloatArray, visible: Sequence[IntArray]) -> None:
+    """Make them those of a softmax without the rows that are not visible; sinks stay."""
+    group = len(probabilities) // len(visible)
+    for head, of_head in enumerate(probabilities):
+        hidden = np.ones(of_head.shape[1], dtype=np.bool_)
+        hidden[visible[head // group]] = False
+        rest = 1 - of_head[:, hidden].sum(axis=1, keepdims=True)
+        of_head[:, hidden] = 0
+        of_head /= rest

@@ -1,0 +1,285 @@
+"""Eviction in memories of several parts: windows, recurrent states, layers that share rows."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from masked import MaskedLlama
+from oracle import CLEAR_MARGIN
+from pyh2o import Llama
+from pyh2o.policies import parse_policy
+from pyh2o.reference.attention import collected_attention
+from pyh2o.reference.cache import LayerCache
+from pyh2o.reference.compaction import RotaryPlace, compact
+from pyh2o.reference.eviction import EvictionParameters
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+
+N_TEXT = 220
+CHUNK = 8
+
+# Layers that show all that a variant has.
+N_LAYER = {
+    "sliding_window": 4,
+    "gemma2": 4,
+    "gemma3n": 25,
+    "gemma4": 12,
+    "gemma4_experts": 4,
+    "gpt_oss": 4,
+    "llama4": 4,
+    "cohere2": 4,
+    "olmo3": 4,
+    "qwen35": 4,
+    "qwen35moe": 4,
+    "qwen3next": 4,
+    "lfm2": 4,
+    "granitehybrid": 4,
+    "jamba": 4,
+    "nemotron_h": 4,
+    "falcon-h1": 3,
+    "qwen2vl": 3,
+    "qwen3vl": 3,
+}
+HEAVY, RECENT, SLACK = 40, 24, 16
+
+# Makes so much of rounding that its logits say little: llama.cpp's own two ways of attention
+# differ by 8. Its rows are chosen by attention that differs as well, by up to 5 %.
+CHAOTIC = "gemma3n"
+
+
+@pytest.fixture(scope="module", params=N_LAYER)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    variant = str(request.param)
+    folder = tmp_path_factory.mktemp(variant)
+    return write_tiny_gguf(
+        folder / f"{variant}.gguf", seed=3, arch_variant=variant, n_layer=N_LAYER[variant]
+    )
+
+
+def evicting(path: Path, **settings: Any) -> Llama:
+    budget = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 512}
+    return tiny_llama(path, **EXACT_ROWS, **(budget | settings))
+
+
+def text_of(llm: llama_cpp.Llama, rng: np.random.Generator, n: int = N_TEXT) -> list[int]:
+    tokens: list[int] = rng.integers(3, llm.n_vocab(), n).tolist()
+    return tokens
+
+
+def read(llm: llama_cpp.Llama, tokens: list[int], chunk: int = CHUNK) -> np.ndarray:
+    """The logits behind each chunk."""
+    logits = []
+    for start in range(0, len(tokens), chunk):
+        llm.eval(tokens[start : start + chunk])
+        logits.append(last_logits(llm))
+    return np.array(logits)
+
+
+def assert_alike(logits: np.ndarray, expected: np.ndarray, path: Path, *, atol: float) -> None:
+    """Equal but for rounding, which may give a token to another expert; [n, n_vocab]."""
+    difference = np.abs(logits - expected)
+    if path.stem != CHAOTIC:
+        assert np.mean(difference.max(axis=1) < atol) > 0.9
+
+
+def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
+    pointer = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
+    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)).copy()
+
+
+def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.Generator) -> None:
+    """Bit for bit with ggml's ops, to rounding with ours."""
+    cells = {"n_ctx": 256, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
+    with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
+        tokens = text_of(parent, rng)
+        expected = read(parent, tokens)
+    with closing(tiny_parent(path, **EXACT_ROWS, **cells, flash_attn=True)) as parent:
+        rounding = np.abs(read(parent, tokens) - expected).max()
+    covering = {"hh": 216, "recent": RECENT, "slack": SLACK, "n_batch": SLACK}
+    for attention in ("ops", "auto"):
+        with evicting(path, **covering, attention=attention) as llm:
+            logits = read(llm, tokens)
+            assert llm.kv.compactions == 0
+        if attention == "ops":
+            np.testing.assert_array_equal(logits, expected)
+        else:
+            # as far apart as llama.cpp's own two ways, which round to f16 at other places
+            np.testing.assert_allclose(logits, expected, atol=1e-2 + 2 * rounding)
+
+
+def test_rows_are_chosen_as_by_the_reference_and_dropped_as_if_masked(
+    path: Path, rng: np.random.Generator
+) -> None:
+    eviction = EvictionParameters(heavy=HEAVY, recent=RECENT, slack=SLACK)
+    clear = 0.05 if path.stem == CHAOTIC else CLEAR_MARGIN
+    with evicting(path, attention="ops") as llm, MaskedLlama(path, n_ctx=512, n_batch=64) as masked:
+        reference = ReferenceRows(llm, eviction, clear)
+        for _ in range(0, N_TEXT, CHUNK):
+            tokens = text_of(llm, rng, CHUNK)
+            reference.make_room(CHUNK)
+            llm.eval(tokens)
+            reference.check_rows(llm)
+            masked.visible = reference.visible()
+            masked.eval(tokens)
+            reference.collect(masked.probabilities)
+            assert_alike(last_logits(llm)[None], last_logits(masked)[None], path, atol=1e-3)
+        assert llm.kv.compactions > 3
+
+
+class ReferenceRows:
+    """What the NumPy reference keeps of each evicted layer, by probabilities it is given."""
+
+    def __init__(self, llm: Llama, eviction: EvictionParameters, clear_margin: float) -> None:
+        self.eviction = eviction
+        self.clear_margin = clear_margin
+        self.n_tokens = 0
+        self.caches: dict[int, LayerCache] = {}  # of the layers with rows of their own
+        self.own: dict[int, int] = {}  # the layer whose rows an evicted layer looks at
+        llm.eval(text_of(llm, np.random.default_rng(1), CHUNK))
+        seen: dict[bytes, int] = {}
+        for layer in range(llm.n_layer):
+            positions, scores = llm.kv_rows(layer)
+            if positions.size:
+                self.own[layer] = seen.setdefault(scores.tobytes(), layer)
+                self.caches.setdefault(self.own[layer], LayerCache(len(positions), 1))
+        llm.reset()
+
+    def make_room(self, n_new: int) -> None:
+        caches = list(self.caches.values())
+        self._before = copy.deepcopy(self.caches)
+        self._is_clear = True
+        if caches[0].n_rows + n_new > self.eviction.capacity:
+            place = RotaryPlace(self.n_tokens, np.ones(1))
+            smallest = compact(caches, self.eviction, parse_policy("h2o"), place)
+            self._is_clear = smallest > self.clear_margin
+        self._append(n_new)
+        self.n_tokens += n_new
+
+    def _append(self, n_new: int) -> None:
+        positions = np.arange(self.n_tokens, self.n_tokens + n_new)
+        for cache in self.caches.values():
+            nothing = np.zeros((cache.n_head_kv, n_new, 1), dtype=np.float32)
+            cache.append(nothing, nothing, positions)
+
+    def check_rows(self, llm: Llama) -> None:
+        """The same rows; after a close choice, which rounding may decide, those that it has."""
+        if not self._is_clear:
+            self._follow(llm)
+        for layer, own in self.own.items():
+            positions, _ = llm.kv_rows(layer)
+            for head, of_head in enumerate(positions):
+                np.testing.assert_array_equal(of_head, self.caches[own].positions(head))
+
+    def _follow(self, llm: Llama) -> None:
+        n_new = next(iter(self.caches.values())).n_rows - self.eviction.budget
+        self.caches, self.n_tokens = self._before, self.n_tokens - n_new
+        for layer, cache in self.caches.items():
+            rows = llm.kv_rows(layer)[0]
+            cache.keep(
+                [
+                    np.flatnonzero(np.isin(cache.positions(head), rows[head]))
+                    for head in range(cache.n_head_kv)
+                ]
+            )
+        self._append(n_new)
+        self.n_tokens += n_new
+
+    def visible(self) -> dict[int, list[np.ndarray]]:
+        return {
+            layer: [self.caches[own].positions(head) for head in range(self.caches[own].n_head_kv)]
+            for layer, own in self.own.items()
+        }
+
+    def collect(self, probabilities: dict[int, np.ndarray]) -> None:
+        for layer, own in self.own.items():
+            cache = self.caches[own]
+            collected = collected_attention(probabilities[layer], cache.n_head_kv)
+            cache.add_scores(np.take_along_axis(collected, cache.row_positions, axis=1))
+
+
+def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> None:
+    """Where all rows go back by the same, nothing changes but rounding."""
+    budget = {"policy": "streaming", "hh": 0, "recent": 40, "attention": "ops", "n_ctx": 512}
+    with evicting(path, **budget) as llm:
+        if llm.position_limit < 2**31 - 1:
+            pytest.skip("this model has no re-base")
+        tokens = text_of(llm, rng, 300)
+        expected = read(llm, tokens)
+    with evicting(path, **budget, positions="dense") as llm:
+        logits = read(llm, tokens)
+        assert llm.kv.rebases > 3
+    assert_alike(logits, expected, path, atol=5e-3)
+
+
+def test_tail_that_is_removed_was_never_there(path: Path, rng: np.random.Generator) -> None:
+    """Or it cannot be removed exactly, and nothing is changed."""
+    # up to where one chunk more fits without a compaction
+    n_tokens = HEAVY + RECENT + SLACK + CHUNK + 8 * SLACK
+    with evicting(path, attention="ops") as llm:
+        tokens, more, other = (text_of(llm, rng, n) for n in (n_tokens, CHUNK, 4 * CHUNK))
+        read(llm, tokens)
+        llm._cache.mark()
+        read(llm, more)
+        removed = llm.remove_tail(n_tokens)
+        if llm.kv.bytes_recurrent:
+            assert not removed
+            assert llm.n_tokens == n_tokens + CHUNK
+            return
+        assert removed
+        logits = read(llm, other)
+    with evicting(path, attention="ops") as llm:
+        read(llm, tokens)
+        expected = read(llm, other)
+    assert_alike(logits, expected, path, atol=2e-4)
+
+
+def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) -> None:
+    with evicting(path, attention="ops") as llm:
+        tokens, more = text_of(llm, rng), text_of(llm, rng, 60)
+        read(llm, tokens)
+        state = llm.save_state()
+        rows = [llm.kv_rows(layer) for layer in range(llm.n_layer)]
+        expected = read(llm, more)
+    with evicting(path, attention="ops") as llm:
+        read(llm, tokens[:50])
+        llm.load_state(state)
+        for layer, (positions, scores) in enumerate(rows):
+            now_positions, now_scores = llm.kv_rows(layer)
+            np.testing.assert_array_equal(now_positions, positions)
+            np.testing.assert_array_equal(now_scores, scores)
+        logits = read(llm, more)
+    # the rows of a window lie in other cells, so their sums round differently
+    assert_alike(logits, expected, path, atol=5e-3)
+
+
+def test_exact_prefill_reads_all_of_the_prompt(path: Path, rng: np.random.Generator) -> None:
+    """Its logits are those of the full cache, and the text goes on within the budget."""
+    with closing(tiny_parent(path, **EXACT_ROWS, n_ctx=512, n_batch=SLACK)) as parent:
+        tokens = text_of(parent, rng)
+        expected = read(parent, tokens)[-1]
+    with evicting(path, attention="ops", prefill="exact") as llm:
+        for _ in llm.generate(tokens, temp=0.0):
+            break
+        assert_alike(last_logits(llm)[None], expected[None], path, atol=2e-4)
+        read(llm, tokens[:40])
+        assert llm.kv.used <= llm.kv.capacity
+
+
+def test_what_was_evicted_is_recalled(path: Path, rng: np.random.Generator) -> None:
+    with evicting(path, attention="ops", recall=48, recall_type="f32") as llm:
+        read(llm, text_of(llm, rng))
+        before = llm.kv
+        prompt = llm.input_ids[: llm.n_tokens].tolist() + text_of(llm, rng, 20)
+        for _ in llm.generate(prompt, temp=0.0):
+            break
+        assert before.archived > 100
+        assert llm.kv.recalled == 48
+        assert llm.kv.missed_mass < llm.kv.hidden_mass
+        assert np.isfinite(last_logits(llm)).all()
