@@ -38,10 +38,9 @@ def convolution(model: TinyModel, layer: str, n_channels: int) -> None:
     model.vector(f"{layer}.ssm_conv1d.weight", model.normal(n_channels, N_KERNEL) / 2)
 
 
-def _sections(half: int, shares: Sequence[int]) -> list[int]:
-    """Split the pairs of a head in these shares, the rest to the first; the fourth has none."""
-    later = [half * share // sum(shares) for share in shares[1:]]
-    return [half - sum(later), *later, 0]
+def _interleaved(n_pair: int) -> list[int]:
+    """Sections of M-RoPE whose pairs take turns: every pair is of one, or it would not rotate."""
+    return [(n_pair + 2) // 3, (n_pair + 1) // 3, n_pair // 3, 0]
 
 
 def _add_experts(model: TinyModel) -> None:
@@ -117,7 +116,7 @@ def _gated_attention(model: TinyModel, layer: str) -> None:
 def _add_qwen35(model: TinyModel, *, experts: bool = False) -> None:
     """Three gated delta nets, then gated attention, half of whose elements M-RoPE rotates."""
     recurrent = _add_delta_net(model)
-    model.writer.add_rope_dimension_sections(_sections(model.head_size // 4, (11, 11, 10)))
+    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 4))
     if experts:
         _add_experts(model)
     model.output()
@@ -322,7 +321,8 @@ def _add_jamba(model: TinyModel) -> None:
 def _add_qwen2vl(model: TinyModel) -> None:
     """M-RoPE: the pairs of a head are in sections, with positions that only images tell apart."""
     model.writer.add_layer_norm_rms_eps(1e-6)
-    model.writer.add_rope_dimension_sections(_sections(model.head_size // 2, (2, 3, 3)))
+    later = 3 * model.head_size // 16
+    model.writer.add_rope_dimension_sections([model.head_size // 2 - 2 * later, later, later, 0])
     model.writer.add_rope_freq_base(10000.0)
     model.output()
     for layer in model.layers():
@@ -340,7 +340,7 @@ def _add_qwen3vl(model: TinyModel) -> None:
     model.writer.add_layer_norm_rms_eps(1e-6)
     model.writer.add_key_length(model.head_size)
     model.writer.add_value_length(model.head_size)
-    model.writer.add_rope_dimension_sections(_sections(model.head_size // 2, (6, 5, 5)))
+    model.writer.add_rope_dimension_sections(_interleaved(model.head_size // 2))
     model.writer.add_rope_freq_base(10000.0)
     model.output()
     for layer in model.layers():
