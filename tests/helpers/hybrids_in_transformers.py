@@ -32,9 +32,27 @@ def _mamba2(file: TinyFile) -> dict[str, Any]:
     }
 
 
-def _qwen35(file: TinyFile) -> dict[str, Any]:
-    sections = file["rope.dimension_sections"][:3]
-    share = file["rope.dimension_count"] / file.head_size
+_DELTA_NET = {
+    **COMMON,
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
+    "attn_gate.weight": "linear_attn.in_proj_z.weight",
+    "ssm_beta.weight": "linear_attn.in_proj_b.weight",
+    "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
+    **{name: there.replace("mamba", "linear_attn") for name, there in _MAMBA.items()},
+}
+_EXPERTS = {
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+}
+
+
+def _delta_net(file: TinyFile) -> dict[str, Any]:
     interval = file["full_attention_interval"]
     return {
         "head_dim": file.head_size,
@@ -47,18 +65,51 @@ def _qwen35(file: TinyFile) -> dict[str, Any]:
             "linear_attention" if (i + 1) % interval else "full_attention"
             for i in range(file["block_count"])
         ],
-        **rotation(
-            file, partial_rotary_factor=share, mrope_section=sections, mrope_interleaved=True
-        ),
     }
 
 
-def _qwen35_weights(file: TinyFile, weights: Weights) -> None:
-    """Norms are 1 more than their weights; value heads lie beside those with the same key head."""
-    recurrence(file, weights)
+def _rotation_of_a_part(file: TinyFile, **more: Any) -> dict[str, Any]:
+    share = file["rope.dimension_count"] / file.head_size
+    return rotation(file, partial_rotary_factor=share, **more)
+
+
+def _qwen35(file: TinyFile) -> dict[str, Any]:
+    sections = file["rope.dimension_sections"][:3]
+    return {
+        **_delta_net(file),
+        **_rotation_of_a_part(file, mrope_section=sections, mrope_interleaved=True),
+    }
+
+
+def _experts(file: TinyFile) -> dict[str, Any]:
+    return {
+        "num_experts": file["expert_count"],
+        "num_experts_per_tok": file["expert_used_count"],
+        "moe_intermediate_size": file["expert_feed_forward_length"],
+        "shared_expert_intermediate_size": file["expert_shared_feed_forward_length"],
+    }
+
+
+def _expert_weights(weights: Weights) -> None:
+    """Gate and up of all experts are one, and the gate of the shared one is a matrix."""
+    for name in ending(weights, "ffn_gate_exps.weight"):
+        up = weights.pop(name.replace("gate", "up"))
+        weights[name] = np.concatenate([weights[name], up], axis=1)
+    for name in ending(weights, "ffn_gate_inp_shexp.weight"):
+        weights[name] = weights[name][None]
+
+
+def _less_one(weights: Weights) -> None:
+    """Norms are 1 more than their weights, but for that of the delta net."""
     for name in ending(weights, "norm.weight"):
         if "ssm" not in name:
             weights[name] -= 1
+
+
+def _qwen35_weights(file: TinyFile, weights: Weights) -> None:
+    """Value heads lie beside those with the same key head."""
+    recurrence(file, weights)
+    _less_one(weights)
     n_key, n_value, size = (
         file[f"ssm.{name}"] for name in ("group_count", "time_step_rank", "state_size")
     )
@@ -78,6 +129,24 @@ def _qwen35_weights(file: TinyFile, weights: Weights) -> None:
             weights[name] = weights[name][order]
     for name in ending(weights, "ssm_out.weight"):
         weights[name] = weights[name][:, channels]
+
+
+def _qwen35moe_weights(file: TinyFile, weights: Weights) -> None:
+    _qwen35_weights(file, weights)
+    _expert_weights(weights)
+
+
+def _qwen3next_weights(file: TinyFile, weights: Weights) -> None:
+    """All of a key head lies together: query, key, values and the gates of these."""
+    recurrence(file, weights)
+    _less_one(weights)
+    _expert_weights(weights)
+    n_key, size = file["ssm.group_count"], file["ssm.state_size"]
+    for name in ending(weights, "attn_qkv.weight"):
+        parts = np.split(weights[name], [n_key * size, 2 * n_key * size])
+        parts.append(weights.pop(name.replace("qkv", "gate")))
+        heads = [part.reshape(n_key, -1, part.shape[1]) for part in parts]
+        weights[name] = np.concatenate(heads, axis=1).reshape(-1, parts[0].shape[1])
 
 
 def _lfm2_weights(file: TinyFile, weights: Weights) -> None:
@@ -149,19 +218,26 @@ HYBRIDS = {
         COMMON,
     ),
     "qwen35": Architecture(
-        "Qwen3_5TextModel",
-        "Qwen3_5TextConfig",
-        _qwen35,
+        "Qwen3_5TextModel", "Qwen3_5TextConfig", _qwen35, _DELTA_NET, _qwen35_weights
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeTextModel",
+        "Qwen3_5MoeTextConfig",
+        lambda file: {**_qwen35(file), **_experts(file)},
+        {**_DELTA_NET, **_EXPERTS},
+        _qwen35moe_weights,
+    ),
+    "qwen3next": Architecture(
+        "Qwen3NextModel",
+        "Qwen3NextConfig",
+        lambda file: {**_delta_net(file), **_experts(file), **_rotation_of_a_part(file)},
         {
-            **COMMON,
-            "post_attention_norm.weight": "post_attention_layernorm.weight",
-            "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
-            "attn_gate.weight": "linear_attn.in_proj_z.weight",
-            "ssm_beta.weight": "linear_attn.in_proj_b.weight",
-            "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
-            **{name: there.replace("mamba", "linear_attn") for name, there in _MAMBA.items()},
+            **_DELTA_NET,
+            **_EXPERTS,
+            "attn_qkv.weight": "linear_attn.in_proj_qkvz.weight",
+            "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
         },
-        _qwen35_weights,
+        _qwen3next_weights,
     ),
     "lfm2": Architecture(
         "Lfm2Model",
