@@ -64,12 +64,12 @@ def _expert_matrices(model: TinyModel, layer: str, *, fused: bool = False) -> No
         model.matrix(f"{layer}.ffn_{name}_exps", weights)
 
 
-def _normed_feed_forward(model: TinyModel, layer: str) -> None:
+def _normed_feed_forward(model: TinyModel, layer: str, *, gain: float = 1.0) -> None:
     """Add Gemma's: norms before and behind, and the norm behind the attention block."""
-    model.norm(f"{layer}.post_attention_norm", model.n_embd)
+    model.norm(f"{layer}.post_attention_norm", model.n_embd, gain=gain)
     model.norm(f"{layer}.ffn_norm", model.n_embd)
     model.gated_feed_forward(layer)
-    model.norm(f"{layer}.post_ffw_norm", model.n_embd)
+    model.norm(f"{layer}.post_ffw_norm", model.n_embd, gain=gain)
 
 
 def _add_gemma2(model: TinyModel) -> None:
@@ -119,6 +119,8 @@ def _add_gemma3n(model: TinyModel) -> None:
     Every second layer sees everything.
     """
     n_embd = model.n_embd
+    # So many layers would make much of the least difference.
+    small = 0.5
     _add_sizes(model, eps=1e-6, freq_base=1000000.0)
     _add_windows(model, 2)
     model.writer.add_rope_freq_base_swa(10000.0)
@@ -134,17 +136,18 @@ def _add_gemma3n(model: TinyModel) -> None:
         model.norm(f"{layer}.attn_norm", n_embd)
         model.query_key_value(layer)
         _head_norms(model, layer, gain=_unscaled_gain(model.head_size))
-        _normed_feed_forward(model, layer)
+        _normed_feed_forward(model, layer, gain=small)
         _per_layer_input(model, layer, N_EMBD_ALTUP)
-        # Too short for the types of blocks of 32. The router sees a mean, not a sum.
+        # The graph divides what the router gets by n_embd.
         model.random_matrix(f"{layer}.altup_router", N_ALTUP, n_embd, gain=n_embd)
         model.norm(f"{layer}.altup_router_norm", n_embd)
-        model.vector(f"{layer}.altup_predict_coef.weight", model.normal(N_ALTUP**2, N_ALTUP) / 5)
-        model.vector(f"{layer}.altup_correct_coef.weight", model.normal(N_ALTUP, N_ALTUP) / 5)
+        # Rows too short for blocks of a quantised type.
+        model.vector(f"{layer}.altup_predict_coef.weight", model.normal(N_ALTUP**2, N_ALTUP) / 25)
+        model.vector(f"{layer}.altup_correct_coef.weight", model.normal(N_ALTUP, N_ALTUP) / 25)
         model.norm(f"{layer}.altup_correct_scale", n_embd)
         model.random_matrix(f"{layer}.laurel_l", N_LAUREL, n_embd)
         model.random_matrix(f"{layer}.laurel_r", n_embd, N_LAUREL)
-        model.norm(f"{layer}.laurel_post_norm", n_embd)
+        model.norm(f"{layer}.laurel_post_norm", n_embd, gain=small)
 
 
 def _add_gemma4_sizes(model: TinyModel, *, n_own_rows: int, n_embd_per_layer: int) -> list[bool]:
