@@ -43,12 +43,14 @@ def test_the_logits_are_the_same(
     n_layer = WANTED_LAYERS.get(variant, 3)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, n_layer=n_layer, arch_variant=variant)
     text = rng.integers(3, 384, N_TEXT).tolist()
-    # Rounding to halves, as ggml's GELU does, falls to one side or the other.
-    with_gelu = variant.startswith(("gemma", "sliding_window"))
     of_each = differences(path, variant, text)
-    # A close choice of experts may fall otherwise, which the tokens behind then see a little of.
-    share = 0.5 if variant in ("gemma4_experts", "gpt_oss", "llama4") else 1
-    assert np.quantile(of_each, share) < (1e-2 if with_gelu else 1e-3)
+    # Rounding to halves, as ggml's GELU does, falls to one side or the other.
+    most = 1e-2 if variant.startswith(("gemma", "sliding_window")) else 1e-3
+    if variant in ("gemma4_experts", "gpt_oss", "llama4"):
+        # A close choice of experts may fall otherwise; the tokens behind then see a little of it.
+        assert np.median(of_each) < most / 5
+    else:
+        assert of_each.max() < most
 
 
 def test_the_logits_are_the_same_in_a_long_context(
