@@ -62,6 +62,9 @@ class EvictingLlama(DropIn):
         self._window = n_ctx
         self._budget: Budget | None = None
         self._stretches_rope = stretches_positions(kwargs)
+        self._needs_flash_attention = (
+            bool(kwargs.get("flash_attn")) or kwargs.get("type_v") in _QUANTIZED_KV_TYPES
+        )
         if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
             # llama.cpp keeps a quantised V only in the layout of flash attention.
             kwargs["flash_attn"] = True
@@ -84,12 +87,29 @@ class EvictingLlama(DropIn):
     def _model_loaded(self) -> None:
         """Between loading the model and creating the context: so many cells, and no more."""
         self._window = self._window or self._loaded_model.n_ctx_train()
+        self._check_flash_attention()
         if self.evicting:
             self._fit_context()
         elif not self.model_params.vocab_only:
             self._check_full_window()
         if not self.model_params.vocab_only:
             self._check_memory()
+
+    def _check_flash_attention(self) -> None:
+        """Without it where llama.cpp ends the process: it stores V of this architecture wrongly."""
+        architecture = self._loaded_model.metadata().get("general.architecture")
+        params = self.context_params
+        if (
+            architecture != "plm"
+            or params.flash_attn_type != llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        ):
+            return
+        if self._needs_flash_attention:
+            raise SettingsError(
+                f"llama.cpp cannot run flash attention, nor store V quantised, for {architecture} "
+                "models: leave flash_attn and type_v (--kv-type) out"
+            )
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
     def _check_full_window(self) -> None:
         check_window(self._window)
@@ -123,6 +143,8 @@ class EvictingLlama(DropIn):
         self.context_params.n_ctx = budget.cells
         self.context_params.n_batch = self.n_batch
         self.context_params.n_ubatch = n_ubatch
+        # a window gets the cells that it needs, not as many as the rest
+        self.context_params.swa_full = False
 
     def _check_memory(self) -> None:
         """Refuse more cells than there is memory for: llama.cpp would fill it until the end."""

@@ -269,9 +269,10 @@ def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> 
     with tiny_llama(path, n_ctx=1024, evict=False, n_batch=64, swa_full=False) as llm:
         llm.eval([5] * 100)
         kv = llm.kv
-    # f16: 3 layers, 2 KV heads of 32, of which one or two see 64 tokens and those of a batch only
-    assert 1024 * 2 * 32 * 2 < kv.bytes_k == kv.bytes_v < 1024 * 3 * 2 * 32 * 2
-    assert kv.bytes_full == kv.bytes_k + kv.bytes_v
+    # f16: 3 layers, 2 KV heads of 32, of which two see 64 tokens and those of a batch only
+    assert kv.bytes_k == kv.bytes_v == 1024 * 2 * 32 * 2
+    assert kv.bytes_window == 2 * 2 * 256 * 2 * 32 * 2
+    assert kv.bytes_full == kv.bytes_total == kv.bytes_k + kv.bytes_v + kv.bytes_window
     assert (kv.used, kv.capacity) == (100, 1024)
 
 

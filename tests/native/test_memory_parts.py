@@ -29,8 +29,8 @@ CHUNK = 8
 N_LAYER = {
     "sliding_window": 4,
     "gemma2": 4,
-    "gemma3n": 25,
-    "gemma4": 12,
+    "gemma3n": 22,
+    "gemma4": 6,
     "gemma4_experts": 4,
     "gpt_oss": 4,
     "llama4": 4,

@@ -19,6 +19,8 @@ from tiny_llama import tiny_llama
         ("alibi", "ALiBi"),
         ("encoder", "no causal KV cache"),
         ("mla", "latent attention"),
+        ("kimi-linear", "latent attention"),
+        ("longrope", "LongRoPE"),
     ],
 )
 def test_model_is_refused_with_the_reason(tmp_path: Path, arch_variant: str, reason: str) -> None:
@@ -34,6 +36,18 @@ def test_refused_model_runs_with_the_full_cache(tmp_path: Path) -> None:
     llm = tiny_llama(path, n_ctx=256, evict=False)
     llm.eval([1, 2, 3])
     assert not llm.kv.evicting
+
+
+def test_flash_attention_that_would_end_the_process(tmp_path: Path) -> None:
+    """llama.cpp aborts with this architecture: off by default, refused where it is asked for."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="plm")
+    with tiny_llama(path, hh=8, recent=8, slack=8) as llm:
+        llm.eval(list(range(5, 45)))
+        assert llm.kv.compactions > 0
+    for settings in ({"flash_attn": True}, {"type_v": KV_TYPES["q8_0"]}):
+        for evict in (True, False):
+            with pytest.raises(SettingsError, match="cannot run flash attention"):
+                tiny_llama(path, n_ctx=256, evict=evict, **settings)
 
 
 def test_row_that_is_no_whole_block_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, RopeScalingType
 
 from pyh2o.reference import LlamaWeights, ReferenceLlama, read_gguf
-from tiny_gguf import ARCH_VARIANTS, write_tiny_gguf
+from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -355,14 +355,14 @@ def test_heavy_and_recent_go_together(tiny: Path) -> None:
         ReferenceLlama.from_gguf(tiny, heavy=10)
 
 
-OTHER_VARIANTS = sorted(name for name, (arch, _) in ARCH_VARIANTS.items() if arch != "llama")
+OTHER_VARIANTS = sorted(name for name, (arch, _) in ALL_VARIANTS.items() if arch != "llama")
 
 
 @pytest.mark.parametrize("variant", OTHER_VARIANTS)
 def test_other_models_are_refused(tmp_path: Path, seed: int, variant: str) -> None:
     path = write_tiny_gguf(tmp_path / "other.gguf", seed=seed, arch_variant=variant)
 
-    with pytest.raises(ValueError, match=ARCH_VARIANTS[variant][0]):
+    with pytest.raises(ValueError, match=ALL_VARIANTS[variant][0]):
         read_gguf(path)
 
 
@@ -382,13 +382,13 @@ def test_parts_that_are_not_computed_are_refused(
     add: Callable[[Any], None],
     message: str,
 ) -> None:
-    _, add_llama = ARCH_VARIANTS["llama"]
+    _, add_llama = ALL_VARIANTS["llama"]
 
     def add_more(model: Any) -> None:
         add_llama(model)
         add(model)
 
-    monkeypatch.setitem(ARCH_VARIANTS, "llama", ("llama", add_more))
+    monkeypatch.setitem(ALL_VARIANTS, "llama", ("llama", add_more))
     path = write_tiny_gguf(tmp_path / "more.gguf", seed=seed)
 
     with pytest.raises(ValueError, match=message):

@@ -213,7 +213,9 @@ int32_t llama_h2o::reserve() {
 }
 
 void llama_h2o::reserve_graphs() {
-    const auto is_on_host = [](const llama_h2o_layer & layer) { return layer.shape.on_host; };
+    const auto is_on_host = [](const llama_h2o_layer & layer) {
+        return layer.shape.on_host;
+    };
 
     bool on_host = std::all_of(parts.layers.begin(), parts.layers.end(), is_on_host);
     if (parts.window) {

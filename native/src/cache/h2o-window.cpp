@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-uint32_t llama_h2o_window::n_cells_needed(
-        const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch) {
+uint32_t llama_h2o_window::n_cells_needed(const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch) {
     static constexpr uint32_t N_PAD = 256; // as llama_kv_cache_iswa pads it
 
     return GGML_PAD(hparams.n_swa * n_seqs_of_stream + n_ubatch, N_PAD);
@@ -43,7 +42,7 @@ llama_pos llama_h2o_window::removable(uint32_t s) const {
     while (unseen - seen > 1) {
         const llama_pos middle = seen + (unseen - seen) / 2;
 
-        const bool masked = llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, middle);
+        const bool masked        = llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, middle);
         (masked ? unseen : seen) = middle;
     }
 
