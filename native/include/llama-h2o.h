@@ -200,6 +200,17 @@ struct llama_h2o_lost_rows {
     int32_t p1;
 };
 
+// What a layer of a model keeps of a text.
+struct llama_h2o_layer_info {
+    int32_t rows_of;        // the layer whose rows it uses, its own as a rule; -1: none
+    uint32_t window;        // tokens that it sees of the text; 0: all of them
+    bool chunked;           // it sees no more than those of its own chunk of the text, which is as long as the window
+    bool recurrent;         // it keeps a state of fixed size, in the place of rows or beside them
+    uint32_t n_head_kv;     // heads of the rows, as they are stored; 0 without rows
+    uint32_t n_embd_head_k; // and their elements
+    uint32_t n_embd_head_v;
+};
+
 // The text for a return code: one line that names the cause and, where there is one, the cure.
 LLAMA_H2O_API const char * llama_h2o_strerror(int32_t status);
 
@@ -215,6 +226,11 @@ LLAMA_H2O_API uint32_t llama_h2o_n_pos_learned(const struct llama_model * model)
 // counted. 0 without a KV cache. Types are those of ggml. llama.cpp takes the memory cell by cell, and asks nobody before.
 LLAMA_H2O_API uint64_t llama_h2o_size_of_cell(
         const struct llama_model * model, int32_t type_k, int32_t type_v, bool offload_kqv);
+
+// What a layer keeps in the memory of this context. Also for a context without eviction, and where rows cannot be evicted,
+// but for kinds of memory that are not known here.
+LLAMA_H2O_API int32_t llama_h2o_get_layer(
+        const struct llama_context * ctx, int32_t il, struct llama_h2o_layer_info * layer);
 
 // Attach eviction to a context that has not decoded anything yet. The context needs
 // n_ctx >= capacity cells per sequence, and kv_unified = false if it has several sequences.

@@ -2,7 +2,12 @@
 
 #include "llama-h2o.h"
 
+#include "cache/h2o-cache.h"
+#include "cache/h2o-caches.h"
+
+#include "llama-context.h"
 #include "llama-kv-cells.h"
+#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 #include "llama.h"
 
@@ -95,4 +100,43 @@ uint64_t llama_h2o_size_of_cell(const llama_model * model, int32_t type_k, int32
     }
 
     return size;
+}
+
+// The layer whose rows in this cache a layer reads; -1 if it reads none of them.
+static int32_t rows_of(const llama_kv_cache * kv, int32_t il) {
+    return kv ? llama_h2o::rows_of(*kv, il) : -1;
+}
+
+int32_t llama_h2o_get_layer(const llama_context * ctx, int32_t il, llama_h2o_layer_info * layer) {
+    if (!ctx || !layer || il < 0 || uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+    if (!ctx->get_memory()) {
+        return LLAMA_H2O_ERR_NO_CACHE;
+    }
+
+    const llama_h2o_caches caches = llama_h2o_caches::of(ctx->get_memory());
+    if (!caches.growing && !caches.recurrent) {
+        return LLAMA_H2O_ERR_CACHE_KIND;
+    }
+
+    const llama_hparams & hparams = ctx->get_model().hparams;
+
+    *layer         = {};
+    layer->rows_of = rows_of(caches.growing, il);
+    if (layer->rows_of < 0) {
+        layer->rows_of = rows_of(caches.window, il);
+        if (layer->rows_of >= 0) {
+            layer->window  = hparams.n_swa;
+            layer->chunked = hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
+        }
+    }
+    layer->recurrent = caches.recurrent && caches.recurrent->r_l[il];
+    if (layer->rows_of >= 0) {
+        layer->n_head_kv     = hparams.n_head_kv(layer->rows_of);
+        layer->n_embd_head_k = hparams.n_embd_head_k(layer->rows_of);
+        layer->n_embd_head_v = hparams.n_embd_head_v(layer->rows_of);
+    }
+
+    return LLAMA_H2O_OK;
 }

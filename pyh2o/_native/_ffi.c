@@ -588,7 +588,7 @@ static void *_cffi_types[] = {
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(struct llama_context *, int32_t)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 125), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
@@ -606,8 +606,8 @@ static void *_cffi_types[] = {
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
 /* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 111), // char const *
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 126), // uint8_t const *
+/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 116), // char const *
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // uint8_t const *
 /* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -626,7 +626,7 @@ static void *_cffi_types[] = {
 /* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 118), // float *
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 123), // float *
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
 /* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -636,18 +636,18 @@ static void *_cffi_types[] = {
 /* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
 /* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 52 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_lost_rows
+/* 52 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_lost_rows
 /* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
 /* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 121), // struct llama_h2o_recalled_span *
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // struct llama_h2o_recalled_span *
 /* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 122), // struct llama_h2o_span const *
+/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // struct llama_h2o_span const *
 /* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -663,55 +663,61 @@ static void *_cffi_types[] = {
 /* 76 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
 /* 78 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_params
+/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_params
 /* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
 /* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // struct llama_context const *
+/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 125), // struct llama_context const *
 /* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 123), // struct llama_h2o_stats *
+/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 126), // struct llama_h2o_layer_info *
 /* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 91 */ _CFFI_OP(_CFFI_OP_POINTER, 124), // struct llama_model const *
-/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 93 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 94 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // void const *
-/* 95 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION, 119), // int64_t()(struct llama_context const *)
-/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
+/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
+/* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_h2o_stats *
+/* 94 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
+/* 96 */ _CFFI_OP(_CFFI_OP_POINTER, 130), // struct llama_model const *
+/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // void const *
+/* 100 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
-/* 103 */ _CFFI_OP(_CFFI_OP_NOOP, 91),
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 125), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 91),
-/* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 108 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 109 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 113 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 114 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 115 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 116 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 117 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 120 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 121 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_recalled_span
-/* 122 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_span
-/* 123 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_stats
-/* 124 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_model
-/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 126 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
+/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 124), // int64_t()(struct llama_context const *)
+/* 105 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
+/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
+/* 108 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 131), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 113 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 114 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 118 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 119 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 120 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 121 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 122 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 125 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 126 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_layer_info
+/* 127 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_recalled_span
+/* 128 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_span
+/* 129 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_stats
+/* 130 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_model
+/* 131 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -1637,6 +1643,65 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_enlarge _cffi_d_llama_h2o_enlarge
 #endif
 
+static int32_t _cffi_d_llama_h2o_get_layer(struct llama_context const * x0, int32_t x1, struct llama_h2o_layer_info * x2)
+{
+  return llama_h2o_get_layer(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
+{
+  struct llama_context const * x0;
+  int32_t x1;
+  struct llama_h2o_layer_info * x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_get_layer", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(86), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(88), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_layer_info *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(88), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_get_layer(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_get_layer _cffi_d_llama_h2o_get_layer
+#endif
+
 static int32_t _cffi_d_llama_h2o_get_recalled(struct llama_context * x0, int32_t x1, struct llama_h2o_recalled_span * x2, uint32_t x3)
 {
   return llama_h2o_get_recalled(x0, x1, x2, x3);
@@ -1820,10 +1885,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(88), arg2, (char **)&x2);
+      _cffi_type(93), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(88), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(93), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1986,10 +2051,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(91), arg0, (char **)&x0);
+      _cffi_type(96), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2316,10 +2381,10 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(91), arg0, (char **)&x0);
+      _cffi_type(96), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2372,10 +2437,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(94), arg0, (char **)&x0);
+      _cffi_type(99), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(94), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2444,10 +2509,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(91), arg0, (char **)&x0);
+      _cffi_type(96), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(91), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2466,6 +2531,21 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
 #else
 #  define _cffi_f_llama_h2o_supports _cffi_d_llama_h2o_supports
 #endif
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_layer_info(struct llama_h2o_layer_info *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->rows_of) | 0);  /* check that 'struct llama_h2o_layer_info.rows_of' is an integer */
+  (void)((p->window) | 0);  /* check that 'struct llama_h2o_layer_info.window' is an integer */
+  (void)((p->chunked) | 0);  /* check that 'struct llama_h2o_layer_info.chunked' is an integer */
+  (void)((p->recurrent) | 0);  /* check that 'struct llama_h2o_layer_info.recurrent' is an integer */
+  (void)((p->n_head_kv) | 0);  /* check that 'struct llama_h2o_layer_info.n_head_kv' is an integer */
+  (void)((p->n_embd_head_k) | 0);  /* check that 'struct llama_h2o_layer_info.n_embd_head_k' is an integer */
+  (void)((p->n_embd_head_v) | 0);  /* check that 'struct llama_h2o_layer_info.n_embd_head_v' is an integer */
+}
+struct _cffi_align_struct_llama_h2o_layer_info { char x; struct llama_h2o_layer_info y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_lost_rows(struct llama_h2o_lost_rows *p)
@@ -2608,29 +2688,51 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_llama_h2o_archive_restore },
   { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_archive_trouble },
   { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 77), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 99), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 104), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
   { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_drop_recalled },
   { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 81), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 85), (void *)_cffi_d_llama_h2o_get_layer },
   { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 54), (void *)_cffi_d_llama_h2o_get_recalled },
   { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 36), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 85), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_llama_h2o_get_stats },
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 97), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 102), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 102), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 107), (void *)_cffi_d_llama_h2o_n_pos_learned },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_llama_h2o_recall },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 25), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 93), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 110), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 98), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 90), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 95), (void *)_cffi_d_llama_h2o_supports },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
+  { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
+               sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
+               _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "window", offsetof(struct llama_h2o_layer_info, window),
+              sizeof(((struct llama_h2o_layer_info *)0)->window),
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+  { "chunked", offsetof(struct llama_h2o_layer_info, chunked),
+               sizeof(((struct llama_h2o_layer_info *)0)->chunked),
+               _CFFI_OP(_CFFI_OP_NOOP, 17) },
+  { "recurrent", offsetof(struct llama_h2o_layer_info, recurrent),
+                 sizeof(((struct llama_h2o_layer_info *)0)->recurrent),
+                 _CFFI_OP(_CFFI_OP_NOOP, 17) },
+  { "n_head_kv", offsetof(struct llama_h2o_layer_info, n_head_kv),
+                 sizeof(((struct llama_h2o_layer_info *)0)->n_head_kv),
+                 _CFFI_OP(_CFFI_OP_NOOP, 29) },
+  { "n_embd_head_k", offsetof(struct llama_h2o_layer_info, n_embd_head_k),
+                     sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_k),
+                     _CFFI_OP(_CFFI_OP_NOOP, 29) },
+  { "n_embd_head_v", offsetof(struct llama_h2o_layer_info, n_embd_head_v),
+                     sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_v),
+                     _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "begin", offsetof(struct llama_h2o_lost_rows, begin),
              sizeof(((struct llama_h2o_lost_rows *)0)->begin),
              _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2660,16 +2762,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 113) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 118) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 115) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 120) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 114) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 119) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
               _CFFI_OP(_CFFI_OP_NOOP, 22) },
@@ -2681,7 +2783,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 112) },
+              _CFFI_OP(_CFFI_OP_NOOP, 117) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2708,40 +2810,40 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 125) },
+              _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 125) },
+              _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
@@ -2750,55 +2852,57 @@ static const struct _cffi_field_s _cffi_fields[] = {
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 125) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 112) },
+              _CFFI_OP(_CFFI_OP_NOOP, 117) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 112) },
+              _CFFI_OP(_CFFI_OP_NOOP, 117) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 120, _CFFI_F_OPAQUE,
+  { "llama_context", 125, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
+  { "llama_h2o_layer_info", 126, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 0, 7 },
   { "llama_h2o_lost_rows", 52, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 0, 3 },
+    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 7, 3 },
   { "llama_h2o_params", 79, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 3, 11 },
-  { "llama_h2o_recalled_span", 121, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 14, 3 },
-  { "llama_h2o_span", 122, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 17, 2 },
-  { "llama_h2o_stats", 123, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 19, 27 },
-  { "llama_model", 124, _CFFI_F_OPAQUE,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 10, 11 },
+  { "llama_h2o_recalled_span", 127, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 21, 3 },
+  { "llama_h2o_span", 128, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 24, 2 },
+  { "llama_h2o_stats", 129, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 26, 27 },
+  { "llama_model", 130, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 113, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 118, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 114, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 119, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 115, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 120, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 116, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 121, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 117, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 122, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_ROPE_FACTORS,"
@@ -2815,12 +2919,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  74,  /* num_globals */
-  7,  /* num_struct_unions */
+  75,  /* num_globals */
+  8,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  128,  /* num_types */
+  134,  /* num_types */
   0,  /* flags */
 };
 

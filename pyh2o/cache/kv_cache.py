@@ -28,12 +28,18 @@ def check_model(model_address: int) -> None:
     Raises:
         UnsupportedModelError: with the reason.
     """
-    status = lib.llama_h2o_supports(ffi.cast("struct llama_model *", model_address))
-    if status != lib.LLAMA_H2O_OK:
+    reason = why_refused(model_address)
+    if reason is not None:
         raise UnsupportedModelError(
-            f"eviction cannot be used with this model: {_text(status)}; "
+            f"eviction cannot be used with this model: {reason}; "
             "evict=False (--no-evict) runs it with the full cache"
         )
+
+
+def why_refused(model_address: int) -> str | None:
+    """Why rows of a loaded model cannot be evicted, in one line; None if they can."""
+    status = lib.llama_h2o_supports(ffi.cast("struct llama_model *", model_address))
+    return None if status == lib.LLAMA_H2O_OK else _text(status)
 
 
 def learned_positions(model_address: int) -> int | None:
@@ -105,6 +111,34 @@ class Counters:
     t_archive_us: int = 0
     hidden: float = 0.0
     missed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer of a model keeps of a text (struct llama_h2o_layer_info in llama-h2o.h).
+
+    Attributes:
+        number: from 0.
+        rows_of: the layer whose rows it uses, as a rule its own; None if it has none.
+        window: tokens that it sees of the text; None for all of them.
+        chunked: whether they are those of its own chunk of the text, of `window` tokens.
+        recurrent: whether it keeps a state of fixed size, in the place of rows or beside them.
+        kv_heads, head_size_k, head_size_v: of the rows; 0 without any.
+    """
+
+    number: int
+    rows_of: int | None
+    window: int | None
+    chunked: bool
+    recurrent: bool
+    kv_heads: int
+    head_size_k: int
+    head_size_v: int
+
+    @property
+    def grows(self) -> bool:
+        """Whether it has rows of its own for all of the text: those that can be evicted."""
+        return self.rows_of == self.number and self.window is None
 
 
 @dataclass(frozen=True)
@@ -306,6 +340,31 @@ class KVCache:
             return Counters()
         _check(status)
         return Counters(**{name: getattr(stats, name) for name in Counters.__annotations__})
+
+    def layer(self, number: int) -> Layer | None:
+        """What a layer keeps in this context's memory, which needs no eviction.
+
+        Returns:
+            None if there is no memory, or it is of a kind that is not known.
+
+        Raises:
+            NativeError: no such layer.
+        """
+        layer = ffi.new("struct llama_h2o_layer_info *")
+        status = lib.llama_h2o_get_layer(self._context, number, layer)
+        if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
+            return None
+        _check(status)
+        return Layer(
+            number,
+            rows_of=None if layer.rows_of < 0 else layer.rows_of,
+            window=layer.window or None,
+            chunked=layer.chunked,
+            recurrent=layer.recurrent,
+            kv_heads=layer.n_head_kv,
+            head_size_k=layer.n_embd_head_k,
+            head_size_v=layer.n_embd_head_v,
+        )
 
     def device_bytes(self) -> int:
         """Memory of GPUs that the context takes: weights, caches and work space."""

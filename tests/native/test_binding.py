@@ -54,6 +54,7 @@ def test_null_pointers_are_refused() -> None:
     assert lib.llama_h2o_attach(ffi.NULL, params) == refused
     assert lib.llama_h2o_get_stats(ffi.NULL, 0, ffi.NULL) == refused
     assert lib.llama_h2o_get_rows(ffi.NULL, 0, 0, 0, ffi.NULL, ffi.NULL) == refused
+    assert lib.llama_h2o_get_layer(ffi.NULL, 0, ffi.NULL) == refused
 
 
 def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:

@@ -118,6 +118,12 @@ bool llama_h2o::shares_evenly(const llama_kv_cache & kv) {
     });
 }
 
+int32_t llama_h2o::rows_of(const llama_kv_cache & kv, int32_t il) {
+    const auto it = kv.map_layer_ids.find(il);
+
+    return it == kv.map_layer_ids.end() ? -1 : int32_t(kv.layers[it->second].il);
+}
+
 // A cache for the window of as many cells as it needs, in place of the one that is there; returns that, or null if it
 // has them.
 static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {

@@ -34,6 +34,9 @@ struct llama_h2o {
     // whether layers that use another one's K and V have as many query heads as that one
     static bool shares_evenly(const llama_kv_cache & kv);
 
+    // the layer whose K and V in this cache a layer uses, its own as a rule; -1 if none
+    static int32_t rows_of(const llama_kv_cache & kv, int32_t il);
+
     // leaves the context as it was if it fails or throws
     static int32_t attach(llama_context & ctx, llama_h2o_params params);
 

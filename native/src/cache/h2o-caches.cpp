@@ -3,6 +3,7 @@
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
 
 #include <typeinfo>
 #include <utility>
@@ -24,7 +25,8 @@ llama_kv_cache_iswa * llama_h2o_caches::windowed_of(llama_memory_i * memory) {
 llama_h2o_caches llama_h2o_caches::of(llama_memory_i * memory) {
     llama_h2o_caches res;
 
-    res.growing = exactly<llama_kv_cache>(memory);
+    res.growing   = exactly<llama_kv_cache>(memory);
+    res.recurrent = exactly<llama_memory_recurrent>(memory);
     if (auto * windowed = windowed_of(memory)) {
         res.growing = windowed->get_base();
         res.window  = windowed->get_swa();

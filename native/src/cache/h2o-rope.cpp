@@ -57,7 +57,9 @@ static bool has_no_position(const rope_params & params, size_t pair) {
 static std::vector<double> read_angles(const ggml_tensor * rope_op, const rope_params & params) {
     const size_t n = params.n_dims / 2;
 
-    const std::vector<float> factors = rope_op->src[2] ? read_floats(rope_op->src[2], n) : std::vector<float>(n, 1.0f);
+    // a model whose weights were not read has none, and never rotates a row
+    const bool has_factors           = rope_op->src[2] && rope_op->src[2]->data;
+    const std::vector<float> factors = has_factors ? read_floats(rope_op->src[2], n) : std::vector<float>(n, 1.0f);
 
     float ramp[2];
     ggml_rope_yarn_corr_dims(
