@@ -30,6 +30,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     Args:
         model_path: a GGUF file.
         load_progress: called with 0 .. 1 while the model loads.
+        weights: False to load no weights and to take no memory for rows: the sizes of all are then
+            known, and nothing can be computed.
         **kwargs: the parent's arguments.
 
     Raises:
@@ -46,10 +48,18 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     scores: npt.NDArray[np.single]
 
     def __init__(
-        self, model_path: str, *, load_progress: Callable[[float], None] | None, **kwargs: Any
+        self,
+        model_path: str,
+        *,
+        load_progress: Callable[[float], None] | None,
+        weights: bool = True,
+        **kwargs: Any,
     ) -> None:
         self.guard = Guard()
         self._load_progress = load_progress
+        self._weights = weights
+        if not weights:
+            kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         self._load_error: BaseException | None = None
         check_file(model_path)
         for name in ("n_threads", "n_threads_batch"):
@@ -78,6 +88,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._model_params = params
+        params.no_alloc = not self._weights
         if self._load_progress is not None:
             report = self._load_progress
 

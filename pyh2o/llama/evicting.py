@@ -29,7 +29,7 @@ from .archive_file import ArchiveFile
 from .arguments import stretches_positions
 from .drop_in import DropIn
 
-_QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
+QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
 
 # What a context without a model's weights has, as in the parent.
 VOCABULARY_CONTEXT = 512
@@ -63,9 +63,9 @@ class EvictingLlama(DropIn):
         self._budget: Budget | None = None
         self._stretches_rope = stretches_positions(kwargs)
         self._needs_flash_attention = (
-            bool(kwargs.get("flash_attn")) or kwargs.get("type_v") in _QUANTIZED_KV_TYPES
+            bool(kwargs.get("flash_attn")) or kwargs.get("type_v") in QUANTIZED_KV_TYPES
         )
-        if kwargs.get("type_v") in _QUANTIZED_KV_TYPES:
+        if kwargs.get("type_v") in QUANTIZED_KV_TYPES:
             # llama.cpp keeps a quantised V only in the layout of flash attention.
             kwargs["flash_attn"] = True
         elif evict and settings.attention != "ops":
@@ -81,7 +81,7 @@ class EvictingLlama(DropIn):
         super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
         self.n_layer = int(llama_cpp.llama_model_n_layer(self.model))
         self._archive: ArchiveFile | None = None
-        self._cache = self._open_cache(KVCache(_address(self.ctx)), recall_archive)
+        self._cache = self._open_cache(KVCache(address(self.ctx)), recall_archive)
         self.position_limit = self._cache.position_limit
 
     def _model_loaded(self) -> None:
@@ -113,7 +113,7 @@ class EvictingLlama(DropIn):
 
     def _check_full_window(self) -> None:
         check_window(self._window)
-        n_pos = learned_positions(_address(self._loaded_model.model))
+        n_pos = learned_positions(address(self._loaded_model.model))
         if n_pos is not None and self._window > n_pos:
             raise SettingsError(
                 f"the window has {self._window} tokens, and this model has learned no more than "
@@ -123,7 +123,7 @@ class EvictingLlama(DropIn):
     def _fit_context(self) -> None:
         """Let the context to be created have the cells of the budget."""
         model = self._loaded_model
-        check_model(_address(model.model))
+        check_model(address(model.model))
         n_pos = trained = model.n_ctx_train()
         if self._stretches_rope and self._window > trained:
             if llama_cpp.llama_model_rope_type(model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
@@ -148,14 +148,8 @@ class EvictingLlama(DropIn):
 
     def _check_memory(self) -> None:
         """Refuse more cells than there is memory for: llama.cpp would fill it until the end."""
-        params = self.context_params
         n_cells = self._window if self._budget is None else self._budget.cells
-        n_bytes = n_cells * least_cell_bytes(
-            _address(self._loaded_model.model),
-            params.type_k,
-            params.type_v,
-            offload=params.offload_kqv,
-        )
+        n_bytes = n_cells * self._least_cell_bytes()
         available = available_bytes()
         if available is None or n_bytes <= available:
             return
@@ -165,6 +159,15 @@ class EvictingLlama(DropIn):
         raise SettingsError(
             f"a cache of {n_cells} cells takes at least {n_bytes / 2**30:,.1f} GiB of memory, and "
             f"{available / 2**30:,.1f} GiB are available: {cure}"
+        )
+
+    def _least_cell_bytes(self) -> int:
+        params = self.context_params
+        return least_cell_bytes(
+            address(self._loaded_model.model),
+            params.type_k,
+            params.type_v,
+            offload=params.offload_kqv,
         )
 
     def _open_cache(self, kv: KVCache, recall_archive: str | os.PathLike[str] | None) -> TextCache:
@@ -335,6 +338,6 @@ class EvictingLlama(DropIn):
             self._cache.share_fairly(starts)
 
 
-def _address(pointer: Any) -> int:
+def address(pointer: Any) -> int:
     """The address in a ctypes pointer or integer."""
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
