@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pyh2o.models import DEMO, PACKAGED, fetch_model, list_models, models_folder
+from pyh2o.cache.settings import EvictionSettings
+from pyh2o.models import DEMO, PACKAGED, fetch_model, find_model, list_models, models_folder
 
-from .errors import reported_errors
+from .errors import EXIT_ERROR, reported_errors
+from .measure.output import new_file, write_file
+from .options import KVType, option_named, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
@@ -50,6 +56,66 @@ def fetch(
         state = "fetched and checked" if fetched.new else "there already"
         terminal.say(f"{model.title}, {_size(model.bytes)}, {model.licence}: {state}")
         terminal.write(f"{fetched.path}\n")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What a cache would be for and what it would keep."""
+
+    ctx: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Window in tokens; 0 is the context the model was trained on, or 32,768 if that "
+            "is larger.",
+        ),
+    ] = 0
+    verbose: Annotated[bool, option_named("verbose").__metadata__[0]] = False
+    eviction: EvictionSettings = field(default=EvictionSettings())
+    kv_type: Annotated[KVType, option_named("kv_type").__metadata__[0]] = KVType.f16
+
+
+@app.command("check")
+@takes_run_options
+def check(
+    options: CheckOptions,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="GGUF file of the model, or a name from `pyh2o models list`.",
+            show_default="the demo model",
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="New file for the same and the kind of each layer.")
+    ] = None,
+) -> None:
+    """Say whether a model's cache can be evicted, and what it takes, without loading the model.
+
+    The exit code is 0 if its cache can be evicted with these settings, and 1 if not, or if the file
+    cannot be read.
+    """
+    with reported_errors():
+        target = None if json is None else new_file("--json", json)
+        path = find_model(model)
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.llama.description import describe_model
+
+        from .model_text import description_text
+
+        description = describe_model(
+            path,
+            options.eviction,
+            n_ctx=options.ctx,
+            kv_type=options.kv_type.value,
+            verbose=options.verbose,
+        )
+        terminal.write(description_text(path, description))
+        if target is not None:
+            record = {"path": str(path), **description.record()}
+            write_file(target, f"{dumps(record, indent=2)}\n".encode())
+    if description.refused is not None:
+        raise typer.Exit(EXIT_ERROR)
 
 
 @app.command("path")

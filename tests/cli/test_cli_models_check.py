@@ -1,0 +1,151 @@
+"""`pyh2o models check`: what it prints, its file and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import Output, run, run_program
+from pyh2o.cli.model_text import ranges
+from tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def tiny(tmp_path: Path, arch_variant: str, n_layer: int = 3) -> Path:
+    path = tmp_path / "tiny.gguf"
+    return write_tiny_gguf(path, seed=1, arch_variant=arch_variant, n_layer=n_layer)
+
+
+def test_model_that_can_be_evicted(tmp_path: Path) -> None:
+    path = tiny(tmp_path, "gemma3n", n_layer=22)
+    assert run("models", "check", str(path)) == Output(
+        0,
+        f"{path}\n"
+        """\
+  eviction      yes: each KV head keeps 818 rows (409 heavy + 409 recent)
+  architecture  gemma3n, 22 layers, 2 KV heads of 32
+  layers        10 growing with the text: 1, 3, 5, 7, 9, 11, 13, 15, 17, 19
+                10 seeing a window of 64 tokens: 0, 2, 4, 6, 8, 10, 12, 14, 16,
+                  18
+                1 using the rows of layer 18: 20
+                1 using the rows of layer 19: 21
+  positions     rotary; trained on 4,096 tokens, a text goes on beyond them
+  memory        MiB for a window of 4,096 tokens, rows of f16
+                                  full cache     with eviction
+                cells                  4,096             1,024
+                growing                 10.0               2.5
+                window                  10.0               1.2
+                scores                     -               0.1
+                in all                  20.0               3.8
+                The full cache keeps what is behind a window too (swa_full).
+""",
+        "",
+    )
+
+
+def test_recurrent_layers_and_settings(tmp_path: Path) -> None:
+    path = tiny(tmp_path, "falcon-h1", n_layer=4)
+    options = "--ctx 2048 --hh 100 --recent 50 --pinned 4 --recall 40 --kv-type q8_0"
+    assert run("models", "check", str(path), *options.split()) == Output(
+        0,
+        f"{path}\n"
+        """\
+  eviction      yes: each KV head keeps 154 rows (4 pinned + 100 heavy + 50
+                  recent), and recalls up to 40
+  architecture  falcon-h1, 4 layers, 2 KV heads of 32
+  layers        4 growing with the text: 0-3
+                4 keeping a recurrent state: 0-3
+  positions     rotary; trained on 4,096 tokens, a text goes on beyond them
+  memory        MiB for a window of 2,048 tokens, rows of q8_0
+                                  full cache     with eviction
+                cells                  2,048               512
+                growing                  1.1               0.3
+                recurrent              < 0.1             < 0.1
+                scores                     -               0.1
+                in all                   1.1               0.4
+""",
+        "",
+    )
+
+
+def test_model_that_is_refused(tmp_path: Path) -> None:
+    path = tiny(tmp_path, "mla")
+    assert run("models", "check", str(path)) == Output(
+        1,
+        f"{path}\n"
+        """\
+  eviction      no: multi-head latent attention (MLA) is not supported: its
+                  heads share one latent row. --no-evict runs it with the full
+                  cache.
+  architecture  deepseek2, 3 layers, 1 KV head of 80 (K) and 64 (V)
+  layers        3 growing with the text: 0-2
+  positions     rotary; trained on 4,096 tokens
+  memory        MiB for a window of 4,096 tokens, rows of f16
+                                  full cache
+                cells                  4,096
+                growing                  1.9
+                in all                   1.9
+""",
+        "",
+    )
+
+
+def test_model_whose_memory_is_not_known(tmp_path: Path) -> None:
+    output = run("models", "check", str(tiny(tmp_path, "encoder")))
+    assert output.code == 1
+    assert output.text.endswith(
+        "  architecture  bert, 3 layers\n"
+        "  layers        what they keep is not known\n"
+        "  positions     learned; trained on 4,096 tokens\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch_variant", "n_layer"),
+    [("llama4", 4), ("gemma4_experts", 4), ("qwen35", 4), ("recurrent", 3), ("alibi", 3)],
+)
+def test_lines_fit_80_columns(tmp_path: Path, arch_variant: str, n_layer: int) -> None:
+    output = run("models", "check", str(tiny(tmp_path, arch_variant, n_layer)))
+    _path, *lines = output.text.splitlines()
+    assert max(map(len, lines)) < 80
+
+
+def test_json(tmp_path: Path) -> None:
+    path, file = tiny(tmp_path, "sliding_window", n_layer=2), tmp_path / "found.json"
+    assert run("models", "check", str(path), "--json", str(file)).code == 0
+    record = json.loads(file.read_text())
+    assert record["path"] == str(path)
+    assert record["refused"] is None
+    assert [layer["window"] for layer in record["layers"]] == [64, None]
+    again = run("models", "check", str(path), "--json", str(file))
+    assert (again.code, again.text) == (1, "")
+    assert "found.json exists" in again.notes
+
+
+def test_errors(tmp_path: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model")
+    assert run("models", "check", str(text)) == Output(
+        1, "", f"error: {text} is not a GGUF file: convert the model to GGUF first\n"
+    )
+    assert run("models", "check").notes.startswith("error: the demo model is not here yet")
+    output = run("models", "check", str(tiny(tmp_path, "llama")), "--ctx", "8")
+    assert (output.code, output.text) == (1, "")
+    assert "a window of 8 tokens is too small" in output.notes
+
+
+def test_program(tmp_path: Path) -> None:
+    output = run_program("models", "check", tiny(tmp_path, "sliding_window", n_layer=1))
+    assert output.code == 1
+    assert output.notes == ""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([0], "0"), ([0, 1, 2], "0-2"), ([5, 11, 17], "5, 11, 17"), ([0, 1, 3, 4, 6], "0-1, 3-4, 6")],
+)
+def test_ranges(numbers: list[int], expected: str) -> None:
+    assert ranges(numbers) == expected
