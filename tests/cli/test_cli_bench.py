@@ -255,12 +255,21 @@ def test_model_that_cannot_evict_shows_the_full_caches(quick: None) -> None:
     assert output.text.count("eviction cannot be used with this model") == 2
 
 
-@pytest.mark.parametrize("variant", ["sliding_window", "recurrent"])
-def test_model_with_another_kind_of_cache_is_refused(quick: None, variant: str) -> None:
+@pytest.mark.parametrize("variant", ["sliding_window", "lfm2"])
+def test_what_does_not_grow_is_told_apart(quick: None, variant: str) -> None:
     write_tiny_gguf("tiny.gguf", seed=1, arch_variant=variant, n_ctx_train=TRAINED)
     output = run("bench", "-m", "tiny.gguf", "--history", "5", *SMALL)
+    assert output.code == 0, output.notes
+    rows = tables(output.text)[5]
+    assert all(any(rows[name]) for name in CACHES)
+    assert re.search(r"windows and recurrent states take 0\.\d MiB beside it", output.text)
+
+
+def test_model_without_rows_is_refused(quick: None) -> None:
+    write_tiny_gguf("tiny.gguf", seed=1, arch_variant="recurrent", n_ctx_train=TRAINED)
+    output = run("bench", "-m", "tiny.gguf", "--history", "5", *SMALL)
     assert (output.code, output.text) == (1, "")
-    assert output.notes.startswith("error: this model's cache is of another kind than rows")
+    assert output.notes.startswith("error: no layer of this model has keys and values of the whole")
 
 
 def test_model_that_cannot_be_loaded(quick: None) -> None:

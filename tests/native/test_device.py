@@ -111,6 +111,15 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
     compare(device, path, "host", kv_type, str(gpu_layers))
 
 
+@pytest.mark.parametrize("variant", ["sliding_window", "gpt_oss", "lfm2"])
+def test_windows_and_states_on_a_device_are_as_on_the_host(
+    tmp_path: Path, device: str, variant: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, seed=3, n_ctx_train=128, n_layer=4, arch_variant=variant)
+    compare(device, path, "host", "f16", "-1")
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_rows_on_a_device_are_recalled_as_on_the_host(
     tmp_path: Path, device: str, kv_type: str

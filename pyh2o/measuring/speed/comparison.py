@@ -16,7 +16,7 @@ from ..model import ModelFacts
 from . import bandwidth
 from .caches import ELEMENT_BYTES, BenchSettings
 from .figures import Basis, HistoryResult, Report, full_bytes, history_result
-from .messages import Ready, Start
+from .messages import KVUse, Ready, Start
 from .process import CacheFailedError, WorkerProcess
 from .turns import StoppedEarly, Turns
 
@@ -89,8 +89,7 @@ class Comparison:
             first = waiting.pop(0)
         if not self._workers[first.name].ready.use.bytes_rows:
             raise SettingsError(
-                "this model's cache is of another kind than rows of keys and values that all "
-                "layers have for the whole text: give another --model"
+                "no layer of this model has keys and values of the whole text: give another --model"
             )
         self._check_memory(first, waiting)
         for cache in waiting:
@@ -102,6 +101,7 @@ class Comparison:
         self.report = replace(
             self.report,
             basis=Basis(full, self._model.weight_bytes, speed),
+            notes=(*self.report.notes, *_notes_of_memory(use)),
             failures=tuple(self._failures.items()),
         )
 
@@ -249,6 +249,15 @@ def _settings(settings: BenchSettings, model: ModelFacts) -> dict[str, Any]:
     # Where the file lies is nobody else's business.
     record = {**asdict(settings), "model": model.path.name}
     return {**record, **record.pop("compute")}
+
+
+def _notes_of_memory(use: KVUse) -> tuple[str, ...]:
+    if not use.bytes_fixed:
+        return ()
+    return (
+        f"KV memory is that of the layers that see the whole text; windows and recurrent states "
+        f"take {mib_text(use.bytes_fixed)} MiB beside it, with every cache",
+    )
 
 
 def _notes(settings: BenchSettings, model: ModelFacts) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ class Figures:
         compactions: in all rounds.
         compaction_share: of the time of all rounds.
         compaction_seconds: of one compaction; None if there was none.
-        bytes_per_token: that have to be read from memory for a token: weights, rows and scores.
+        bytes_per_token: that have to be read from memory for a token: weights, rows and
+            scores, windows and states.
         roofline_per_second: tokens, if nothing but that took time; None if it is not known.
         roofline_share: of it that was reached, by the median.
     """
@@ -177,7 +178,7 @@ def _figures(run: CacheRun, best: CacheRun | None, basis: Basis) -> Figures:
     compactions = sum(one.compactions for one in run.rounds)
     compacting = sum(one.compaction_seconds for one in run.rounds)
     in_use = statistics.fmean(one.bytes_in_use for one in run.rounds)
-    needed = basis.weight_bytes + in_use
+    needed = basis.weight_bytes + in_use + run.use.bytes_fixed
     roofline = None if basis.bytes_per_second is None else basis.bytes_per_second / needed
     return Figures(
         cache=run.cache.name,

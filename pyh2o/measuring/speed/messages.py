@@ -49,7 +49,7 @@ class KVUse:
     """What a cache takes at one moment.
 
     Attributes:
-        bytes_rows: allocated for K and V.
+        bytes_rows: allocated for K and V of the layers that see the whole text.
         bytes_scores: allocated for scores.
         cells: cells allocated.
         used: cells in use, those of recalled rows too.
@@ -59,6 +59,7 @@ class KVUse:
         bytes_archive: memory of the archive that rows are recalled from.
         recalled: rows recalled now.
         recall_seconds: time of all recalls so far.
+        bytes_fixed: allocated for windows and recurrent states, with any cache.
     """
 
     bytes_rows: int
@@ -71,6 +72,7 @@ class KVUse:
     bytes_archive: int = 0
     recalled: int = 0
     recall_seconds: float = 0.0
+    bytes_fixed: int = 0
 
     @property
     def bytes_total(self) -> int:

@@ -60,7 +60,6 @@ class LlamaModel:
             type_v=kv_type,
             **stock,
         )
-        self._window_only = llama_cpp.llama_model_n_swa(self._llm.model) > 0
         # A GPU may still be computing when an evaluation returns.
         self._synchronize: Callable[[Any], None] = llama_cpp.llama_synchronize
 
@@ -91,8 +90,7 @@ class LlamaModel:
     def use(self) -> KVUse:
         kv = self._llm.kv
         return KVUse(
-            # layers that see a window only do not have a row of every token
-            bytes_rows=0 if self._window_only else kv.bytes_k + kv.bytes_v,
+            bytes_rows=kv.bytes_k + kv.bytes_v,
             bytes_scores=kv.bytes_scores,
             cells=kv.cells,
             used=kv.used + kv.recalled,
@@ -102,6 +100,7 @@ class LlamaModel:
             bytes_archive=kv.bytes_archive,
             recalled=kv.recalled,
             recall_seconds=kv.recall_seconds,
+            bytes_fixed=kv.bytes_fixed,
         )
 
 
