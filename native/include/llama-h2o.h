@@ -78,7 +78,6 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_NO_CACHE      = -8,  // encoder or embedding model: no causal KV cache
     LLAMA_H2O_ERR_RECURRENT     = -9,  // recurrent model
     LLAMA_H2O_ERR_SLIDING       = -10, // all layers see a window or a chunk of the text only
-    LLAMA_H2O_ERR_MLA           = -11, // multi-head latent attention
     LLAMA_H2O_ERR_ALIBI         = -12, // ALiBi position bias
     LLAMA_H2O_ERR_SPARSE        = -13, // attention to rows that the model chooses itself
     LLAMA_H2O_ERR_ROPE_FACTORS  = -14, // RoPE factors that depend on the context size

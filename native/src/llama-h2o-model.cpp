@@ -51,9 +51,6 @@ int32_t llama_h2o_supports(const llama_model * model) {
     if (hparams.indexer_head_size > 0 || model->arch == LLM_ARCH_DEEPSEEK4) {
         return LLAMA_H2O_ERR_SPARSE;
     }
-    if (hparams.is_mla()) {
-        return LLAMA_H2O_ERR_MLA;
-    }
     if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
         return LLAMA_H2O_ERR_ALIBI;
     }

@@ -24,8 +24,6 @@ const char * llama_h2o_strerror(int32_t status) {
             return "the model is recurrent: it keeps a state of fixed size that has no rows to evict";
         case LLAMA_H2O_ERR_SLIDING:
             return "every layer with a KV cache sees a window only: that cache does not grow with the text";
-        case LLAMA_H2O_ERR_MLA:
-            return "multi-head latent attention (MLA) is not supported: its heads share one latent row";
         case LLAMA_H2O_ERR_ALIBI:
             return "ALiBi is not supported: its bias comes from the cell, not from the row that lies in it";
         case LLAMA_H2O_ERR_ROPE_FACTORS:

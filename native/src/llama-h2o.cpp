@@ -21,7 +21,7 @@
 static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {
     for (const uint32_t il : kv.get_layer_ids()) {
         if (hparams.n_embd_head_k(il) % ggml_blck_size(kv.type_k()) != 0 ||
-                hparams.n_embd_head_v(il) % ggml_blck_size(kv.type_v()) != 0) {
+                hparams.n_embd_head_v(il) % ggml_blck_size(llama_h2o::type_v(kv)) != 0) {
             return false;
         }
     }
@@ -63,6 +63,9 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     }
     if (!has_whole_blocks(ctx.get_model().hparams, *kv)) {
         return LLAMA_H2O_ERR_ROW_BLOCKS;
+    }
+    if (!llama_h2o::has_whole_rows(*kv)) {
+        return LLAMA_H2O_ERR_ATTENTION;
     }
     if (!llama_h2o::shares_evenly(*kv)) {
         return LLAMA_H2O_ERR_SHARED_LAYERS;

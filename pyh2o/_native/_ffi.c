@@ -888,13 +888,6 @@ static int _cffi_const_LLAMA_H2O_ERR_SLIDING(unsigned long long *o)
   return n;
 }
 
-static int _cffi_const_LLAMA_H2O_ERR_MLA(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_ERR_MLA) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_ERR_MLA) | 0);  /* check that LLAMA_H2O_ERR_MLA is an integer */
-  return n;
-}
-
 static int _cffi_const_LLAMA_H2O_ERR_ALIBI(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_ALIBI) <= 0;
@@ -2654,7 +2647,6 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_INTERNAL", (void *)_cffi_const_LLAMA_H2O_ERR_INTERNAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_MEMORY", (void *)_cffi_const_LLAMA_H2O_ERR_MEMORY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_ERR_MLA", (void *)_cffi_const_LLAMA_H2O_ERR_MLA, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_EMPTY", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_EMPTY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NOT_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2905,11 +2897,11 @@ static const struct _cffi_enum_s _cffi_enums[] = {
   { "llama_h2o_status", 122, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
-    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_MLA,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_ROPE_FACTORS,"
-    "LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,"
-    "LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,"
-    "LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,"
-    "LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES" },
+    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_ROPE_FACTORS,LLAMA_H2O_ERR_SHARED_LAYERS,"
+    "LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,"
+    "LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,"
+    "LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,"
+    "LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2919,7 +2911,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  75,  /* num_globals */
+  74,  /* num_globals */
   8,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */

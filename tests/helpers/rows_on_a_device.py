@@ -1,7 +1,7 @@
 """Compares a cache on a device with another, in a process of its own.
 
 Usage: rows_on_a_device.py DEVICE MODEL reference composed|flash POLICY CHUNK
-       rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS
+       rows_on_a_device.py DEVICE MODEL host KV_TYPE GPU_LAYERS composed|flash
        rows_on_a_device.py DEVICE MODEL recall KV_TYPE
        rows_on_a_device.py DEVICE MODEL split
 
@@ -87,7 +87,9 @@ def compare_with_reference(
     llm.close()
 
 
-def compare_with_host(device: str, path: str, kv_type: str, gpu_layers: str) -> None:
+def compare_with_host(
+    device: str, path: str, kv_type: str, gpu_layers: str, attention: str
+) -> None:
     """Moved rows are the same bytes; rotated ones are rounded twice, by two computations."""
     on_device, on_host = (
         Llama(
@@ -98,7 +100,7 @@ def compare_with_host(device: str, path: str, kv_type: str, gpu_layers: str) -> 
             n_gpu_layers=layers,
             type_k=KV_TYPES[kv_type],
             type_v=KV_TYPES[kv_type],
-            flash_attn=True,
+            flash_attn=attention == "flash",
             attention="ops",
             logits_all=True,
             n_threads=1,

@@ -66,7 +66,7 @@ def write_tiny_gguf(
         tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
         arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
-            (BLOOM), "encoder" (BERT), "mla" (DeepSeek 2), "kimi-linear" and "longrope" (Phi 3).
+            (BLOOM), "encoder" (BERT) and "longrope" (Phi 3).
             Some layers see a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4"
             (whose last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss",
             "llama4", "cohere2", "olmo3" and "exaone4"; `tiny_windowed` says which layers, and how

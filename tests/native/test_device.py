@@ -108,16 +108,26 @@ def test_rows_on_a_device_are_moved_and_rotated_as_on_the_host(
     tmp_path: Path, device: str, kv_type: str, head_size: int, gpu_layers: int
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=128, head_size=head_size)
-    compare(device, path, "host", kv_type, str(gpu_layers))
+    compare(device, path, "host", kv_type, str(gpu_layers), "flash")
 
 
-@pytest.mark.parametrize("variant", ["sliding_window", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize(
+    ("variant", "attention"),
+    [
+        ("sliding_window", "flash"),
+        ("gpt_oss", "flash"),
+        ("lfm2", "flash"),
+        # V has room for the largest layer's heads
+        ("lfm2", "composed"),
+        ("gemma4_experts", "composed"),
+    ],
+)
 def test_windows_and_states_on_a_device_are_as_on_the_host(
-    tmp_path: Path, device: str, variant: str
+    tmp_path: Path, device: str, variant: str, attention: str
 ) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, seed=3, n_ctx_train=128, n_layer=4, arch_variant=variant)
-    compare(device, path, "host", "f16", "-1")
+    compare(device, path, "host", "f16", "-1", attention)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

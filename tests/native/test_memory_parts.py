@@ -44,6 +44,8 @@ N_LAYER = {
     "jamba": 4,
     "nemotron_h": 4,
     "falcon-h1": 3,
+    "mla": 3,
+    "kimi-linear": 4,
     "qwen2vl": 3,
     "qwen3vl": 3,
 }

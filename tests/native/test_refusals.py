@@ -18,8 +18,6 @@ from tiny_llama import tiny_llama
         ("recurrent", "the model is recurrent"),
         ("alibi", "ALiBi"),
         ("encoder", "no causal KV cache"),
-        ("mla", "latent attention"),
-        ("kimi-linear", "latent attention"),
         ("longrope", "LongRoPE"),
     ],
 )

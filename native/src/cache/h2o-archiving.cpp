@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
 
@@ -33,7 +34,8 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
 
     std::vector<llama_h2o_archive_layer> layers;
     for (const auto & layer : parts.layers) {
-        layers.push_back({ layer.shape.n_head_kv, layer.shape.k.n_embd_head, layer.shape.v.n_embd_head });
+        layers.push_back(
+                { layer.shape.n_head_kv, layer.shape.k.n_embd_head, layer.tensors.v ? layer.shape.v.n_embd_head : 0 });
     }
 
     return std::make_shared<llama_h2o_archive>(layers, type_of(parts.params.archive_type), parts.params.archive_size);
@@ -89,7 +91,10 @@ static void archive_layer(
     auto & archive = *parts.streams[s].archive;
 
     const llama_h2o_cell_rows k(layer.tensors.k, k_shape, s, cells);
-    const llama_h2o_cell_rows v(layer.tensors.v, v_shape, s, cells);
+    std::optional<llama_h2o_cell_rows> v;
+    if (layer.tensors.v) {
+        v.emplace(layer.tensors.v, v_shape, s, cells);
+    }
     llama_h2o_turner turner(*layer.rope);
 
     std::vector<float> k_row(k_shape.n_embd_head);
@@ -110,8 +115,10 @@ static void archive_layer(
             }
             archive.set_k(ikv, head, pos, k_row.data());
 
-            v.read(head, cells[i], v_row.data());
-            archive.set_v(ikv, head, pos, v_row.data());
+            if (v) {
+                v->read(head, cells[i], v_row.data());
+                archive.set_v(ikv, head, pos, v_row.data());
+            }
         }
     }
 }

@@ -43,7 +43,8 @@ static std::vector<llama_h2o_layer> make_layers(
             hparams.n_head_kv(one.il),
             n_heads,
             layout(one.k, hparams.n_embd_head_k(one.il), false),
-            layout(one.v, hparams.n_embd_head_v(one.il), v_trans),
+            one.v ? layout(one.v, hparams.n_embd_head_v(one.il), v_trans)
+                  : layout(one.k, hparams.n_embd_head_v(one.il), false),
             ggml_backend_buffer_is_host(one.k->buffer),
         };
         layer.tensors.k = one.k;
@@ -111,6 +112,17 @@ uint32_t llama_h2o::first_stream(const llama_memory_context_i * mctx) {
     return kv_ctx->sinfos[kv_ctx->i_cur].s0;
 }
 
+ggml_type llama_h2o::type_v(const llama_kv_cache & kv) {
+    return kv.layers.front().v ? kv.type_v() : kv.type_k();
+}
+
+bool llama_h2o::has_whole_rows(const llama_kv_cache & kv) {
+    return std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+        return !layer.v || ggml_backend_buffer_is_host(layer.v->buffer) ||
+               layer.v->ne[0] % kv.hparams.n_embd_head_v(layer.il) == 0;
+    });
+}
+
 bool llama_h2o::shares_evenly(const llama_kv_cache & kv) {
     return std::all_of(kv.map_layer_ids.begin(), kv.map_layer_ids.end(), [&](const auto & ids) {
         const auto & [il, ikv] = ids;
@@ -128,7 +140,7 @@ int32_t llama_h2o::rows_of(const llama_kv_cache & kv, int32_t il) {
 // has them.
 static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {
     const llama_kv_cache * window = llama_h2o_caches::of(ctx.get_memory()).window;
-    if (!window) {
+    if (!window || window->get_layer_ids().empty()) {
         return nullptr;
     }
 
@@ -143,7 +155,7 @@ static std::unique_ptr<llama_kv_cache> fit_window(llama_context & ctx) {
 
     llama_memory_params params = {};
     params.type_k              = window->type_k();
-    params.type_v              = window->type_v();
+    params.type_v              = llama_h2o::type_v(*window);
 
     const std::unique_ptr<llama_memory_i> memory(model.create_memory(params, cparams));
 
@@ -206,7 +218,9 @@ int32_t llama_h2o::reserve() {
     if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !can_rebase) {
         return LLAMA_H2O_ERR_REBASE;
     }
-    if (parts.policy->probe == llama_h2o_probe_type::expected && !can_rebase) {
+    const bool has_whole_angles = std::all_of(parts.layers.begin(), parts.layers.end(),
+            [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->first == 0; });
+    if (parts.policy->probe == llama_h2o_probe_type::expected && (!can_rebase || !has_whole_angles)) {
         return LLAMA_H2O_ERR_POLICY_ROPE;
     }
     if (can_rebase && parts.n_capacity() > params.n_pos) {

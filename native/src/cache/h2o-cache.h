@@ -31,6 +31,12 @@ struct llama_h2o {
     // the cache of a context that grows with the text, or null if it has another kind of memory
     static llama_kv_cache * cache_of(const llama_context * ctx);
 
+    // of the rows of V; where they are a part of K (MLA), of that
+    static ggml_type type_v(const llama_kv_cache & kv);
+
+    // whether the heads of all V on devices lie at a multiple of their size
+    static bool has_whole_rows(const llama_kv_cache & kv);
+
     // whether layers that use another one's K and V have as many query heads as that one
     static bool shares_evenly(const llama_kv_cache & kv);
 

@@ -225,18 +225,16 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan 
     for (const auto & layer : parts.layers) {
         const auto * moves = plan.moves.data() + layer.shape.first_head;
 
-        ggml_tensor * k = layer.tensors.k;
-        ggml_tensor * v = layer.tensors.v;
-        if (!layer.shape.on_host) {
-            llama_h2o_build_moves(graph, { k, layer.shape.k, s * k->nb[2] }, { v, layer.shape.v, s * v->nb[2] }, moves);
-            continue;
-        }
+        for (const auto & [tensor, layout] : layer.rows()) {
+            if (!layer.shape.on_host) {
+                llama_h2o_build_moves(graph, { tensor, layout, s * tensor->nb[2] }, layer.shape.n_head_kv, moves);
+                continue;
+            }
 
-        llama_h2o_host_rows k_rows(k, s);
-        llama_h2o_host_rows v_rows(v, s);
-        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-            llama_h2o_move_rows(k_rows.data(), layer.shape.k, head, moves[head]);
-            llama_h2o_move_rows(v_rows.data(), layer.shape.v, head, moves[head]);
+            llama_h2o_host_rows rows(tensor, s);
+            for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
+                llama_h2o_move_rows(rows.data(), layout, head, moves[head]);
+            }
         }
     }
 
@@ -254,8 +252,9 @@ llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts) 
 
         const std::vector<std::vector<llama_h2o_move>> moves(
                 layer.shape.n_head_kv, std::vector<llama_h2o_move>(n_moves, { 0, 0 }));
-        llama_h2o_build_moves(
-                graph, { layer.tensors.k, layer.shape.k, 0 }, { layer.tensors.v, layer.shape.v, 0 }, moves.data());
+        for (const auto & [tensor, layout] : layer.rows()) {
+            llama_h2o_build_moves(graph, { tensor, layout, 0 }, layer.shape.n_head_kv, moves.data());
+        }
     }
 
     return graph;

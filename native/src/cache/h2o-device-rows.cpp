@@ -60,18 +60,17 @@ static void build_moves(
     graph.add(ggml_cpy(ctx, ggml_transpose(ctx, all), lines));
 }
 
+// V may lie with room for more heads than a layer has, where layers have different ones.
 void llama_h2o_build_moves(llama_h2o_cache_graph & graph,
-        const llama_h2o_device_rows & k,
-        const llama_h2o_device_rows & v,
+        const llama_h2o_device_rows & rows,
+        uint32_t n_head,
         const std::vector<llama_h2o_move> * moves) {
-    const int32_t n_head = int32_t(n_head_of(k.layout));
-
     std::vector<int32_t> src;
     std::vector<int32_t> dst;
-    for (int32_t head = 0; head < n_head; ++head) {
+    for (uint32_t head = 0; head < n_head; ++head) {
         for (const auto & move : moves[head]) {
-            src.push_back(int32_t(move.src) * n_head + head);
-            dst.push_back(int32_t(move.dst) * n_head + head);
+            src.push_back(int32_t(move.src * n_head_of(rows.layout) + head));
+            dst.push_back(int32_t(move.dst * n_head_of(rows.layout) + head));
         }
     }
     if (src.empty()) {
@@ -81,8 +80,7 @@ void llama_h2o_build_moves(llama_h2o_cache_graph & graph,
     ggml_tensor * from = graph.add_input(src);
     ggml_tensor * to   = graph.add_input(dst);
 
-    build_moves(graph, k, from, to);
-    build_moves(graph, v, from, to);
+    build_moves(graph, rows, from, to);
 }
 
 //
@@ -98,6 +96,20 @@ static ggml_tensor * build_mix(ggml_context * ctx, ggml_tensor * cur, ggml_tenso
     ggml_tensor * blocks = ggml_reshape_2d(ctx, cur, matrix->ne[0], ggml_nelements(cur) / matrix->ne[0]);
 
     return ggml_reshape_3d(ctx, ggml_mul_mat(ctx, matrix, blocks), cur->ne[0], cur->ne[1], cur->ne[2]);
+}
+
+// Rotates the elements of each row from `first` on with fn(those).
+template <typename F>
+static ggml_tensor * build_rope(ggml_context * ctx, ggml_tensor * rows, int64_t first, F fn) {
+    if (first == 0) {
+        return fn(rows);
+    }
+
+    ggml_tensor * begin = ggml_view_3d(ctx, rows, first, 1, rows->ne[2], rows->nb[1], rows->nb[2], 0);
+    ggml_tensor * end   = ggml_view_3d(
+            ctx, rows, rows->ne[0] - first, 1, rows->ne[2], rows->nb[1], rows->nb[2], first * sizeof(float));
+
+    return ggml_concat(ctx, ggml_cont(ctx, begin), fn(ggml_cont(ctx, end)), 0);
 }
 
 void llama_h2o_build_turns(llama_h2o_cache_graph & graph,
@@ -148,7 +160,9 @@ void llama_h2o_build_turns(llama_h2o_cache_graph & graph,
 
         ggml_tensor * cur = build_mix(ctx, ggml_cast(ctx, part, GGML_TYPE_F32), matrix);
 
-        cur = ggml_rope_ext(ctx, cur, pos, divisors, n_dims, mode, 0, 1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+        cur = build_rope(ctx, cur, int64_t(rope.first), [&](ggml_tensor * end) {
+            return ggml_rope_ext(ctx, end, pos, divisors, n_dims, mode, 0, 1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+        });
 
         graph.add(ggml_cpy(ctx, build_mix(ctx, cur, matrix), part));
     }

@@ -18,11 +18,11 @@ struct llama_h2o_device_rows {
     size_t offset; // bytes, of the stream
 };
 
-// Copies the rows of the KV heads of a layer, in K and in V, as llama_h2o_move_rows() does.
+// Copies the rows of the KV heads of a layer, in K or in V, as llama_h2o_move_rows() does.
 //   moves   [n_head_kv]
 void llama_h2o_build_moves(llama_h2o_cache_graph & graph,
-        const llama_h2o_device_rows & k,
-        const llama_h2o_device_rows & v,
+        const llama_h2o_device_rows & rows,
+        uint32_t n_head_kv,
         const std::vector<llama_h2o_move> * moves);
 
 // Rotates rows on, as llama_h2o_rotation does. The others of the tensor stay as they are, but for the rounding of a

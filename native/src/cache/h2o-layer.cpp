@@ -89,6 +89,13 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
     }
 }
 
+std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> llama_h2o_layer::rows() const {
+    if (!tensors.v) {
+        return { { tensors.k, shape.k } };
+    }
+    return { { tensors.k, shape.k }, { tensors.v, shape.v } };
+}
+
 size_t llama_h2o_layer_tensors::size_of_collected() const {
     size_t res = 0;
     for (const ggml_tensor * tensor : { scores, squares, queries, question }) {

@@ -35,7 +35,7 @@ struct llama_h2o_layer_shape {
 // What lies in the memory of the layer's device, of all streams.
 struct llama_h2o_layer_tensors {
     ggml_tensor * k; // of the cache, as v
-    ggml_tensor * v;
+    ggml_tensor * v; // null where the first elements of a latent row (MLA) are V
 
     ggml_tensor * scores   = nullptr; // F32 [n_cells, n_head_kv, n_stream]
     ggml_tensor * squares  = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
@@ -84,6 +84,9 @@ struct llama_h2o_layer {
     llama_h2o_layer_attention attention;
 
     std::optional<llama_h2o_rope> rope = std::nullopt; // of the keys; none until the first graph is built
+
+    // the tensors of its rows, K and V or K alone
+    std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> rows() const;
 };
 
 // Tensors and the memory that they lie in.

@@ -84,7 +84,9 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
         const auto & src   = from.layers[ikv].tensors;
 
         llama_h2o_copy_cells(dst.k, layer.shape.k, src.k, from.layers[ikv].shape.k, s, used);
-        llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
+        if (dst.v) {
+            llama_h2o_copy_cells(dst.v, layer.shape.v, src.v, from.layers[ikv].shape.v, s, used);
+        }
 
         take_sums(dst.scores, src.scores, s, used);
         if (dst.squares) {
@@ -113,7 +115,7 @@ static constexpr uint32_t CELL_BLOCK = 256;
 static std::unique_ptr<llama_kv_cache> new_cache(llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells) {
     llama_memory_params params = {};
     params.type_k              = kv.type_k();
-    params.type_v              = kv.type_v();
+    params.type_v              = llama_h2o::type_v(kv);
 
     llama_cparams cparams = ctx.get_cparams();
     cparams.n_ctx_seq     = n_cells;

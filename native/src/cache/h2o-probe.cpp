@@ -20,7 +20,7 @@ static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o_layer & layer, u
 
 // in rows, whatever the layout
 static ggml_tensor * view_v(ggml_context * ctx, const llama_h2o_layer & layer, uint32_t s) {
-    ggml_tensor * v = layer.tensors.v;
+    ggml_tensor * v = layer.tensors.v ? layer.tensors.v : layer.tensors.k;
 
     if (!layer.shape.v.transposed) {
         const size_t size = ggml_row_size(layer.shape.v.type, layer.shape.v.n_embd_head);

@@ -11,10 +11,10 @@
 #include <limits>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
-    const llama_hparams & hparams = parts.ctx.get_model().hparams;
+    const llama_model & model = parts.ctx.get_model();
 
     // learned position embeddings and temperatures by position are part of what the rows were computed from
-    if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE || hparams.f_attn_temp_scale != 0.0f) {
+    if (model.pos_embd || model.hparams.f_attn_temp_scale != 0.0f) {
         return false;
     }
 

@@ -220,6 +220,7 @@ void layer_scan::look_at_page(uint32_t page,
     if (!factors.empty()) {
         scan.turn        = factors.data();
         scan.n_turn_dims = uint32_t(factors.size());
+        scan.first_turn  = layer.rope->first;
         scan.turn_neox   = layer.rope->neox;
     }
     if (!factors.empty() && layer.rope->n_hadamard > 0) {

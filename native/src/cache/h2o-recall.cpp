@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 
 // Recalled rows are in the past of every query, wherever they come from.
@@ -132,7 +133,10 @@ static void place_layer(llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const
     const size_t n_rows   = recalled.cells.size();
 
     llama_h2o_host_rows k(layer.tensors.k, s);
-    llama_h2o_host_rows v(layer.tensors.v, s);
+    std::optional<llama_h2o_host_rows> v;
+    if (layer.tensors.v) {
+        v.emplace(layer.tensors.v, s);
+    }
     llama_h2o_turner turner(*layer.rope);
 
     std::vector<float> k_row(layer.shape.k.n_embd_head);
@@ -155,13 +159,17 @@ static void place_layer(llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const
             }
             llama_h2o_write_row(k.data(), layer.shape.k, head, recalled.cells[i], k_row.data());
 
-            st.archive->get_v(ikv, head, pos[i], v_row.data());
-            llama_h2o_write_row(v.data(), layer.shape.v, head, recalled.cells[i], v_row.data());
+            if (v) {
+                st.archive->get_v(ikv, head, pos[i], v_row.data());
+                llama_h2o_write_row(v->data(), layer.shape.v, head, recalled.cells[i], v_row.data());
+            }
         }
     }
 
     k.commit();
-    v.commit();
+    if (v) {
+        v->commit();
+    }
 }
 
 void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s) {

@@ -134,6 +134,13 @@ llama_h2o_rope llama_h2o_read_rope(
         cur = skip_views(cur->src[1]);
     }
 
+    // of a latent row (MLA) only the end is rotated
+    if (cur->op == GGML_OP_CONCAT && cur->op_params[0] == 0 && !is_rotated(cur->src[0])) {
+        rope.first = uint32_t(cur->src[0]->ne[0]);
+
+        cur = skip_views(cur->src[1]);
+    }
+
     if (cur->op != GGML_OP_ROPE) {
         rope.known = !is_rotated(cur);
         return rope;
@@ -162,8 +169,8 @@ static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & f
     const size_t n = rope.angles.size();
 
     for (size_t i = 0; i < n; ++i) {
-        float & a = row[rope.neox ? i : 2 * i];
-        float & b = row[rope.neox ? i + n : 2 * i + 1];
+        float & a = row[rope.first + (rope.neox ? i : 2 * i)];
+        float & b = row[rope.first + (rope.neox ? i + n : 2 * i + 1)];
 
         const float a0 = a;
         const float b0 = b;

@@ -18,6 +18,7 @@ struct llama_h2o_rope {
     bool neox  = false; // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
 
     std::vector<double> angles; // [n_dims/2] radians per position; empty if the keys have no positions
+    uint32_t first = 0;         // element of a row that they begin at
 
     std::vector<float> hadamard; // [n*n] own inverse, applied to blocks of n elements after the rotation; or empty
     uint32_t n_hadamard = 0;

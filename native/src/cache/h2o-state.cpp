@@ -100,8 +100,9 @@ static void for_each_tensor_piece(const llama_h2o_layer & layer, uint32_t s, uin
     const auto & tensors = layer.tensors;
 
     tensors.for_each_collected(s, n_span, fn);
-    for_each_row_piece(tensors.k, layer.shape.k, s, n_span, fn);
-    for_each_row_piece(tensors.v, layer.shape.v, s, n_span, fn);
+    for (const auto & [tensor, layout] : layer.rows()) {
+        for_each_row_piece(tensor, layout, s, n_span, fn);
+    }
 }
 
 static state_shape get_shape(const llama_h2o_parts & parts) {

@@ -244,6 +244,10 @@ void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_a
     const char * name = kernel_name(type);
 
     for (auto & layer : layers) {
+        // the kernels take V for rows of its own
+        if (!layer.tensors.v) {
+            continue;
+        }
         if (!is_on_cpu(layer.tensors.k)) {
             layer.attention.on_cuda = !name && use_cuda(device_of(layer.tensors.k));
             continue;

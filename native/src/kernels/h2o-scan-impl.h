@@ -48,7 +48,7 @@ void scan_turn(const llama_h2o_scan & s, float * res) {
         float * turned       = res + size_t(first) * s.n_embd;
 
         for (uint32_t pair = 0; pair < n_pairs; ++pair) {
-            const size_t re = BLOCK * (s.turn_neox ? pair : 2 * pair);
+            const size_t re = BLOCK * (s.first_turn + (s.turn_neox ? pair : 2 * pair));
             const size_t im = re + BLOCK * (s.turn_neox ? n_pairs : 1);
             const vec cos   = v_set(s.turn[2 * pair]);
             const vec sin   = v_set(s.turn[2 * pair + 1]);
@@ -60,7 +60,10 @@ void scan_turn(const llama_h2o_scan & s, float * res) {
                 v_store(turned + im + r, v_sub(v_mul(y, cos), v_mul(x, sin)));
             }
         }
-        for (size_t i = s.n_turn_dims * BLOCK; i < s.n_embd * BLOCK; i += W) {
+        for (size_t i = 0; i < s.first_turn * BLOCK; i += W) {
+            v_store(turned + i, v_load(q.data + i));
+        }
+        for (size_t i = (s.first_turn + s.n_turn_dims) * BLOCK; i < s.n_embd * BLOCK; i += W) {
             v_store(turned + i, v_load(q.data + i));
         }
     }

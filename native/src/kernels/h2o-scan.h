@@ -42,6 +42,7 @@ struct llama_h2o_scan {
     // pair cosine and sine. Null: as they are.
     const float * turn;   // [n_dims/2][2]
     uint32_t n_turn_dims; // n_dims
+    uint32_t first_turn;  // element of a row that they begin at
     bool turn_neox;       // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
 
     // Keys that are stored mixed, after they were turned: block by block of n_mix elements, by this matrix, its own

@@ -38,7 +38,7 @@ static void check_type(ggml_type type) {
 
 static uint64_t row_size(ggml_type type, uint32_t n_embd) {
     const int64_t n_block = ggml_blck_size(type);
-    if (n_embd == 0 || n_embd % n_block != 0) {
+    if (n_embd % n_block != 0) {
         throw std::runtime_error("a head's row of " + std::to_string(n_embd) + " elements is not whole blocks of " +
                                  std::to_string(n_block) + ": the archive has to be of type f16");
     }
