@@ -32,6 +32,7 @@ EVICTED: dict[str, dict[str, Any]] = {
     "qwen2vl": {},
     "qwen35": {"n_layer": 4},
     "lfm2": {"n_layer": 4},
+    "mla": {"head_size": 64},
     "falcon-h1": {},
     "nemotron_h": {"n_layer": 4},
 }
@@ -39,7 +40,6 @@ REFUSED = {
     "recurrent": "the model is recurrent",
     "alibi": "ALiBi",
     "encoder": "no causal KV cache",
-    "mla": "latent attention",
     "longrope": "LongRoPE",
 }
 
@@ -175,7 +175,7 @@ def test_window_for_which_there_is_no_memory(tmp_path: Path) -> None:
         ("normed_after_rope", "rotary", False),
         ("qwen2vl", "several per token", True),
         ("learned_positions", "learned", False),
-        ("nemotron_h", "none", False),
+        ("nemotron_h", "none", True),
         ("alibi", "none", None),
     ],
 )

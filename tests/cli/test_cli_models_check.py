@@ -72,22 +72,21 @@ def test_recurrent_layers_and_settings(tmp_path: Path) -> None:
 
 
 def test_model_that_is_refused(tmp_path: Path) -> None:
-    path = tiny(tmp_path, "mla")
+    path = tiny(tmp_path, "longrope")
     assert run("models", "check", str(path)) == Output(
         1,
         f"{path}\n"
         """\
-  eviction      no: multi-head latent attention (MLA) is not supported: its
-                  heads share one latent row. --no-evict runs it with the full
-                  cache.
-  architecture  deepseek2, 3 layers, 1 KV head of 80 (K) and 64 (V)
+  eviction      no: RoPE factors that depend on the context size (LongRoPE) are
+                  not supported. --no-evict runs it with the full cache.
+  architecture  phi3, 3 layers, 2 KV heads of 32
   layers        3 growing with the text: 0-2
   positions     rotary; trained on 4,096 tokens
   memory        MiB for a window of 4,096 tokens, rows of f16
                                   full cache
                 cells                  4,096
-                growing                  1.9
-                in all                   1.9
+                growing                  3.0
+                in all                   3.0
 """,
         "",
     )

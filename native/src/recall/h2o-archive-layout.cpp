@@ -52,6 +52,9 @@ llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive
 
     uint64_t end = PADDING;
     for (const auto & layer : shapes) {
+        if (layer.n_embd_k == 0) {
+            throw std::runtime_error("a head's row of 0 elements cannot be archived");
+        }
         k.push_back({ end, row_size(type, layer.n_embd_k) });
         end = k.back().offset(layer.n_head_kv);
     }

@@ -11,7 +11,7 @@
 struct llama_h2o_archive_layer {
     uint32_t n_head_kv;
     uint32_t n_embd_k; // elements of one head's row
-    uint32_t n_embd_v;
+    uint32_t n_embd_v; // 0 where V is a part of K
 };
 
 // A page is a header, the K rows of all layers and the V rows of all layers. Each part fills whole pages of memory, so that
