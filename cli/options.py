@@ -137,7 +137,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
     "recall_type": Annotated[
         ArchiveType,
         typer.Option(
-            help="Type of the rows in the archive.",
+            help="Type of the rows in the archive; f16 where q8_0 does not fit the head size.",
             rich_help_panel=CACHE,
         ),
     ],

@@ -99,6 +99,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
     LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // the archive's file cannot be used; llama_h2o_archive_trouble() says why
     LLAMA_H2O_ERR_NO_QUERIES    = -32, // nobody can ask: the end of the text was removed
+    LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // a head's row is not whole blocks of the archive's type
 };
 
 // Of the states that are written. They are read by the version that wrote them.

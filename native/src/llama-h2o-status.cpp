@@ -65,6 +65,9 @@ const char * llama_h2o_strerror(int32_t status) {
             return "there is no archive to recall rows from: attach eviction with rows for recall";
         case LLAMA_H2O_ERR_ARCHIVE_FILE:
             return "the file of the archive cannot be used: it is in use, cannot be written, or is of another text";
+        case LLAMA_H2O_ERR_ARCHIVE_TYPE:
+            return "the head size is no multiple of the block size of the archive's type: use f16 for recall_type "
+                   "(--recall-type)";
         case LLAMA_H2O_ERR_NO_QUERIES:
             return "nobody asks what to recall: the end of the text was removed, evaluate a token first";
     }

@@ -2,6 +2,7 @@
 
 #include "llama-h2o-calls.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
@@ -18,10 +19,12 @@
 #include <utility>
 #include <vector>
 
-static bool has_whole_blocks(const llama_hparams & hparams, const llama_kv_cache & kv) {
+// Whether the rows of all heads are whole blocks of these types.
+static bool has_whole_blocks(
+        const llama_hparams & hparams, const llama_kv_cache & kv, ggml_type type_k, ggml_type type_v) {
     for (const uint32_t il : kv.get_layer_ids()) {
-        if (hparams.n_embd_head_k(il) % ggml_blck_size(kv.type_k()) != 0 ||
-                hparams.n_embd_head_v(il) % ggml_blck_size(llama_h2o::type_v(kv)) != 0) {
+        if (hparams.n_embd_head_k(il) % ggml_blck_size(type_k) != 0 ||
+                hparams.n_embd_head_v(il) % ggml_blck_size(type_v) != 0) {
             return false;
         }
     }
@@ -61,8 +64,13 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (kv->get_layer_ids().empty()) {
         return LLAMA_H2O_ERR_SLIDING;
     }
-    if (!has_whole_blocks(ctx.get_model().hparams, *kv)) {
+    const llama_hparams & hparams = ctx.get_model().hparams;
+    if (!has_whole_blocks(hparams, *kv, kv->type_k(), llama_h2o::type_v(*kv))) {
         return LLAMA_H2O_ERR_ROW_BLOCKS;
+    }
+    const ggml_type archived = llama_h2o_type_of(params.archive_type);
+    if (params.recall > 0 && !has_whole_blocks(hparams, *kv, archived, archived)) {
+        return LLAMA_H2O_ERR_ARCHIVE_TYPE;
     }
     if (!llama_h2o::has_whole_rows(*kv)) {
         return LLAMA_H2O_ERR_ATTENTION;

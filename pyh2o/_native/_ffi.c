@@ -1035,6 +1035,13 @@ static int _cffi_const_LLAMA_H2O_ERR_NO_QUERIES(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_TYPE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_ARCHIVE_TYPE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_ARCHIVE_TYPE) | 0);  /* check that LLAMA_H2O_ERR_ARCHIVE_TYPE is an integer */
+  return n;
+}
+
 static int32_t _cffi_d_llama_h2o_archive_close(struct llama_context * x0, int32_t x1)
 {
   return llama_h2o_archive_close(x0, x1);
@@ -2639,6 +2646,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ALIBI", (void *)_cffi_const_LLAMA_H2O_ERR_ALIBI, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARCHIVE_FILE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_ARCHIVE_TYPE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_TYPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARGUMENT", (void *)_cffi_const_LLAMA_H2O_ERR_ARGUMENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTENTION", (void *)_cffi_const_LLAMA_H2O_ERR_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2901,7 +2909,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
     "LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,"
     "LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,"
     "LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,"
-    "LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES" },
+    "LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES,LLAMA_H2O_ERR_ARCHIVE_TYPE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2911,7 +2919,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  74,  /* num_globals */
+  75,  /* num_globals */
   8,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..errors import ContextLimitError, NativeError, SettingsError
-from .kv_cache import ERR_PIN, Counters, FloatArray, IntArray, KVCache
+from .kv_cache import ERR_ARCHIVE_TYPE, ERR_PIN, Counters, FloatArray, IntArray, KVCache
 from .settings import Budget, EvictionSettings, whole_blocks
 from .statistics import KVStatistics
 
@@ -184,7 +184,8 @@ class Eviction:
 
     Args:
         kv: of a context without text; eviction is attached to it.
-        budget: what to keep.
+        budget: what to keep. Where a head's row is not whole blocks of the archive's usual type,
+            the archive is of f16.
         on_exact_prefill: called before an exact prefill takes its memory.
 
     Raises:
@@ -193,7 +194,7 @@ class Eviction:
 
     def __init__(self, kv: KVCache, budget: Budget, on_exact_prefill: OnExactPrefill) -> None:
         try:
-            kv.attach(budget)
+            budget = _attach(kv, budget)
         except NativeError as error:
             raise SettingsError(f"eviction cannot start: {error}") from error
         self.settings = budget.settings
@@ -373,6 +374,20 @@ class Eviction:
                 "(--prefill stream)"
             )
         return n_bytes
+
+
+def _attach(kv: KVCache, budget: Budget) -> Budget:
+    """The budget that eviction is attached with."""
+    try:
+        kv.attach(budget)
+    except NativeError as error:
+        settings = budget.settings
+        usual = settings.recall_type == EvictionSettings.recall_type
+        if error.code != ERR_ARCHIVE_TYPE or not usual:
+            raise
+        budget = replace(budget, settings=replace(settings, recall_type="f16"))
+        kv.attach(budget)
+    return budget
 
 
 def _statistics(

@@ -65,7 +65,8 @@ class EvictionSettings:
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
         recall: rows beside the budget for what a question asks for, which are copied back from an
             archive of all rows that ever left the recent ones; 0 keeps no archive.
-        recall_type: type of the rows in the archive.
+        recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
+            is not whole blocks of that.
         recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
     """
 

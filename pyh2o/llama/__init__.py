@@ -63,7 +63,8 @@ class Llama(ReadingLlama):
         prefill_mib: most MiB that an exact prefill may take; None for what it needs.
         recall: rows that a prompt gets back from the archive of all evicted ones, those that its
             end asks for: a fraction of `n_ctx` or a count; 0 for no archive.
-        recall_type: "f32", "f16", "q8_0" or "q4_0", of the rows in the archive.
+        recall_type: "f32", "f16", "q8_0" or "q4_0", of the rows in the archive. Where a head's row
+            is not whole blocks of q8_0, that is f16.
         recall_mib: most MiB that the archive may take; None for what it needs.
         recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
             refers to it; None for memory. Sessions have a file of their own beside them, as soon

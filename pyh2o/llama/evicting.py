@@ -177,6 +177,7 @@ class EvictingLlama(DropIn):
             return FullCache(kv, self._settings, self._window)
         try:
             eviction = Eviction(kv, self._budget, self._say_exact_prefill)
+            self._budget, self._settings = eviction.budget, eviction.settings
             if self._budget.recall:
                 self._archive = ArchiveFile(kv, recall_archive)
             return eviction

@@ -45,6 +45,17 @@ def some_answer(llm: Llama, prompt: list[int], n: int = 12) -> list[int]:
     return [token for _, token in zip(range(n), llm.generate(prompt, temp=0.0), strict=False)]
 
 
+def test_heads_that_are_not_whole_blocks(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The usual type gives way to f16; another one that was asked for is refused."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, head_size=40)
+    with recalling_llama(path) as llm:
+        some_answer(llm, random_tokens(rng, 200))
+        assert llm.kv.recalled == 32
+        assert llm.settings.recall_type == llm.kv.limits.settings.recall_type == "f16"
+    with pytest.raises(SettingsError, match="--recall-type"):
+        recalling_llama(path, recall_type="q4_0")
+
+
 # -------------------------------------------------------------------------------------------------
 # Reading
 # -------------------------------------------------------------------------------------------------

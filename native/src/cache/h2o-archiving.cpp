@@ -12,7 +12,7 @@
 
 static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
 
-static ggml_type type_of(llama_h2o_archive_type type) {
+ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
     switch (type) {
         case LLAMA_H2O_ARCHIVE_F16:
             return GGML_TYPE_F16;
@@ -38,7 +38,8 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
                 { layer.shape.n_head_kv, layer.shape.k.n_embd_head, layer.tensors.v ? layer.shape.v.n_embd_head : 0 });
     }
 
-    return std::make_shared<llama_h2o_archive>(layers, type_of(parts.params.archive_type), parts.params.archive_size);
+    return std::make_shared<llama_h2o_archive>(
+            layers, llama_h2o_type_of(parts.params.archive_type), parts.params.archive_size);
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {

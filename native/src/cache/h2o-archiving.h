@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "llama-h2o.h"
+
 #include "recall/h2o-archive.h"
 
 #include <cstdint>
@@ -9,6 +11,8 @@
 
 struct llama_h2o_parts;
 struct llama_h2o_stream;
+
+ggml_type llama_h2o_type_of(llama_h2o_archive_type type);
 
 // For one stream; null if the params ask for none.
 std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts);
