@@ -34,6 +34,10 @@ struct llama_h2o {
     // of the rows of V; where they are a part of K (MLA), of that
     static ggml_type type_v(const llama_kv_cache & kv);
 
+    // a memory as that of a context, with so many cells of the types of a cache
+    static std::unique_ptr<llama_memory_i> new_memory(
+            const llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells);
+
     // whether the heads of all V on devices lie at a multiple of their size
     static bool has_whole_rows(const llama_kv_cache & kv);
 

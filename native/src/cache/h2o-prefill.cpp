@@ -113,14 +113,7 @@ void llama_h2o_take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
 static constexpr uint32_t CELL_BLOCK = 256;
 
 static std::unique_ptr<llama_kv_cache> new_cache(llama_context & ctx, const llama_kv_cache & kv, uint32_t n_cells) {
-    llama_memory_params params = {};
-    params.type_k              = kv.type_k();
-    params.type_v              = llama_h2o::type_v(kv);
-
-    llama_cparams cparams = ctx.get_cparams();
-    cparams.n_ctx_seq     = n_cells;
-
-    std::unique_ptr<llama_memory_i> memory(ctx.get_model().create_memory(params, cparams));
+    std::unique_ptr<llama_memory_i> memory = llama_h2o::new_memory(ctx, kv, n_cells);
 
     std::unique_ptr<llama_kv_cache> res;
     llama_h2o_caches::swap_growing(memory, res);
