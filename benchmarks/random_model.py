@@ -5,6 +5,7 @@ share one set of random matrices, which takes seconds to draw.
 
     python benchmarks/random_model.py llama-2-7b model.gguf
     python benchmarks/random_model.py llama-3-8b model.gguf --type Q8_0 --context 32768
+    python benchmarks/random_model.py qwen3.5-0.8b model.gguf --type Q8_0
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from string import ascii_lowercase
 
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from shapes.llama import Llama
+from shapes.qwen35 import Qwen35
 from shapes.random_tensors import RandomTensors
 from shapes.shape import Shape
 
@@ -33,6 +35,21 @@ SHAPES: dict[str, Shape] = {
     "heads-of-7b": Llama(
         n_layer=32, n_embd=1024, n_head=32, n_head_kv=32, head_size=32, n_ff=64, n_vocab=512
     ),
+    "qwen3.5-0.8b": Qwen35(
+        n_layer=24,
+        n_embd=1024,
+        n_head=8,
+        n_head_kv=2,
+        head_size=256,
+        n_ff=3584,
+        n_vocab=248320,
+        n_ctx_train=262144,
+        attends_every=4,
+        rope_sections=(11, 11, 10, 0),
+        n_delta_head=16,
+        delta_head_size=128,
+        n_kernel=4,
+    ),
 }
 
 
@@ -48,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--context",
         type=int,
-        help="tokens it claims to be trained on; 32768 where it is not given",
+        help="tokens it claims to be trained on; 32768 for a Llama, else what the real model was",
     )
     args = parser.parse_args()
     shape = SHAPES[args.shape]
