@@ -6,6 +6,12 @@ share one set of random matrices, which takes seconds to draw.
     python benchmarks/random_model.py llama-2-7b model.gguf
     python benchmarks/random_model.py llama-3-8b model.gguf --type Q8_0 --context 32768
     python benchmarks/random_model.py qwen3.5-0.8b model.gguf --type Q8_0
+    python benchmarks/random_model.py gpt-oss-small model.gguf --type Q8_0
+
+gpt-oss-small is smaller than gpt-oss-20b, so that two cores read 8,192 tokens in minutes: it has 12
+layers instead of 24, a residual stream and experts of 1440 elements instead of 2880, 32 query and 4
+KV heads instead of 64 and 8, and 8 experts instead of 32. Both ask 4 experts for a token; head
+size, window, sinks, YaRN and vocabulary are the real ones.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from shapes.gpt_oss import GptOss
 from shapes.llama import Llama
 from shapes.qwen35 import Qwen35
 from shapes.random_tensors import RandomTensors
@@ -50,6 +57,21 @@ SHAPES: dict[str, Shape] = {
         delta_head_size=128,
         n_kernel=4,
     ),
+    "gpt-oss-small": GptOss(
+        n_layer=12,
+        n_embd=1440,
+        n_head=32,
+        n_head_kv=4,
+        head_size=64,
+        n_ff=1440,
+        n_vocab=201088,
+        n_ctx_train=131072,
+        n_window=128,
+        n_expert=8,
+        n_expert_used=4,
+        n_ctx_original=4096,
+        yarn_factor=32.0,
+    ),
 }
 
 
@@ -60,7 +82,10 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("output", type=Path)
     parser.add_argument(
-        "--type", choices=("F16", "Q8_0", "Q4_0"), default="Q4_0", help="of the matrices"
+        "--type",
+        choices=("F16", "Q8_0", "Q4_0"),
+        default="Q4_0",
+        help="of the matrices; experts of gpt-oss are MXFP4, as the real models' are",
     )
     parser.add_argument(
         "--context",
