@@ -78,12 +78,18 @@ class Rope:
         self._base = weights.hyperparameters.rope_base
         self._scale = weights.hyperparameters.rope_scale
         self._factors = weights.rope_factors
+        self._gain = weights.hyperparameters.rope_gain
 
     def frequencies(self) -> npt.NDArray[np.float64]:
         """See :func:`rope_frequencies`."""
         return rope_frequencies(
             self._size, base=self._base, scale=self._scale, factors=self._factors
         )
+
+    def place(self, x: FloatArray, positions: IntArray) -> FloatArray:
+        """What attention sees of queries or keys x at these positions; shapes as in `rotate`."""
+        placed: FloatArray = self.rotate(x, positions) * x.dtype.type(self._gain)
+        return placed
 
     def rotate(self, x: FloatArray, positions: IntArray) -> FloatArray:
         """Turn x [n_heads, n_tokens, head_size] by positions [n_tokens] (see :func:`rotate`)."""

@@ -104,7 +104,8 @@ class ReferenceLlama:
             heavy, recent, pinned, slack: token counts; without `heavy` and `recent` nothing is
                 ever evicted.
             n_pos, dense: when rows are re-based (see
-                :class:`~pyh2o.reference.eviction.EvictionParameters`).
+                :class:`~pyh2o.reference.eviction.EvictionParameters`); `n_pos` also chooses the
+                factors of LongRoPE.
             policy, cache_dtype, keep_all, recall_queries, archive_rounding: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
@@ -120,7 +121,7 @@ class ReferenceLlama:
             eviction = EvictionParameters(
                 heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos, dense=dense
             )
-        weights = read_gguf(path, dtype=dtype)
+        weights = read_gguf(path, dtype=dtype, n_pos=n_pos)
         return cls(
             weights,
             eviction,
@@ -397,8 +398,8 @@ class ReferenceLlama:
         """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows."""
         hyper = self.weights.hyperparameters
         rotary = positions - self._shift
-        queries = self._rope.rotate(split_heads(x @ layer.query.T, hyper.n_head), rotary)
-        keys = self._rope.rotate(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
+        queries = self._rope.place(split_heads(x @ layer.query.T, hyper.n_head), rotary)
+        keys = self._rope.place(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
         values = split_heads(x @ layer.value.T, hyper.n_head_kv)
         cache.append(keys, values, positions, rotary)
 

@@ -30,6 +30,9 @@ class Hyperparameters:
     rope_base: float
     rope_scale: float  # factor on positions: 1 / (linear rope scaling factor)
     rms_epsilon: float
+    rope_gain: float  # factor on rotated queries and keys; 1 but for LongRoPE
+    n_ctx_train: int  # positions the model was trained on
+    n_ctx_short: int  # those that LongRoPE's factors for few positions are for
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,16 @@ _LAYER_TENSORS = {
 }
 
 
-def read_gguf(path: str | Path, *, dtype: npt.DTypeLike = np.float32) -> LlamaWeights:
+def read_gguf(
+    path: str | Path, *, dtype: npt.DTypeLike = np.float32, n_pos: int | None = None
+) -> LlamaWeights:
     """Read a model of the `llama` architecture; quantised tensors are dequantised.
 
     Args:
         path: a GGUF file.
         dtype: floating-point type of the arrays returned.
+        n_pos: positions that are used; None for those the model was trained on. LongRoPE has
+            factors for few and for many.
 
     Raises:
         ImportError: the `gguf` package is not installed.
@@ -102,6 +109,10 @@ def read_gguf(path: str | Path, *, dtype: npt.DTypeLike = np.float32) -> LlamaWe
     embedding = take("token_embd")
     output = take("output") if "output.weight" in tensors else embedding
     rope_factors = np.ones(hyperparameters.head_size // 2, dtype=dtype)
+    if "rope_factors_long.weight" in tensors:
+        of_few, of_many = take("rope_factors_short"), take("rope_factors_long")
+        is_short = (n_pos or hyperparameters.n_ctx_train) <= hyperparameters.n_ctx_short
+        rope_factors = of_few if is_short else of_many
     weights = LlamaWeights(
         hyperparameters=hyperparameters,
         embedding=embedding,
@@ -140,7 +151,7 @@ def _hyperparameters(fields: Mapping[str, Any], path: str) -> Hyperparameters:
         raise ValueError(f"{path}: {n_rot} of {head_size} elements rotated; a llama rotates all")
 
     scaling = fields.get("llama.rope.scaling.type", "linear")
-    if scaling not in ("none", "linear"):
+    if scaling not in ("none", "linear", "longrope"):
         raise ValueError(f"{path}: the reference does not compute rope scaling of type {scaling}")
     factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
     return Hyperparameters(
@@ -150,6 +161,11 @@ def _hyperparameters(fields: Mapping[str, Any], path: str) -> Hyperparameters:
         n_head_kv=n_head_kv,
         head_size=head_size,
         rope_base=fields.get("llama.rope.freq_base", 10000.0),
-        rope_scale=1.0 / factor if scaling == "linear" else 1.0,
+        rope_scale=1.0 if scaling == "none" else 1.0 / factor,
         rms_epsilon=field("attention.layer_norm_rms_epsilon"),
+        rope_gain=fields.get("llama.rope.scaling.attn_factor", 1.0),
+        n_ctx_train=field("context_length"),
+        n_ctx_short=fields.get(
+            "llama.rope.scaling.original_context_length", field("context_length")
+        ),
     )

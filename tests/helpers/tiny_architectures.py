@@ -11,7 +11,7 @@ import numpy as np
 from gguf import PoolingType, RopeScalingType
 
 from tiny_model import ATTENTION_GAIN, OUTPUT_GAIN, TinyModel
-from tiny_windowed import WINDOWED
+from tiny_windowed import WINDOWED, add_longrope
 
 
 def _add_llama(model: TinyModel) -> None:
@@ -37,6 +37,12 @@ def _add_llama_with_yarn(model: TinyModel) -> None:
     model.writer.add_rope_scaling_type(RopeScalingType.YARN)
     model.writer.add_rope_scaling_factor(4.0)
     model.writer.add_rope_scaling_orig_ctx_len(model.n_ctx_train // 4)
+
+
+def _add_llama_with_longrope(model: TinyModel) -> None:
+    _add_llama(model)
+    model.writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+    add_longrope(model)
 
 
 def _add_qwen2(model: TinyModel) -> None:
@@ -214,6 +220,7 @@ ARCH_VARIANTS: dict[str, tuple[str, Callable[[TinyModel], None]]] = {
     "llama": ("llama", _add_llama),
     "frequency_factors": ("llama", _add_llama_with_factors),
     "yarn": ("llama", _add_llama_with_yarn),
+    "llama_longrope": ("llama", _add_llama_with_longrope),
     "neox": ("qwen2", _add_qwen2),
     "partial": ("stablelm", _add_stablelm),
     "every_fourth_unrotated": ("smollm3", _add_llama),

@@ -66,14 +66,16 @@ def write_tiny_gguf(
         tied_output: let the output matrix be the embedding, as it always is in Gemma and Cohere 2.
         chat_template: Jinja template to store, for example `CHAT_TEMPLATE`.
         arch_variant: a key of `ALL_VARIANTS`. H2O does not fit "recurrent" (Mamba), "alibi"
-            (BLOOM), "encoder" (BERT) and "longrope" (Phi 3).
+            (BLOOM) and "encoder" (BERT).
             Some layers see a window in "sliding_window" (Gemma 3), "gemma2", "gemma3n" and "gemma4"
             (whose last layers read the rows of earlier ones), "gemma4_experts", "gpt_oss",
             "llama4", "cohere2", "olmo3" and "exaone4"; `tiny_windowed` says which layers, and how
             many are wanted. Rows can be evicted but not re-based in "learned_positions" (GPT-2) and
             "normed_after_rope" (Hunyuan). The others rotate their keys in all the ways there are:
-            "llama", "frequency_factors" (Llama 3.1), "yarn", "neox" (Qwen 2), "partial" (StableLM)
-            and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok) caps its attention logits.
+            "llama", "frequency_factors" (Llama 3.1), "yarn", "longrope" (Phi 3) and
+            "llama_longrope" (by other factors in windows of more than n_ctx_train // 4), "neox"
+            (Qwen 2), "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok)
+            caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
 
     Returns:

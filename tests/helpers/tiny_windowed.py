@@ -313,19 +313,24 @@ def _add_cohere2(model: TinyModel) -> None:
         model.gated_feed_forward(layer)
 
 
-def _add_phi3(model: TinyModel) -> None:
-    """No windows; frequencies of long contexts, and others for those of up to n_ctx_train // 4.
-
-    With "phi3" in the name of the model llama.cpp would want a vocabulary like Phi 3's.
-    """
+def add_longrope(model: TinyModel) -> None:
+    """Add frequencies of long contexts, and others for those of up to n_ctx_train // 4."""
     n_trained = model.n_ctx_train // 4
-    model.writer.add_layer_norm_rms_eps(1e-5)
-    model.writer.add_rope_dimension_count(model.head_size)
-    model.writer.add_rope_freq_base(10000.0)
     model.writer.add_rope_scaling_orig_ctx_len(n_trained)
     model.writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(4) / np.log(n_trained)))
     model.vector("rope_factors_long.weight", np.geomspace(1, 8, model.head_size // 2))
     model.vector("rope_factors_short.weight", np.geomspace(1, 1.5, model.head_size // 2))
+
+
+def _add_phi3(model: TinyModel) -> None:
+    """No windows; LongRoPE.
+
+    With "phi3" in the name of the model llama.cpp would want a vocabulary like Phi 3's.
+    """
+    model.writer.add_layer_norm_rms_eps(1e-5)
+    model.writer.add_rope_dimension_count(model.head_size)
+    model.writer.add_rope_freq_base(10000.0)
+    add_longrope(model)
     model.output()
     n_qkv = model.n_embd + 2 * model.n_embd_kv
     for layer in model.layers():
