@@ -111,6 +111,8 @@ def _positions(model: ModelDescription) -> str:
     text = f"{POSITIONS[model.positions]}; trained on {model.trained_context:,} tokens"
     if model.goes_on is None:
         return text
+    if model.budget is not None and model.budget.n_pos < model.trained_context:
+        text += f", of which this window uses {model.budget.n_pos:,} (LongRoPE)"
     return text + (", a text goes on beyond them" if model.goes_on else ", where a text ends")
 
 

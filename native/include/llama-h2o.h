@@ -80,7 +80,6 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_SLIDING       = -10, // all layers see a window or a chunk of the text only
     LLAMA_H2O_ERR_ALIBI         = -12, // ALiBi position bias
     LLAMA_H2O_ERR_SPARSE        = -13, // attention to rows that the model chooses itself
-    LLAMA_H2O_ERR_ROPE_FACTORS  = -14, // RoPE factors that depend on the context size
     LLAMA_H2O_ERR_SHARED_LAYERS = -15, // layers that use another layer's K and V with other numbers of heads
     LLAMA_H2O_ERR_CACHE_KIND    = -16, // a kind of KV cache that is not known here
     LLAMA_H2O_ERR_ROW_BLOCKS    = -17, // a head's row is not whole blocks of the cache type
@@ -136,7 +135,7 @@ struct llama_h2o_params {
     uint32_t recent; // newest positions that are never evicted, at least 1
     uint32_t pinned; // first positions that are never evicted
     uint32_t slack;  // cells beyond the budget, at least 1
-    uint32_t n_pos;  // positions that rotary embeddings may use; 0: those the model was trained on
+    uint32_t n_pos;  // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
     uint32_t recall; // most rows that are recalled at a time, in cells beside the capacity; 0: there is no archive
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
     enum llama_h2o_archive_type archive_type;
@@ -220,6 +219,11 @@ LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);
 // How many positions this model has learned an embedding for; 0 if it computes them. llama.cpp aborts on a position
 // behind the last one.
 LLAMA_H2O_API uint32_t llama_h2o_n_pos_learned(const struct llama_model * model);
+
+// How many positions rotary embeddings may use if somebody wants a context of n_ctx tokens: those the model was trained on.
+// A model with LongRoPE has factors for few positions and for many: if n_ctx is not more than its original context, the
+// positions are those of that. llama_h2o_attach() chooses the factors by the n_pos that it is given.
+LLAMA_H2O_API uint32_t llama_h2o_n_pos(const struct llama_model * model, uint32_t n_ctx);
 
 // Bytes of host memory that llama.cpp takes for each cell of a context: what it notes of the cell, and the rows of K and V
 // of the layers that do not lie on a device. That is the least: layers that see a window have fewer cells and are not

@@ -4,6 +4,7 @@
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
+#include "cache/h2o-rope.h"
 
 #include "llama-context.h"
 #include "llama-kv-cells.h"
@@ -11,15 +12,7 @@
 #include "llama-model.h"
 #include "llama.h"
 
-static bool has_rope_factors_by_size(const llama_model & model) {
-    for (const auto & layer : model.layers) {
-        if (layer.rope_long || layer.rope_short) {
-            return true;
-        }
-    }
-
-    return false;
-}
+#include <algorithm>
 
 // Whether a layer has K and V of its own for the whole text.
 static bool grows(const llama_model & model, uint32_t il) {
@@ -54,9 +47,6 @@ int32_t llama_h2o_supports(const llama_model * model) {
     if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
         return LLAMA_H2O_ERR_ALIBI;
     }
-    if (has_rope_factors_by_size(*model)) {
-        return LLAMA_H2O_ERR_ROPE_FACTORS;
-    }
 
     for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
         if (grows(*model, il)) {
@@ -69,6 +59,19 @@ int32_t llama_h2o_supports(const llama_model * model) {
 
 uint32_t llama_h2o_n_pos_learned(const llama_model * model) {
     return model && model->pos_embd ? uint32_t(model->pos_embd->ne[1]) : 0;
+}
+
+uint32_t llama_h2o_n_pos(const llama_model * model, uint32_t n_ctx) {
+    if (!model) {
+        return 0;
+    }
+
+    const llama_hparams & hparams = model->hparams;
+
+    // llama.cpp has chosen after rounding up to whole blocks of cells
+    const bool is_short = llama_h2o_has_longrope(*model) && GGML_PAD(uint64_t(n_ctx), 256) <= hparams.n_ctx_orig_yarn;
+
+    return is_short ? std::min(hparams.n_ctx_orig_yarn, hparams.n_ctx_train) : hparams.n_ctx_train;
 }
 
 // The elements of a row may be no whole number of blocks: such a cache is refused elsewhere.

@@ -26,8 +26,6 @@ const char * llama_h2o_strerror(int32_t status) {
             return "every layer with a KV cache sees a window only: that cache does not grow with the text";
         case LLAMA_H2O_ERR_ALIBI:
             return "ALiBi is not supported: its bias comes from the cell, not from the row that lies in it";
-        case LLAMA_H2O_ERR_ROPE_FACTORS:
-            return "RoPE factors that depend on the context size (LongRoPE) are not supported";
         case LLAMA_H2O_ERR_SHARED_LAYERS:
             return "layers that share K and V have different numbers of query heads";
         case LLAMA_H2O_ERR_SPARSE:

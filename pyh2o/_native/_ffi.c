@@ -588,7 +588,7 @@ static void *_cffi_types[] = {
 /*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(struct llama_context *, int32_t)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 125), // struct llama_context *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_context *
 /*  5 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
@@ -606,8 +606,8 @@ static void *_cffi_types[] = {
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
 /* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 116), // char const *
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // uint8_t const *
+/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // char const *
+/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // uint8_t const *
 /* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -626,7 +626,7 @@ static void *_cffi_types[] = {
 /* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 123), // float *
+/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // float *
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
 /* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
@@ -641,13 +641,13 @@ static void *_cffi_types[] = {
 /* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
 /* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // struct llama_h2o_recalled_span *
+/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 131), // struct llama_h2o_recalled_span *
 /* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // struct llama_h2o_span const *
+/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // struct llama_h2o_span const *
 /* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -670,54 +670,58 @@ static void *_cffi_types[] = {
 /* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 125), // struct llama_context const *
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_context const *
 /* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 126), // struct llama_h2o_layer_info *
+/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 130), // struct llama_h2o_layer_info *
 /* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
 /* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
 /* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_h2o_stats *
+/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // struct llama_h2o_stats *
 /* 94 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 96 */ _CFFI_OP(_CFFI_OP_POINTER, 130), // struct llama_model const *
+/* 96 */ _CFFI_OP(_CFFI_OP_POINTER, 134), // struct llama_model const *
 /* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // void const *
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // void const *
 /* 100 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
 /* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 124), // int64_t()(struct llama_context const *)
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 128), // int64_t()(struct llama_context const *)
 /* 105 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
 /* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
 /* 108 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
 /* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 131), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *, uint32_t)
 /* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
-/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 113 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 114 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 118 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 119 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 120 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 121 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 122 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 125 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 126 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_layer_info
-/* 127 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_recalled_span
-/* 128 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_span
-/* 129 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_stats
-/* 130 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_model
-/* 131 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 135), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 120 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 121 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 122 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 123 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 124 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 125 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 126 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 129 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 130 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_layer_info
+/* 131 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_recalled_span
+/* 132 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_span
+/* 133 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_stats
+/* 134 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_model
+/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -899,13 +903,6 @@ static int _cffi_const_LLAMA_H2O_ERR_SPARSE(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_SPARSE) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ERR_SPARSE) | 0);  /* check that LLAMA_H2O_ERR_SPARSE is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_ERR_ROPE_FACTORS(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_ERR_ROPE_FACTORS) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_ERR_ROPE_FACTORS) | 0);  /* check that LLAMA_H2O_ERR_ROPE_FACTORS is an integer */
   return n;
 }
 
@@ -2036,6 +2033,54 @@ _cffi_f_llama_h2o_n_devices(PyObject *self, PyObject *noarg)
 #  define _cffi_f_llama_h2o_n_devices _cffi_d_llama_h2o_n_devices
 #endif
 
+static uint32_t _cffi_d_llama_h2o_n_pos(struct llama_model const * x0, uint32_t x1)
+{
+  return llama_h2o_n_pos(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_n_pos(PyObject *self, PyObject *args)
+{
+  struct llama_model const * x0;
+  uint32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_n_pos", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(96), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint32_t);
+  if (x1 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_n_pos(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_n_pos _cffi_d_llama_h2o_n_pos
+#endif
+
 static uint32_t _cffi_d_llama_h2o_n_pos_learned(struct llama_model const * x0)
 {
   return llama_h2o_n_pos_learned(x0);
@@ -2668,7 +2713,6 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_POLICY_ROPE", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY_ROPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_ERR_ROPE_FACTORS", (void *)_cffi_const_LLAMA_H2O_ERR_ROPE_FACTORS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ROW_BLOCKS", (void *)_cffi_const_LLAMA_H2O_ERR_ROW_BLOCKS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SHARED_CELLS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SHARED_LAYERS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_LAYERS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2699,13 +2743,14 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
   { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 102), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 110), (void *)_cffi_d_llama_h2o_n_pos },
   { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 107), (void *)_cffi_d_llama_h2o_n_pos_learned },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_llama_h2o_recall },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 25), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 110), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 114), (void *)_cffi_d_llama_h2o_size_of_cell },
   { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 98), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
   { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 95), (void *)_cffi_d_llama_h2o_supports },
@@ -2762,16 +2807,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 118) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 122) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 120) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 124) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 119) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 123) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
               _CFFI_OP(_CFFI_OP_NOOP, 22) },
@@ -2783,7 +2828,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 117) },
+              _CFFI_OP(_CFFI_OP_NOOP, 121) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -2810,40 +2855,40 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 131) },
+              _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 131) },
+              _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
@@ -2852,64 +2897,64 @@ static const struct _cffi_field_s _cffi_fields[] = {
                   _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 117) },
+              _CFFI_OP(_CFFI_OP_NOOP, 121) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 117) },
+              _CFFI_OP(_CFFI_OP_NOOP, 121) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 125, _CFFI_F_OPAQUE,
+  { "llama_context", 129, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_layer_info", 126, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_layer_info", 130, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 0, 7 },
   { "llama_h2o_lost_rows", 52, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 7, 3 },
   { "llama_h2o_params", 79, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 10, 11 },
-  { "llama_h2o_recalled_span", 127, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_recalled_span", 131, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 21, 3 },
-  { "llama_h2o_span", 128, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 132, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 24, 2 },
-  { "llama_h2o_stats", 129, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 133, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 26, 27 },
-  { "llama_model", 130, _CFFI_F_OPAQUE,
+  { "llama_model", 134, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 118, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 122, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 119, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 123, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
-  { "llama_h2o_positions", 120, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 124, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 121, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 125, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 122, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 126, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
-    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_ROPE_FACTORS,LLAMA_H2O_ERR_SHARED_LAYERS,"
-    "LLAMA_H2O_ERR_CACHE_KIND,LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,"
-    "LLAMA_H2O_ERR_REBASE,LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,"
-    "LLAMA_H2O_ERR_POLICY,LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,"
-    "LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_NO_QUERIES,LLAMA_H2O_ERR_ARCHIVE_TYPE" },
+    "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
+    "LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,"
+    "LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,"
+    "LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,"
+    "LLAMA_H2O_ERR_NO_QUERIES,LLAMA_H2O_ERR_ARCHIVE_TYPE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -2924,7 +2969,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  134,  /* num_types */
+  138,  /* num_types */
   0,  /* flags */
 };
 

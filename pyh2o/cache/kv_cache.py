@@ -49,6 +49,11 @@ def learned_positions(model_address: int) -> int | None:
     return lib.llama_h2o_n_pos_learned(model) or None
 
 
+def rotary_positions(model_address: int, window: int) -> int:
+    """Positions that rotary embeddings may use (see llama_h2o_n_pos in llama-h2o.h)."""
+    return int(lib.llama_h2o_n_pos(ffi.cast("struct llama_model *", model_address), window))
+
+
 def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
     """Bytes of the host's memory that a cell of a context takes, at least.
 

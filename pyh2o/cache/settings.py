@@ -132,7 +132,8 @@ class EvictionSettings:
 
         Args:
             window: tokens.
-            n_pos: positions the model was trained on.
+            n_pos: positions for rotary embeddings: those the model was trained on, or of LongRoPE
+                those that its factors for this window are for.
 
         Raises:
             SettingsError: the window is too small to keep anything of a text, or the budget is

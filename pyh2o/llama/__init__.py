@@ -70,7 +70,8 @@ class Llama(ReadingLlama):
             refers to it; None for memory. Sessions have a file of their own beside them, as soon
             as they are saved.
         evict: False for the parent's full cache.
-        n_ctx: the window, in tokens; 0 for the model's trained context.
+        n_ctx: the window, in tokens; 0 for the model's trained context. It chooses the factors of
+            LongRoPE as it does for a full cache.
         load_progress: called with 0 .. 1 while the model loads.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
         on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much

@@ -18,6 +18,7 @@ from ..cache.kv_cache import (
     check_model,
     learned_positions,
     least_cell_bytes,
+    rotary_positions,
 )
 from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.settings import Budget, EvictionSettings, check_window
@@ -124,7 +125,7 @@ class EvictingLlama(DropIn):
         """Let the context to be created have the cells of the budget."""
         model = self._loaded_model
         check_model(address(model.model))
-        n_pos = trained = model.n_ctx_train()
+        n_pos, trained = rotary_positions(address(model.model), self._window), model.n_ctx_train()
         if self._stretches_rope and self._window > trained:
             if llama_cpp.llama_model_rope_type(model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
                 raise SettingsError(

@@ -22,6 +22,7 @@ from tiny_llama import stored_as, tiny_llama
 EVICTED: dict[str, dict[str, Any]] = {
     "llama": {},
     "frequency_factors": {},
+    "longrope": {},
     "learned_positions": {},
     "sliding_window": {"n_layer": 4},
     "gemma3n": {"n_layer": 22},
@@ -40,7 +41,6 @@ REFUSED = {
     "recurrent": "the model is recurrent",
     "alibi": "ALiBi",
     "encoder": "no causal KV cache",
-    "longrope": "LongRoPE",
 }
 
 

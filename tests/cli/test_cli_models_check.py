@@ -72,16 +72,17 @@ def test_recurrent_layers_and_settings(tmp_path: Path) -> None:
 
 
 def test_model_that_is_refused(tmp_path: Path) -> None:
-    path = tiny(tmp_path, "longrope")
+    path = tiny(tmp_path, "alibi")
     assert run("models", "check", str(path)) == Output(
         1,
         f"{path}\n"
         """\
-  eviction      no: RoPE factors that depend on the context size (LongRoPE) are
-                  not supported. --no-evict runs it with the full cache.
-  architecture  phi3, 3 layers, 2 KV heads of 32
+  eviction      no: ALiBi is not supported: its bias comes from the cell, not
+                  from the row that lies in it. --no-evict runs it with the
+                  full cache.
+  architecture  bloom, 3 layers, 2 KV heads of 32
   layers        3 growing with the text: 0-2
-  positions     rotary; trained on 4,096 tokens
+  positions     none; trained on 4,096 tokens
   memory        MiB for a window of 4,096 tokens, rows of f16
                                   full cache
                 cells                  4,096
@@ -90,6 +91,24 @@ def test_model_that_is_refused(tmp_path: Path) -> None:
 """,
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("window", "positions"),
+    [
+        (
+            1024,
+            "trained on 4,096 tokens, of which this window uses\n"
+            "                  1,024 (LongRoPE), a text goes on beyond them\n",
+        ),
+        (1025, "trained on 4,096 tokens, a text goes on beyond them\n"),
+    ],
+)
+def test_positions_of_longrope(tmp_path: Path, window: int, positions: str) -> None:
+    path = tiny(tmp_path, "longrope")
+    output = run("models", "check", str(path), "--ctx", str(window))
+    assert output.code == 0
+    assert f"  positions     rotary; {positions}" in output.text
 
 
 def test_model_whose_memory_is_not_known(tmp_path: Path) -> None:

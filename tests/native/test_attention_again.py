@@ -28,6 +28,8 @@ ARCHITECTURES = (
     "llama",
     "frequency_factors",
     "yarn",
+    "longrope",
+    "longrope_in_a_long_window",
     "neox",
     "partial",
     "every_fourth_unrotated",
@@ -50,13 +52,16 @@ EVICTING: dict[str, Any] = {
 @pytest.fixture(params=ARCHITECTURES)
 def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A model with one query head for each KV head, so that what rows collect is no mean."""
+    arch_variant, long_window, _ = request.param.partition("_in_a_long_window")
     return write_tiny_gguf(
         tmp_path / "tiny.gguf",
         seed=3,
         n_layer=N_LAYER,
         n_head=N_HEAD,
         n_head_kv=N_HEAD,
-        arch_variant=request.param,
+        # of the window, 600 tokens, LongRoPE then takes factors for many positions
+        n_ctx_train=1024 if long_window else 4096,
+        arch_variant=arch_variant,
     )
 
 

@@ -1,4 +1,7 @@
-"""Eviction in memories of several parts: windows, recurrent states, layers that share rows."""
+"""Eviction in memories of several parts: windows, recurrent states, layers that share rows.
+
+And what the NumPy reference does not compute beside them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,11 @@ N_LAYER = {
     "kimi-linear": 4,
     "qwen2vl": 3,
     "qwen3vl": 3,
+    "longrope": 3,
 }
+# The window of all tests, 512 tokens, is longer than the original context of this one: 256, as many
+# as there are cells.
+LONG_WINDOW = "longrope_in_a_long_window"
 HEAVY, RECENT, SLACK = 40, 24, 16
 
 # Makes so much of rounding that its logits say little: llama.cpp's own two ways of attention
@@ -56,13 +63,13 @@ HEAVY, RECENT, SLACK = 40, 24, 16
 CHAOTIC = "gemma3n"
 
 
-@pytest.fixture(scope="module", params=N_LAYER)
+@pytest.fixture(scope="module", params=[*N_LAYER, LONG_WINDOW])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     variant = str(request.param)
-    folder = tmp_path_factory.mktemp(variant)
-    return write_tiny_gguf(
-        folder / f"{variant}.gguf", seed=3, arch_variant=variant, n_layer=N_LAYER[variant]
-    )
+    file = tmp_path_factory.mktemp(variant) / f"{variant}.gguf"
+    if variant == LONG_WINDOW:
+        return write_tiny_gguf(file, seed=3, arch_variant="longrope", n_ctx_train=1024)
+    return write_tiny_gguf(file, seed=3, arch_variant=variant, n_layer=N_LAYER[variant])
 
 
 def evicting(path: Path, **settings: Any) -> Llama:
@@ -98,7 +105,7 @@ def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
 
 def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.Generator) -> None:
     """Bit for bit with ggml's ops, to rounding with ours."""
-    cells = {"n_ctx": 256, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
+    cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
     with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
         tokens = text_of(parent, rng)
         expected = read(parent, tokens)

@@ -26,6 +26,19 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks": {"slack": 12, "n_head_kv": 4},
     "re-based": {"slack": 12, "n_head_kv": 2, "n_pos": 160},
     "dense": {"slack": 12, "n_head_kv": 2, "n_pos": 160, "dense": True},
+    "few positions of LongRoPE": {
+        "slack": 12,
+        "n_head_kv": 2,
+        "arch_variant": "llama_longrope",
+        "n_ctx_train": 1024,
+        "n_pos": 256,
+    },
+    "many positions of LongRoPE": {
+        "slack": 12,
+        "n_head_kv": 2,
+        "arch_variant": "llama_longrope",
+        "n_pos": 160,
+    },
     "with queries of the policy": {"slack": 12, "n_head_kv": 2, "policy": "snap:queries=8,pool=3"},
 }
 
@@ -34,7 +47,8 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
     case = dict(case)
     n_head_kv, n_pos = case.pop("n_head_kv"), case.pop("n_pos", 4096)
     dense, policy = case.pop("dense", False), case.pop("policy", "h2o")
-    write_tiny_gguf(path, seed=3, n_layer=3, n_head_kv=n_head_kv, n_ctx_train=n_pos)
+    model = {name: case.pop(name) for name in ("arch_variant", "n_ctx_train") if name in case}
+    write_tiny_gguf(path, seed=3, n_head_kv=n_head_kv, **{"n_ctx_train": n_pos, **model})
     reference = ReferenceLlama.from_gguf(
         path,
         heavy=HEAVY,

@@ -21,13 +21,16 @@ N_LAYER, N_VOCAB = 2, 384
 HEAVY, RECENT, SLACK = 12, 9, 7
 N_POS = 48
 
+# And the window: where that is longer than 1,024 tokens, LongRoPE rotates otherwise.
 ROTATIONS = [
-    "llama",
-    "frequency_factors",
-    "yarn",
-    "neox",
-    "partial",
-    "every_fourth_unrotated",
+    ("llama", 256),
+    ("frequency_factors", 256),
+    ("yarn", 256),
+    ("longrope", 256),
+    ("longrope", 1025),
+    ("neox", 256),
+    ("partial", 256),
+    ("every_fourth_unrotated", 256),
 ]
 
 
@@ -76,10 +79,10 @@ def low_level_logits(llm: Llama, tokens: npt.NDArray[np.int64], first: int) -> n
     return np.array(logits)
 
 
-@pytest.mark.parametrize("arch_variant", ROTATIONS)
+@pytest.mark.parametrize(("arch_variant", "window"), ROTATIONS)
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 def test_rotation_is_the_one_of_the_model(
-    tmp_path: Path, rng: np.random.Generator, arch_variant: str, kv_type: str
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str, window: int, kv_type: str
 ) -> None:
     """Attention knows distances only, so a re-base of all rows together changes nothing."""
     # heads of 64 elements, because llama.cpp mixes those of a quantised cache
@@ -88,12 +91,13 @@ def test_rotation_is_the_one_of_the_model(
     )
     tokens = rng.integers(0, N_VOCAB, 60)
     types = stored_as(kv_type)
-    full = tiny_parent(path, n_ctx=256, flash_attn=kv_type == "q8_0", **types)
+    full = tiny_parent(path, n_ctx=window, flash_attn=kv_type == "q8_0", **types)
     expected = low_level_logits(full, tokens, 0)
 
-    llm = tiny_llama(path, hh=100, recent=100, n_ctx=256, **types)
-    n_pos = 4096
-    logits = low_level_logits(llm, tokens, n_pos - 30)
+    llm = tiny_llama(path, hh=100, recent=100, n_ctx=window, **types)
+    assert llm.budget is not None
+    assert llm.budget.n_pos == (1024 if (arch_variant, window) == ("longrope", 256) else 4096)
+    logits = low_level_logits(llm, tokens, llm.budget.n_pos - 30)
 
     assert llm.kv.rebases == 1
     assert llm.kv.compactions == 0

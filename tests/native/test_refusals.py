@@ -18,7 +18,6 @@ from tiny_llama import tiny_llama
         ("recurrent", "the model is recurrent"),
         ("alibi", "ALiBi"),
         ("encoder", "no causal KV cache"),
-        ("longrope", "LongRoPE"),
     ],
 )
 def test_model_is_refused_with_the_reason(tmp_path: Path, arch_variant: str, reason: str) -> None:

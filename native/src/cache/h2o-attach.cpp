@@ -7,6 +7,7 @@
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-probe.h"
 #include "cache/h2o-rebase.h"
+#include "cache/h2o-rope.h"
 #include "cache/h2o-window.h"
 #include "graph/h2o-fused.h"
 
@@ -174,7 +175,11 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         params.n_pos = kv.hparams.n_ctx_train;
     }
 
+    const uint32_t n_ctx_seq = ctx.cparams.n_ctx_seq;
+
     const auto detach = [&] {
+        ctx.cparams.n_ctx_seq = n_ctx_seq;
+
         kv.h2o.reset();
         kv.ctxs_bufs.resize(n_bufs);
         if (window) {
@@ -185,6 +190,11 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
 
         ctx.sched_need_reserve = true;
     };
+
+    // llama.cpp chooses the factors by the cells of a sequence: here they are fewer than its positions
+    if (llama_h2o_has_longrope(ctx.get_model())) {
+        ctx.cparams.n_ctx_seq = params.n_pos;
+    }
 
     try {
         kv.h2o = std::make_shared<llama_h2o>(ctx, kv, params);

@@ -2,10 +2,16 @@
 
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
+bool llama_h2o_has_longrope(const llama_model & model) {
+    return std::any_of(model.layers.begin(), model.layers.end(),
+            [](const llama_layer & layer) { return layer.rope_long || layer.rope_short; });
+}
 
 //
 // reading it from the graph

@@ -10,6 +10,7 @@
 #include <vector>
 
 struct ggml_tensor;
+struct llama_model;
 
 // How the keys of a layer are rotated before they are stored. All angles are proportional to the
 // position, so a row that is rotated on by the difference of two positions has the other one.
@@ -23,6 +24,9 @@ struct llama_h2o_rope {
     std::vector<float> hadamard; // [n*n] own inverse, applied to blocks of n elements after the rotation; or empty
     uint32_t n_hadamard = 0;
 };
+
+// Whether the model has frequency factors for few positions and others for many (LongRoPE).
+bool llama_h2o_has_longrope(const llama_model & model);
 
 // Reads it from the graph: from the operation that rotated the keys which are about to be stored.
 // What happened to them between rotation and storage must be undone, or the rope is not known.

@@ -1,0 +1,178 @@
+"""LongRoPE has factors for few positions and for many: the window chooses, not the cells."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from oracle import assert_same_steps, clear_steps
+from pyh2o import Llama
+from pyh2o._native import ffi, lib
+from pyh2o.errors import SettingsError, StateError
+from pyh2o.llama.evicting import address
+from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+
+N_TRAINED, N_FEW = 1024, 256
+HEAVY, RECENT, SLACK = 24, 20, 16
+N_VOCAB = 384
+# Windows, and the positions that are used; 0 is the trained context.
+WINDOWS = {64: N_FEW, 256: N_FEW, 257: N_TRAINED, 1024: N_TRAINED, 3000: N_TRAINED, 0: N_TRAINED}
+
+
+@pytest.fixture(params=["longrope", "llama_longrope"])
+def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A model whose cells, 256 in all tests, would get the factors for few positions."""
+    return write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_TRAINED, arch_variant=request.param
+    )
+
+
+def evicting(path: Path, **settings: Any) -> Llama:
+    rows = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, **EXACT_ROWS}
+    return tiny_llama(path, **{**rows, **settings})
+
+
+def stock(path: Path, *, n_ctx: int) -> llama_cpp.Llama:
+    """llama.cpp's full cache, with as many tokens at once as we take."""
+    return tiny_parent(path, n_ctx=n_ctx, n_batch=SLACK, logits_all=True, **EXACT_ROWS)
+
+
+def read(llm: llama_cpp.Llama, tokens: list[int]) -> np.ndarray:
+    llm.eval(tokens)
+    logits: np.ndarray = llm.scores[llm.n_tokens - len(tokens) : llm.n_tokens].copy()
+    return logits
+
+
+def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("n_ctx", WINDOWS)
+def test_factors_are_those_of_a_full_cache_for_the_window(
+    path: Path, rng: np.random.Generator, n_ctx: int
+) -> None:
+    n_text = 50 if n_ctx == 64 else 200
+    tokens = random_tokens(rng, n_text)
+    logits = {}
+    for window in (n_ctx, 256, 1024):
+        with closing(stock(path, n_ctx=window)) as full:
+            logits[window] = read(full, tokens)
+    rows = {"hh": n_text - RECENT, "n_ctx": n_ctx, "n_batch": SLACK, "logits_all": True}
+    for attention in ("ops", "auto"):
+        with evicting(path, attention=attention, **rows) as llm:
+            assert llm.kv.cells == 256
+            assert llm.budget is not None
+            assert llm.budget.n_pos == WINDOWS[n_ctx]
+            mine = read(llm, tokens)
+            assert llm.kv.compactions == 0
+        if attention == "ops":
+            np.testing.assert_array_equal(mine, logits[n_ctx])
+        else:
+            np.testing.assert_allclose(mine, logits[n_ctx], atol=1e-2)
+    other = 1024 if WINDOWS[n_ctx] == N_FEW else 256
+    assert np.abs(logits[n_ctx] - logits[other]).max() > 0.1
+
+
+def test_more_cells_than_few_positions(path: Path, rng: np.random.Generator) -> None:
+    """Those of recalled rows lie beside a short window's."""
+    tokens = random_tokens(rng, 200)
+    with closing(stock(path, n_ctx=256)) as full:
+        expected = read(full, tokens)
+    rows = {"hh": 180, "n_ctx": 256, "recall": 64, "n_batch": SLACK, "logits_all": True}
+    with evicting(path, attention="ops", **rows) as llm:
+        assert llm.kv.cells == 512
+        np.testing.assert_array_equal(read(llm, tokens), expected)
+
+
+@pytest.mark.parametrize(("n_ctx", "n_tokens"), [(256, 700), (300, 2000)])
+@pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
+def test_every_step_equals_the_reference(
+    tmp_path: Path, rng: np.random.Generator, n_ctx: int, n_tokens: int, dense: bool
+) -> None:
+    """Rows are re-based at the end of the positions that the factors are for."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf",
+        seed=3,
+        n_layer=2,
+        n_ctx_train=N_TRAINED,
+        arch_variant="llama_longrope",
+    )
+    rows = {"heavy": HEAVY, "recent": RECENT, "slack": SLACK, "dense": dense}
+    reference = ReferenceLlama.from_gguf(path, **rows, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
+    steps, reference = clear_steps(reference, rng, [SLACK] * (n_tokens // SLACK))
+    positions = "dense" if dense else "original"
+    with evicting(path, n_ctx=n_ctx, positions=positions, logits_all=True) as llm:
+        assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
+        assert llm.kv.rebases == reference.n_rebases > 1
+
+
+@pytest.mark.parametrize("n_ctx", [256, 300])
+def test_the_reference_computes_a_full_cache(
+    tmp_path: Path, rng: np.random.Generator, n_ctx: int
+) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, n_ctx_train=N_TRAINED, arch_variant="llama_longrope"
+    )
+    tokens = random_tokens(rng, 200)
+    reference = ReferenceLlama.from_gguf(path, n_pos=WINDOWS.get(n_ctx, N_TRAINED))
+    with closing(stock(path, n_ctx=n_ctx)) as full:
+        np.testing.assert_allclose(reference.eval(tokens), read(full, tokens), atol=5e-4)
+
+
+@pytest.mark.parametrize("n_ctx", [256, 300])
+def test_state_goes_on_and_fits_no_other_factors(
+    path: Path, rng: np.random.Generator, n_ctx: int
+) -> None:
+    tokens, more = random_tokens(rng, 600), random_tokens(rng, 60)
+    settings = {"attention": "ops", "logits_all": True}
+    with evicting(path, n_ctx=n_ctx, **settings) as llm:
+        llm.eval(tokens)
+        state = llm.kv_state()
+        expected = read(llm, more)
+    with evicting(path, n_ctx=n_ctx, **settings) as llm:
+        llm.load_kv_state(state, tokens)
+        np.testing.assert_array_equal(read(llm, more), expected)
+    with (
+        evicting(path, n_ctx=556 - n_ctx, **settings) as llm,
+        pytest.raises(StateError, match="other settings"),
+    ):
+        llm.load_kv_state(state, tokens)
+
+
+def test_exact_prefill_has_no_more_positions_than_the_factors_are_for(
+    path: Path, rng: np.random.Generator
+) -> None:
+    tokens = random_tokens(rng, 400)
+    with (
+        evicting(path, n_ctx=256, prefill="exact") as llm,
+        pytest.raises(SettingsError, match=f"more than the {N_FEW} positions"),
+    ):
+        llm.eval(tokens)
+    with closing(stock(path, n_ctx=300)) as full:
+        expected = read(full, tokens[:300])
+    with evicting(path, n_ctx=300, prefill="exact", attention="ops", logits_all=True) as llm:
+        np.testing.assert_allclose(read(llm, tokens[:300]), expected, atol=2e-4)
+
+
+def test_context_that_is_refused_is_as_before(path: Path) -> None:
+    """llama.cpp chooses by this number alone."""
+    with closing(stock(path, n_ctx=256)) as full:
+        context = ffi.cast("struct llama_context *", address(full.ctx))
+        policy = ffi.new("char[]", b"h2o")
+        params = {"heavy": 100, "recent": 100, "slack": 50, "policy": policy}
+        for n_pos, status, n_ctx_seq in (
+            (200, lib.LLAMA_H2O_ERR_N_POS, 256),
+            (0, lib.LLAMA_H2O_OK, N_TRAINED),
+        ):
+            given = ffi.new("struct llama_h2o_params *", {**params, "n_pos": n_pos})
+            assert lib.llama_h2o_attach(context, given[0]) == status
+            assert llama_cpp.llama_n_ctx_seq(full.ctx) == n_ctx_seq
+    assert lib.llama_h2o_n_pos(ffi.NULL, 256) == 0
