@@ -29,6 +29,7 @@ from pyh2o.measuring.quality.full_predictions import FullPredictions
 from pyh2o.measuring.quality.metrics import log_softmax, mean_and_error, surprises
 from pyh2o.measuring.results import ResultFile
 from pyh2o.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 
@@ -67,6 +68,19 @@ def test_budget_as_large_as_the_text_loses_nothing(path: Path, rng: np.random.Ge
     assert same.nll_to_full == pytest.approx(0, abs=1e-6)
     assert same.first == 100
     assert [unit["compactions"] for unit in file.units.values()] == [0, 0]
+
+
+def test_all_lengths_are_read_with_the_same_rotations(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """LongRoPE has other factors for a window of the shorter text alone."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=1, n_ctx_train=1024, arch_variant="longrope"
+    )
+    caches = CacheSettings(("h2o",), (1.0,), 0.5)
+    text = random_text(rng, 1200)
+    summaries, _, _ = measured(fidelity_settings(path, text, tokens=(200, 500), caches=caches))
+    assert [one.kl_mean for one in summaries] == pytest.approx([0] * 4, abs=1e-6)
 
 
 def test_losses_are_those_of_the_reference(path: Path, rng: np.random.Generator) -> None:

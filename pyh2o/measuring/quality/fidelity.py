@@ -122,6 +122,8 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
         self._caches = {tokens: settings.caches.for_text(tokens) for tokens in settings.tokens}
         for tokens, caches in self._caches.items():
             check_budgets(caches, tokens + self._n_bos, self._trained)
+        # One for all that is compared with the full cache: LongRoPE rotates by the window.
+        self._window = self._n_bos + max(filter(self._has_reference, settings.tokens), default=0)
         if not all(map(self._has_reference, settings.tokens)):
             self.notes = (
                 f"texts of more than {self._trained - self._n_bos} tokens are longer than the "
@@ -153,7 +155,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
     def opened(self, job: FidelityJob) -> Llama:
         # Beyond the trained context only llama.cpp's own full cache never re-bases.
         own = {"evict": False, "flash_attn": True} if job.cache.is_full else {}
-        return self._open(job.cache, job.tokens + self._n_bos, **own)
+        return self._open(job.cache, max(self._window, job.tokens + self._n_bos), **own)
 
     def run(self) -> None:
         for jobs in self._planned(lambda job: job.text):
@@ -214,7 +216,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
         label = f"{text.name}, {tokens} tokens, {FULL}"
         sequence = self._sequence(text, tokens)
         n = len(sequence) - 1
-        with self._open(FULL_CACHE, n + 1) as llm:
+        with self._open(FULL_CACHE, self._window) as llm:
             full.read(llm, sequence, lambda done: self._progress.extra(label, done, n))
             check_full(llm)
 
