@@ -290,6 +290,8 @@ class Llama(ReadingLlama):
             StateVersionError: a state of another version of pyh2o, likewise.
         """
         with self.guard:
+            if self._archive is not None:
+                self._archive.await_state()
             self.reset()
             try:
                 states.read_kv_state(self, data, tokens)

@@ -83,6 +83,27 @@ class ArchiveFile:
             with contextlib.suppress(NativeError):  # then it goes on in memory
                 self._begin(self._target)
 
+    def await_state(self) -> None:
+        """A state is loaded next that may need the file: what a saved session has stays as it is.
+
+        The text goes on in a copy, since it may go on otherwise than the session.
+        """
+        if self._awaits_state:
+            return
+        self._awaits_state = True
+        if not self._is_saved or self._path is None or self._target is None:
+            return
+        copied = new_name(self._target)
+        try:
+            shutil.copyfile(self._path, copied)
+            self._open(copied, self._id)
+        except (NativeError, OSError):  # then it goes on in a new file, and `trouble` says so
+            self._awaits_state = False
+            with contextlib.suppress(OSError):
+                copied.unlink(missing_ok=True)
+            return
+        self._path, self._is_saved = copied, False
+
     # ---------------------------------------------------------------------------------------------
     # Sessions
     # ---------------------------------------------------------------------------------------------
