@@ -60,6 +60,20 @@ def test_worker_evicts_as_the_library_does(path: Path) -> None:
     assert worker.ready.own_bytes > 0 or not Path("/proc").exists()
 
 
+def test_windows_of_the_full_cache_are_no_larger_than_they_have_to_be(tmp_path: Path) -> None:
+    """As fast as llama.cpp can be, to compare with."""
+    variant = {"arch_variant": "sliding_window", "n_ctx_train": 4096}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=5, **variant)
+    full = MeasuredCache("full", kind="full", cells=4096)
+    start = Start(full, path, 4096, Compute(threads=1), (1, 5, 6))
+    with closing(WorkerProcess(start)) as worker:
+        windowed = worker.ready.use.bytes_fixed
+    with tiny_llama(path, n_ctx=4096, evict=False, swa_full=False) as llm:
+        assert windowed == llm.kv.bytes_fixed
+    with tiny_llama(path, n_ctx=4096, evict=False) as llm:
+        assert windowed < llm.kv.bytes_fixed
+
+
 def test_worker_recalls_for_the_end_of_a_text(path: Path) -> None:
     """Once, and its rows are there while it generates; they count as those in use."""
     cache = MeasuredCache("a", policy="h2o", cells=256, heavy=32, recent=40, rows=72, recall=24)

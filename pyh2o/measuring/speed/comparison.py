@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..model import ModelFacts
 from . import bandwidth
 from .caches import ELEMENT_BYTES, BenchSettings
 from .figures import Basis, HistoryResult, Report, full_bytes, history_result
-from .messages import KVUse, Ready, Start
+from .messages import Ready, Start
 from .process import CacheFailedError, WorkerProcess
 from .turns import StoppedEarly, Turns
 
@@ -101,7 +101,7 @@ class Comparison:
         self.report = replace(
             self.report,
             basis=Basis(full, self._model.weight_bytes, speed),
-            notes=(*self.report.notes, *_notes_of_memory(use)),
+            notes=(*self.report.notes, *_notes_of_memory(self._workers.values())),
             failures=tuple(self._failures.items()),
         )
 
@@ -251,12 +251,14 @@ def _settings(settings: BenchSettings, model: ModelFacts) -> dict[str, Any]:
     return {**record, **record.pop("compute")}
 
 
-def _notes_of_memory(use: KVUse) -> tuple[str, ...]:
-    if not use.bytes_fixed:
+def _notes_of_memory(workers: Iterable[WorkerProcess]) -> tuple[str, ...]:
+    beside = sorted({worker.ready.use.bytes_fixed for worker in workers} - {0})
+    if not beside:
         return ()
+    sizes = " to ".join(mib_text(n_bytes) for n_bytes in dict.fromkeys((beside[0], beside[-1])))
     return (
         f"KV memory is that of the layers that see the whole text; windows and recurrent states "
-        f"take {mib_text(use.bytes_fixed)} MiB beside it, with every cache",
+        f"take {sizes} MiB beside it",
     )
 
 

@@ -59,7 +59,7 @@ class KVUse:
         bytes_archive: memory of the archive that rows are recalled from.
         recalled: rows recalled now.
         recall_seconds: time of all recalls so far.
-        bytes_fixed: allocated for windows and recurrent states, with any cache.
+        bytes_fixed: allocated for windows and recurrent states.
     """
 
     bytes_rows: int

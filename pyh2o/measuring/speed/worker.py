@@ -49,8 +49,11 @@ class LlamaModel:
 
         cache = start.cache
         kv_type = KV_TYPES[cache.kv_type]
-        # Left out, this runtime takes what is best for it.
-        stock = {"evict": False, "flash_attn": cache.flash_attention} if cache.is_full else {}
+        # Left out, this runtime takes what is best for it. llama.cpp's windows are faster with no
+        # more cells than they need, which is not the default of llama-cpp-python.
+        stock = {}
+        if cache.is_full:
+            stock = {"evict": False, "flash_attn": cache.flash_attention, "swa_full": False}
         self._llm = open_llama(
             start.model,
             cache,
