@@ -5,7 +5,6 @@ And what the NumPy reference does not compute beside them.
 
 from __future__ import annotations
 
-import copy
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,8 @@ import pytest
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
 from pyh2o import Llama
-from pyh2o.policies import parse_policy
-from pyh2o.reference.attention import collected_attention
-from pyh2o.reference.cache import LayerCache
-from pyh2o.reference.compaction import RotaryPlace, compact
 from pyh2o.reference.eviction import EvictionParameters
+from reference_rows import ReferenceRows, last_logits
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 
@@ -98,11 +94,6 @@ def assert_alike(logits: np.ndarray, expected: np.ndarray, path: Path, *, atol: 
         assert np.mean(difference.max(axis=1) < atol) > 0.9
 
 
-def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
-    pointer = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
-    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)).copy()
-
-
 def test_budget_that_covers_the_text_changes_nothing(path: Path, rng: np.random.Generator) -> None:
     """Bit for bit with ggml's ops, to rounding with ours."""
     cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
@@ -140,77 +131,6 @@ def test_rows_are_chosen_as_by_the_reference_and_dropped_as_if_masked(
             reference.collect(masked.probabilities)
             assert_alike(last_logits(llm)[None], last_logits(masked)[None], path, atol=1e-3)
         assert llm.kv.compactions > 3
-
-
-class ReferenceRows:
-    """What the NumPy reference keeps of each evicted layer, by probabilities it is given."""
-
-    def __init__(self, llm: Llama, eviction: EvictionParameters, clear_margin: float) -> None:
-        self.eviction = eviction
-        self.clear_margin = clear_margin
-        self.n_tokens = 0
-        self.caches: dict[int, LayerCache] = {}  # of the layers with rows of their own
-        self.own: dict[int, int] = {}  # the layer whose rows an evicted layer looks at
-        llm.eval(text_of(llm, np.random.default_rng(1), CHUNK))
-        seen: dict[bytes, int] = {}
-        for layer in range(llm.n_layer):
-            positions, scores = llm.kv_rows(layer)
-            if positions.size:
-                self.own[layer] = seen.setdefault(scores.tobytes(), layer)
-                self.caches.setdefault(self.own[layer], LayerCache(len(positions), 1))
-        llm.reset()
-
-    def make_room(self, n_new: int) -> None:
-        caches = list(self.caches.values())
-        self._before = copy.deepcopy(self.caches)
-        self._is_clear = True
-        if caches[0].n_rows + n_new > self.eviction.capacity:
-            place = RotaryPlace(self.n_tokens, np.ones(1))
-            smallest = compact(caches, self.eviction, parse_policy("h2o"), place)
-            self._is_clear = smallest > self.clear_margin
-        self._append(n_new)
-        self.n_tokens += n_new
-
-    def _append(self, n_new: int) -> None:
-        positions = np.arange(self.n_tokens, self.n_tokens + n_new)
-        for cache in self.caches.values():
-            nothing = np.zeros((cache.n_head_kv, n_new, 1), dtype=np.float32)
-            cache.append(nothing, nothing, positions)
-
-    def check_rows(self, llm: Llama) -> None:
-        """The same rows; after a close choice, which rounding may decide, those that it has."""
-        if not self._is_clear:
-            self._follow(llm)
-        for layer, own in self.own.items():
-            positions, _ = llm.kv_rows(layer)
-            for head, of_head in enumerate(positions):
-                np.testing.assert_array_equal(of_head, self.caches[own].positions(head))
-
-    def _follow(self, llm: Llama) -> None:
-        n_new = next(iter(self.caches.values())).n_rows - self.eviction.budget
-        self.caches, self.n_tokens = self._before, self.n_tokens - n_new
-        for layer, cache in self.caches.items():
-            rows = llm.kv_rows(layer)[0]
-            cache.keep(
-                [
-                    np.flatnonzero(np.isin(cache.positions(head), rows[head]))
-                    for head in range(cache.n_head_kv)
-                ]
-            )
-        self._append(n_new)
-        self.n_tokens += n_new
-
-    def visible(self) -> dict[int, list[np.ndarray]]:
-        return {
-            layer: [self.caches[own].positions(head) for head in range(self.caches[own].n_head_kv)]
-            for layer, own in self.own.items()
-        }
-
-    def collect(self, probabilities: dict[int, np.ndarray]) -> None:
-        for layer, own in self.own.items():
-            cache = self.caches[own]
-            collected = collected_attention(probabilities[layer], cache.n_head_kv)
-            cache.add_scores(np.take_along_axis(collected, cache.row_positions, axis=1))
 
 
 def test_rebase_turns_the_window_too(path: Path, rng: np.random.Generator) -> None:

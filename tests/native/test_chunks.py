@@ -1,0 +1,176 @@
+"""Llama 4, whose layers see the chunk of the text that they are in, where a text has two chunks.
+
+Chunks are those of the text: no re-base moves their borders, for there is none.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+import tiny_windowed
+from masked import MaskedLlama
+from oracle import CLEAR_MARGIN
+from pyh2o import Llama
+from pyh2o.errors import ContextLimitError, SettingsError
+from pyh2o.reference.eviction import EvictionParameters
+from reference_rows import ReferenceRows, last_logits
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
+
+# llama.cpp's, which no file can change.
+CHUNK = 8192
+BATCH = 240
+# The layers with chunks have 33 blocks of 256 cells, so rows of the first chunk are overwritten.
+N_TEXT = 37 * BATCH
+SIZES = {"n_layer": 4, "n_head": 1, "n_head_kv": 1, "head_size": 16, "n_ff": 32}
+COVERING = {"hh": N_TEXT, "recent": 600, "slack": BATCH}
+SMALL = {"hh": 120, "recent": 120, "slack": BATCH}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As small as it can be, because it has to read far."""
+    path = tmp_path_factory.mktemp("chunks") / "llama4.gguf"
+    return write_tiny_gguf(path, seed=3, arch_variant="llama4", **SIZES, n_ctx_train=2 * CHUNK)
+
+
+def evicting(path: Path, **settings: Any) -> Llama:
+    return tiny_llama(path, **EXACT_ROWS, n_batch=BATCH, **settings)
+
+
+def random_tokens(rng: np.random.Generator, n: int = N_TEXT) -> list[int]:
+    tokens: list[int] = rng.integers(3, 384, n).tolist()
+    return tokens
+
+
+def read(llm: llama_cpp.Llama, tokens: list[int], batch: int = BATCH) -> np.ndarray:
+    """The logits behind each batch."""
+    logits = []
+    for start in range(0, len(tokens), batch):
+        llm.eval(tokens[start : start + batch])
+        logits.append(last_logits(llm))
+    return np.array(logits)
+
+
+def assert_alike(logits: np.ndarray, expected: np.ndarray, *, atol: float) -> None:
+    """Equal but for rounding, which may give a token to another expert; [n, n_vocab]."""
+    assert np.mean(np.abs(logits - expected).max(axis=1) < atol) > 0.8
+
+
+@pytest.fixture(scope="module")
+def full(path: Path) -> tuple[list[int], np.ndarray]:
+    """A text, and the logits behind each batch of it in llama.cpp's full cache."""
+    tokens = random_tokens(np.random.default_rng(4))
+    cells = {"n_ctx": N_TEXT, "n_batch": BATCH, "n_ubatch": BATCH, "swa_full": False}
+    with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
+        return tokens, read(parent, tokens)
+
+
+@pytest.mark.parametrize("attention", ["ops", "auto"])
+def test_budget_that_covers_two_chunks_changes_nothing(
+    path: Path, full: tuple[list[int], np.ndarray], attention: str
+) -> None:
+    tokens, expected = full
+    with evicting(path, **COVERING, attention=attention) as llm:
+        logits = read(llm, tokens)
+        assert llm.kv.compactions == 0
+    if attention == "ops":
+        np.testing.assert_array_equal(logits, expected)
+    else:
+        assert_alike(logits, expected, atol=1e-2)  # sums in f16, as in llama.cpp's own
+
+
+def test_exact_prefill_reads_two_chunks(
+    path: Path, full: tuple[list[int], np.ndarray], rng: np.random.Generator
+) -> None:
+    tokens, expected = full
+    with evicting(path, **SMALL, attention="ops", prefill="exact") as llm:
+        for _ in llm.generate(tokens, temp=0.0):
+            break
+        np.testing.assert_allclose(last_logits(llm), expected[-1], atol=1e-4)
+        read(llm, random_tokens(rng, 2 * BATCH))
+        assert llm.kv.used <= llm.kv.capacity
+
+
+def test_rows_are_dropped_as_if_masked_in_the_second_chunk(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """Those of the layer that sees the whole text; its temperature is another one there."""
+    with (
+        evicting(path, **SMALL, attention="ops") as llm,
+        MaskedLlama(path, n_ctx=N_TEXT, n_batch=BATCH) as masked,
+    ):
+        reference = ReferenceRows(
+            llm, EvictionParameters(heavy=120, recent=120, slack=BATCH), CLEAR_MARGIN
+        )
+        logits, expected = [], []
+        for _ in range(0, N_TEXT, BATCH):
+            tokens = random_tokens(rng, BATCH)
+            reference.make_room(BATCH)
+            llm.eval(tokens)
+            reference.check_rows(llm)
+            masked.visible = reference.visible()
+            masked.eval(tokens)
+            reference.collect(masked.probabilities)
+            logits.append(last_logits(llm))
+            expected.append(last_logits(masked))
+        assert_alike(np.array(logits), np.array(expected), atol=1e-4)
+        assert llm.kv.compactions > 30
+        first_chunk = [masked.probabilities[layer][0, -1, :CHUNK].sum() for layer in range(4)]
+        np.testing.assert_allclose(first_chunk, [0, 0, 0, first_chunk[3]])
+
+
+def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
+    path: Path, rng: np.random.Generator
+) -> None:
+    tokens = random_tokens(rng)
+    back = CHUNK - 50
+    with evicting(path, **COVERING, attention="ops") as llm:
+        read(llm, tokens[:back])
+        expected = read(llm, tokens[back : CHUNK + 50], 10)
+        assert llm.remove_tail(back)
+        assert_alike(read(llm, tokens[back : CHUNK + 50], 10), expected, atol=1e-4)
+
+        read(llm, tokens[CHUNK + 50 :])
+        assert not llm.remove_tail(CHUNK - 1)
+        assert llm.n_tokens == N_TEXT
+        assert llm.remove_tail(CHUNK)
+        assert_alike(read(llm, tokens[CHUNK : CHUNK + 50], 10), expected[5:], atol=1e-4)
+
+
+def test_state_goes_on_in_the_second_chunk(path: Path, rng: np.random.Generator) -> None:
+    tokens, more = random_tokens(rng), random_tokens(rng, 60)
+    with evicting(path, **SMALL, attention="ops") as llm:
+        read(llm, tokens)
+        state = llm.save_state()
+        expected = read(llm, more, 10)
+    with evicting(path, **SMALL, attention="ops") as llm:
+        llm.load_state(state)
+        assert_alike(read(llm, more, 10), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("n_expert", [4, 128])
+def test_temperature_by_position_ends_the_text(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, n_expert: int
+) -> None:
+    """So chunks stay those of the text. With 128 experts nothing else forbids a re-base."""
+    monkeypatch.setattr(tiny_windowed, "N_EXPERT", n_expert)
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, arch_variant="llama4", **SIZES, n_ctx_train=48
+    )
+    budget = {"hh": 12, "recent": 9, "slack": 7}
+    with evicting(path, **budget) as llm:
+        assert llm.position_limit == 48
+        llm.eval(random_tokens(rng, 48))
+        with pytest.raises(ContextLimitError, match="the 48 positions this model can use"):
+            llm.eval([3])
+        assert llm.kv.compactions > 0
+        assert llm.kv.rebases == 0
+    with pytest.raises(SettingsError, match="cannot be given other positions"):
+        evicting(path, **budget, positions="dense")
