@@ -31,7 +31,8 @@
 //
 // Recent rows stay in cells of their own, so the tail of a text can be removed and written again, as
 // llama_memory_seq_rm() does; further back it returns false. The attention that removed tokens gave
-// to others stays in the scores, unless llama_h2o_mark() has marked the new end. llama_state_get_data() and its kin save and restore everything.
+// to others stays in the scores, unless llama_h2o_mark() has marked the new end. llama_state_get_data() and its kin save and restore everything;
+// where some layers see a window, saving that alone (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) is refused.
 // What has no exact meaning here (copying a sequence, shifting positions) is refused, and so is
 // decoding after it until the cache is cleared.
 //

@@ -5,6 +5,7 @@ And what the NumPy reference does not compute beside them.
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,26 @@ def test_state_goes_on_as_the_text_does(path: Path, rng: np.random.Generator) ->
         logits = read(llm, more)
     # the rows of a window lie in other cells, so their sums round differently
     assert_alike(logits, expected, path, atol=5e-3)
+
+
+def test_state_of_the_window_alone_is_refused(path: Path, rng: np.random.Generator) -> None:
+    """A re-base may lie between writing and reading it, and turns the keys of all layers."""
+    part = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    cells = {"n_ctx": 512, "n_batch": SLACK, "n_ubatch": SLACK, "swa_full": False}
+    with closing(tiny_parent(path, **EXACT_ROWS, **cells)) as parent:
+        tokens = text_of(parent, rng)
+        read(parent, tokens)
+        state = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(parent.ctx, 0, part))()
+        size = len(state)
+        assert llama_cpp.llama_state_seq_get_data_ext(parent.ctx, state, size, 0, part) == size
+    with evicting(path, attention="ops") as llm:
+        if not llm.kv.bytes_window:
+            pytest.skip("this model has no window")
+        read(llm, tokens)
+        before = llm.kv_state()
+        assert llama_cpp.llama_state_seq_get_size_ext(llm.ctx, 0, part) == 0
+        assert llama_cpp.llama_state_seq_set_data_ext(llm.ctx, state, size, 0, part) == 0
+        assert llm.kv_state() == before
 
 
 def test_exact_prefill_reads_all_of_the_prompt(path: Path, rng: np.random.Generator) -> None:

@@ -1,6 +1,7 @@
 #include "cache/h2o-window.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 uint32_t llama_h2o_window::n_cells_needed(const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch) {
     static constexpr uint32_t N_PAD = 256; // as llama_kv_cache_iswa pads it
@@ -47,4 +48,10 @@ llama_pos llama_h2o_window::removable(uint32_t s) const {
     }
 
     return unseen;
+}
+
+void llama_h2o_window::check_state(llama_state_seq_flags flags) {
+    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
+        throw std::runtime_error("with eviction, a window is saved and restored with the whole state only");
+    }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not limit memory")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="it takes all addresses")
 def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
     archive = Archive(native, layers=((64, 2048, 2048),))
     ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
