@@ -88,21 +88,14 @@ class ArchiveFile:
 
         The text goes on in a copy, since it may go on otherwise than the session.
         """
-        if self._awaits_state:
-            return
+        session = self._target if self._is_saved and not self._awaits_state else None
+        if session is not None and self._path is not None:
+            try:
+                self._path = self._open_copy(self._path, session, self._id)
+            except (NativeError, OSError):  # then it goes on in a new file, and `trouble` says so
+                return
+            self._is_saved = False
         self._awaits_state = True
-        if not self._is_saved or self._path is None or self._target is None:
-            return
-        copied = new_name(self._target)
-        try:
-            shutil.copyfile(self._path, copied)
-            self._open(copied, self._id)
-        except (NativeError, OSError):  # then it goes on in a new file, and `trouble` says so
-            self._awaits_state = False
-            with contextlib.suppress(OSError):
-                copied.unlink(missing_ok=True)
-            return
-        self._path, self._is_saved = copied, False
 
     # ---------------------------------------------------------------------------------------------
     # Sessions
@@ -165,6 +158,22 @@ class ArchiveFile:
             raise
         self.remove_unsaved()
 
+    def _open_copy(self, file: Path, target: Path, text: bytes) -> Path:
+        """Go on in a copy of a file, under a new name, and return that.
+
+        Raises:
+            NativeError, OSError: it cannot be written or opened; all stays as it was.
+        """
+        copied = new_name(target)
+        try:
+            shutil.copyfile(file, copied)
+        except OSError:
+            with contextlib.suppress(OSError):
+                copied.unlink(missing_ok=True)
+            raise
+        self._open(copied, text)
+        return copied
+
     def open_saved(self, session: str | Path, text: str | None) -> None:
         """Have the archive of a session, whose state is loaded next.
 
@@ -195,13 +204,10 @@ class ArchiveFile:
             self._is_saved = True
         except NativeError:
             # Another model has it open: the session is saved anew with a file of its own.
-            copied = new_name(target)
-            shutil.copyfile(found, copied)
             try:
-                self._open(copied, text)
+                found = self._open_copy(found, target, text)
             except NativeError:  # it is damaged
                 return False
-            found = copied
         self._path, self._target, self._id = found, target, text
         return True
 
