@@ -104,7 +104,7 @@ enum llama_h2o_status {
 
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 9,
+    LLAMA_H2O_STATE_VERSION = 10,
 };
 
 enum llama_h2o_positions {
@@ -170,11 +170,11 @@ struct llama_h2o_stats {
     uint64_t n_rebases;        // of the sequence
     uint64_t t_compactions_us; // time spent in compactions of the sequence
     uint64_t t_rebases_us;     // time spent in re-bases of the sequence
-    uint64_t size_k;           // bytes allocated for K of the layers that are evicted, all sequences
-    uint64_t size_v;           // and for their V
-    uint64_t size_window;      // bytes allocated for K and V of layers that see a window, all sequences
-    uint64_t size_recurrent;   // bytes allocated for the states of recurrent layers, all sequences
-    uint64_t size_scores;      // bytes allocated for the scores and what else the policy collects, all sequences
+    uint64_t size_k;           // bytes allocated for K of the layers that are evicted: the share of a sequence
+    uint64_t size_v;           // and for their V, likewise
+    uint64_t size_window;      // for K and V of layers that see a window
+    uint64_t size_recurrent;   // for the states of recurrent layers
+    uint64_t size_scores;      // for the scores and what else the policy collects
     uint32_t n_recalled;       // recalled rows of every head
     uint32_t n_archived;       // tokens in the archive of the sequence
     uint64_t n_unarchived;     // tokens of the sequence that had to leave its archive

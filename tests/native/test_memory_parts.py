@@ -17,6 +17,7 @@ import pytest
 from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
 from pyh2o import Llama
+from pyh2o.errors import StateError
 from pyh2o.reference.eviction import EvictionParameters
 from reference_rows import ReferenceRows, last_logits
 from tiny_gguf import write_tiny_gguf
@@ -233,3 +234,19 @@ def test_what_was_evicted_is_recalled(path: Path, rng: np.random.Generator) -> N
         assert llm.kv.recalled == 48
         assert llm.kv.missed_mass < llm.kv.hidden_mass
         assert np.isfinite(last_logits(llm)).all()
+
+
+def test_no_damage_is_loaded_in_silence(path: Path, rng: np.random.Generator) -> None:
+    """Wherever it is: in the evicted rows, or in what llama.cpp writes of the rest by itself."""
+    with evicting(path) as llm:
+        tokens = text_of(llm, rng)
+        llm.eval(tokens)
+        state = llm.kv_state()
+        for at in rng.integers(8, len(state), 40):
+            damaged = bytearray(state)
+            damaged[at] ^= 1 << int(rng.integers(8))
+            with pytest.raises(StateError):
+                llm.load_kv_state(bytes(damaged), tokens)
+            assert llm.n_tokens == llm.kv.used == 0
+        llm.load_kv_state(state, tokens)
+        assert llm.kv_state() == state

@@ -174,6 +174,15 @@ void llama_h2o::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     llama_h2o_read_state(io, parts, s0, s1);
 }
 
+void llama_h2o::empty_streams(llama_seq_id seq_id) {
+    const auto [s0, s1] = stream_range(seq_id);
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        parts.cells.clear(s);
+        parts.reset_stream(s);
+    }
+}
+
 std::pair<uint32_t, uint32_t> llama_h2o::stream_range(llama_seq_id seq_id) const {
     if (seq_id < 0) {
         return { 0, kv.n_stream };
@@ -199,13 +208,15 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
     stats.n_used          = kv.v_cells[s].get_used();
     stats.n_layer         = kv.hparams.n_layer();
     stats.pos_limit       = kv.hparams.n_ctx_train;
-    stats.size_k          = kv.size_k_bytes();
-    stats.size_v          = kv.size_v_bytes();
-    stats.size_window     = caches.window ? caches.window->size_k_bytes() + caches.window->size_v_bytes() : 0;
+    stats.size_k          = kv.size_k_bytes() / kv.n_stream;
+    stats.size_v          = kv.size_v_bytes() / kv.n_stream;
 
+    if (const llama_kv_cache * window = caches.window) {
+        stats.size_window = (window->size_k_bytes() + window->size_v_bytes()) / window->get_n_stream();
+    }
     if (caches.recurrent) {
         for (const auto & [buft, size] : caches.recurrent->memory_breakdown()) {
-            stats.size_recurrent += size;
+            stats.size_recurrent += size / kv.n_seq_max;
         }
     }
 
@@ -225,7 +236,7 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         stats.t_compactions_us = st.count.t_compactions_us;
         stats.t_rebases_us     = st.count.t_rebases_us;
         for (const auto & layer : parts.layers) {
-            stats.size_scores += layer.tensors.size_of_collected();
+            stats.size_scores += layer.tensors.size_of_collected() / kv.n_stream;
         }
 
         stats.n_recalled   = st.recalled.cells.size();

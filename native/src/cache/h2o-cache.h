@@ -79,8 +79,13 @@ struct llama_h2o {
     // until the cache is cleared
     void refuse(const char * operation);
 
-    // one sequence, or all of them if seq_id is -1. Throw std::exception; a failed read leaves what
-    // was to be read empty
+    // The whole memory of a context, with a checksum over all its bytes where something is evicted: llama.cpp's own parts
+    // have none. One sequence, or all of them if seq_id is -1. Throw std::exception; a failed read leaves what was to be
+    // read empty
+    static void write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags);
+    static void read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq_id seq_id, uint32_t flags);
+
+    // the part of it that is evicted
     void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id);
 
@@ -138,6 +143,9 @@ private:
     void compact(uint32_t s, llama_pos p_next);
 
     void give_back();
+
+    // as streams that no text has been written to
+    void empty_streams(llama_seq_id seq_id);
 
     // first and one past the last stream of a sequence, or of all if seq_id is negative
     std::pair<uint32_t, uint32_t> stream_range(llama_seq_id seq_id) const;

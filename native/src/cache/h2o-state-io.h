@@ -1,9 +1,6 @@
-// A saved state on its way, with a checksum over all its bytes at the end: damage that still makes sense is not read in
-// silence.
+// Numbers, lists and tensors of a saved state on their way.
 
 #pragma once
-
-#include "recall/h2o-checksum.h"
 
 #include "ggml-backend.h"
 
@@ -20,7 +17,6 @@ public:
     void write(const void * data, size_t size) {
         if (size > 0) {
             io.write(data, size);
-            checksum.add(data, size);
         }
     }
 
@@ -47,14 +43,8 @@ public:
         write(piece);
     }
 
-    void write_checksum() {
-        const uint64_t value = checksum.value();
-        io.write(&value, sizeof(value));
-    }
-
 private:
     llama_io_write_i & io;
-    llama_h2o_checksum checksum;
     std::vector<uint8_t> piece;
 };
 
@@ -65,7 +55,6 @@ public:
     void read(void * data, size_t size) {
         if (size > 0) {
             io.read(data, size);
-            checksum.add(data, size);
         }
     }
 
@@ -88,16 +77,7 @@ public:
         return piece;
     }
 
-    // whether the checksum that follows is that of all that was read
-    bool read_checksum() {
-        uint64_t value;
-        io.read(&value, sizeof(value));
-
-        return value == checksum.value();
-    }
-
 private:
     llama_io_read_i & io;
-    llama_h2o_checksum checksum;
     std::vector<uint8_t> piece;
 };

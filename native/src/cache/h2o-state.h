@@ -8,6 +8,6 @@
 class llama_io_read_i;
 class llama_io_write_i;
 
-// Streams s0 <= s < s1. Both throw std::exception; after a failed read these streams are empty.
+// Streams s0 <= s < s1. Both throw std::exception; after a failed read nobody knows what these streams hold.
 void llama_h2o_write_state(llama_io_write_i & io, const llama_h2o_parts & parts, uint32_t s0, uint32_t s1);
 void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1);

@@ -1,0 +1,136 @@
+#include "cache/h2o-cache.h"
+#include "cache/h2o-state-checks.h"
+#include "cache/h2o-window.h"
+#include "recall/h2o-checksum.h"
+
+#include "ggml-backend.h"
+
+#include "llama-context.h"
+#include "llama-io.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// What llama.cpp writes as tensors that stay on their device does not pass through here.
+static bool stays_on_device(uint32_t flags) {
+    return flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+}
+
+// Writes on, and sums up what it writes.
+class summing_writer : public llama_io_write_i {
+public:
+    summing_writer(llama_io_write_i & io, uint32_t flags) : io(io), flags(flags) {}
+
+    void write(const void * src, size_t size) override {
+        io.write(src, size);
+        checksum.add(src, size);
+    }
+
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        if (stays_on_device(flags)) {
+            io.write_tensor(tensor, offset, size);
+            return;
+        }
+
+        piece.resize(size);
+        ggml_backend_tensor_get(tensor, piece.data(), offset, size);
+        write(piece.data(), size);
+    }
+
+    size_t n_bytes() override { return io.n_bytes(); }
+
+    void write_checksum() {
+        const uint64_t value = checksum.value();
+        io.write(&value, sizeof(value));
+    }
+
+private:
+    llama_io_write_i & io;
+    const uint32_t flags;
+
+    llama_h2o_checksum checksum;
+    std::vector<uint8_t> piece;
+};
+
+// Reads on, and sums up what it reads.
+class summing_reader : public llama_io_read_i {
+public:
+    summing_reader(llama_io_read_i & io, uint32_t flags) : io(io), flags(flags) {}
+
+    void read(void * dst, size_t size) override {
+        io.read(dst, size);
+        checksum.add(dst, size);
+    }
+
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        if (stays_on_device(flags)) {
+            io.read_tensor(tensor, offset, size);
+            return;
+        }
+
+        piece.resize(size);
+        read(piece.data(), size);
+        ggml_backend_tensor_set(tensor, piece.data(), offset, size);
+    }
+
+    size_t n_bytes() override { return io.n_bytes(); }
+
+    // whether the checksum that follows is that of all that was read
+    bool read_checksum() {
+        uint64_t value;
+        io.read(&value, sizeof(value));
+
+        return value == checksum.value();
+    }
+
+private:
+    llama_io_read_i & io;
+    const uint32_t flags;
+
+    llama_h2o_checksum checksum;
+    std::vector<uint8_t> piece;
+};
+
+void llama_h2o::write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags) {
+    const llama_memory_i & memory = *ctx.get_memory();
+    const llama_h2o * h2o         = of(&ctx);
+    if (!h2o) {
+        memory.state_write(io, seq_id, flags);
+        return;
+    }
+    if (h2o->parts.window) {
+        llama_h2o_window::check_state(flags);
+    }
+
+    summing_writer out(io, flags);
+    memory.state_write(out, seq_id, flags);
+    out.write_checksum();
+}
+
+void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq_id seq_id, uint32_t flags) {
+    llama_memory_i & memory = *ctx.get_memory();
+    llama_h2o * h2o         = of(&ctx);
+    if (!h2o) {
+        memory.state_read(io, seq_id, flags);
+        return;
+    }
+    if (h2o->parts.window) {
+        llama_h2o_window::check_state(flags);
+    }
+
+    summing_reader in(io, flags);
+    try {
+        memory.state_read(in, seq_id, flags);
+        llama_h2o_expect(in.read_checksum(), "another checksum: it is damaged");
+    } catch (...) {
+        // what is there of it is of no use
+        if (seq_id < 0) {
+            memory.clear(true);
+        } else {
+            memory.seq_rm(seq_id, -1, -1);
+        }
+        h2o->empty_streams(seq_id);
+        throw;
+    }
+}
