@@ -183,20 +183,12 @@ class Eviction:
     """A cache that evicts down to a budget.
 
     Args:
-        kv: of a context without text; eviction is attached to it.
-        budget: what to keep. Where a head's row is not whole blocks of the archive's usual type,
-            the archive is of f16.
+        kv: of a text of a context that `attach` was called for.
+        budget: what it returned.
         on_exact_prefill: called before an exact prefill takes its memory.
-
-    Raises:
-        SettingsError: the context or its cache type does not allow it.
     """
 
     def __init__(self, kv: KVCache, budget: Budget, on_exact_prefill: OnExactPrefill) -> None:
-        try:
-            budget = _attach(kv, budget)
-        except NativeError as error:
-            raise SettingsError(f"eviction cannot start: {error}") from error
         self.settings = budget.settings
         self.budget = budget
         self.position_limit = kv.counters().pos_limit
@@ -376,8 +368,27 @@ class Eviction:
         return n_bytes
 
 
+def attach(kv: KVCache, budget: Budget) -> Budget:
+    """Let a context evict.
+
+    Args:
+        kv: of a context without text.
+        budget: what to keep. Where a head's row is not whole blocks of the archive's usual type,
+            the archive is of f16.
+
+    Returns:
+        the budget that it has now.
+
+    Raises:
+        SettingsError: the context or its cache type does not allow it.
+    """
+    try:
+        return _attach(kv, budget)
+    except NativeError as error:
+        raise SettingsError(f"eviction cannot start: {error}") from error
+
+
 def _attach(kv: KVCache, budget: Budget) -> Budget:
-    """The budget that eviction is attached with."""
     try:
         kv.attach(budget)
     except NativeError as error:

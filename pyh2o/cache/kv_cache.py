@@ -167,14 +167,16 @@ class LostRows:
 
 
 class KVCache:
-    """The KV cache of a llama.cpp context, which must outlive this object.
+    """What one sequence of a llama.cpp context has in its KV cache; the context must outlive this.
 
     Args:
         context_address: address of the `llama_context`.
+        seq_id: the sequence. Eviction is attached to all of them at once.
     """
 
-    def __init__(self, context_address: int) -> None:
+    def __init__(self, context_address: int, seq_id: int = 0) -> None:
         self._context = ffi.cast("struct llama_context *", context_address)
+        self._text = (self._context, seq_id)
 
     def attach(self, budget: Budget) -> None:
         """Evict down to the budget from now on; the context must be empty.
@@ -187,41 +189,39 @@ class KVCache:
         params = _params(budget, policy)
         _check(lib.llama_h2o_attach(self._context, params))
 
-    def pin(self, n_pinned: int, seq_id: int = 0) -> None:
+    def pin(self, n_pinned: int) -> None:
         """Never evict the first positions of a sequence, until it is cleared.
 
         Raises:
             NativeError: they are more than the pinned and heavy rows.
         """
-        _check(lib.llama_h2o_pin(self._context, seq_id, n_pinned))
+        _check(lib.llama_h2o_pin(*self._text, n_pinned))
 
-    def pin_spans(self, spans: Sequence[tuple[int, int]], seq_id: int = 0) -> None:
+    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
         """Never evict these half-open ranges of positions either, until the sequence is cleared.
 
         Args:
             spans: ascending and apart; in place of those given before.
-            seq_id: the sequence.
 
         Raises:
             NativeError: they are out of order, or more than the pinned and heavy rows.
         """
         native = ffi.new("struct llama_h2o_span[]", list(spans))
-        _check(lib.llama_h2o_pin_spans(self._context, seq_id, native, len(spans)))
+        _check(lib.llama_h2o_pin_spans(*self._text, native, len(spans)))
 
-    def share_fairly(self, starts: Sequence[int], seq_id: int = 0) -> None:
+    def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each segment of the text its share of the heavy rows, until it is cleared.
 
         Args:
             starts: positions above 0, ascending, where the text is cut; none for one segment.
-            seq_id: the sequence.
 
         Raises:
             NativeError: they are out of order.
         """
         native = ffi.new("int32_t[]", list(starts))
-        _check(lib.llama_h2o_share_fairly(self._context, seq_id, native, len(starts)))
+        _check(lib.llama_h2o_share_fairly(*self._text, native, len(starts)))
 
-    def mark(self, seq_id: int = 0) -> None:
+    def mark(self) -> None:
         """Remember what the policy has collected at the present end of the text.
 
         Removing the tail down to exactly a mark restores it: the text goes on bit for bit as if the
@@ -231,11 +231,11 @@ class KVCache:
         Raises:
             NativeError: out of memory, or eviction is not attached.
         """
-        _check(lib.llama_h2o_mark(self._context, seq_id))
+        _check(lib.llama_h2o_mark(*self._text))
 
-    def marked(self, n_tokens: int, seq_id: int = 0) -> int:
+    def marked(self, n_tokens: int) -> int:
         """The longest beginning of the text of up to so many tokens that is marked; 0 for none."""
-        return _check(lib.llama_h2o_marked(self._context, seq_id, n_tokens))
+        return _check(lib.llama_h2o_marked(*self._text, n_tokens))
 
     def enlarge(self, n_cells: int) -> None:
         """Have at least so many cells for a while, and evict nothing.
@@ -249,13 +249,12 @@ class KVCache:
         """Go back to the cells there were, with a compaction if the rows do not fit."""
         _check(lib.llama_h2o_shrink(self._context))
 
-    def recall(self, n_rows: int, n_asking: int = 32, *, seq_id: int = 0) -> int:
+    def recall(self, n_rows: int, n_asking: int = 32) -> int:
         """Copy the rows back that the last tokens attend to most, in place of those before.
 
         Args:
             n_rows: most rows of each head.
             n_asking: tokens that ask, at most 32, with up to 16 of their queries.
-            seq_id: of the text.
 
         Returns:
             rows of each head that are recalled now, at most `n_rows`.
@@ -264,60 +263,57 @@ class KVCache:
             NativeError: there is no archive, nobody asks since the text's end was removed, or out
                 of memory.
         """
-        return _check(lib.llama_h2o_recall(self._context, seq_id, n_rows, n_asking))
+        return _check(lib.llama_h2o_recall(*self._text, n_rows, n_asking))
 
-    def drop_recalled(self, seq_id: int = 0) -> None:
+    def drop_recalled(self) -> None:
         """Drop the rows that were recalled."""
-        _check(lib.llama_h2o_drop_recalled(self._context, seq_id))
+        _check(lib.llama_h2o_drop_recalled(*self._text))
 
-    def recalled(self, seq_id: int = 0) -> list[tuple[int, int, float]]:
+    def recalled(self) -> list[tuple[int, int, float]]:
         """(start, end, weight) of the spans that are recalled now, in the order of the text."""
-        n_spans = _check(lib.llama_h2o_get_recalled(self._context, seq_id, ffi.NULL, 0))
+        n_spans = _check(lib.llama_h2o_get_recalled(*self._text, ffi.NULL, 0))
         spans = ffi.new("struct llama_h2o_recalled_span[]", n_spans)
-        _check(lib.llama_h2o_get_recalled(self._context, seq_id, spans, n_spans))
+        _check(lib.llama_h2o_get_recalled(*self._text, spans, n_spans))
         return [(span.p0, span.p1, span.weight) for span in spans]
 
-    def open_archive(self, path: Path, text: bytes, seq_id: int = 0) -> None:
+    def open_archive(self, path: Path, text: bytes) -> None:
         """Have the archive in a file from now on, which is made if there is none.
 
         Args:
             path: what is in it is written over, unless a state that is loaded next needs it.
             text: says which text it is of; 16 bytes.
-            seq_id: the sequence.
 
         Raises:
             NativeError: it cannot be used, or is of another text, type or model; the archive stays
                 where it was.
         """
         name = ffi.new("char[]", os.fsencode(path))
-        status = lib.llama_h2o_archive_open(
-            self._context, seq_id, name, ffi.from_buffer("uint8_t[]", text)
-        )
-        self._check_archive(status, seq_id)
+        status = lib.llama_h2o_archive_open(*self._text, name, ffi.from_buffer("uint8_t[]", text))
+        self._check_archive(status)
 
-    def close_archive(self, seq_id: int = 0) -> None:
+    def close_archive(self) -> None:
         """Have an empty archive in memory; a file stays as it is."""
-        _check(lib.llama_h2o_archive_close(self._context, seq_id))
+        _check(lib.llama_h2o_archive_close(*self._text))
 
-    def flush_archive(self, seq_id: int = 0) -> None:
+    def flush_archive(self) -> None:
         """Let what was written to the file survive a power cut.
 
         Raises:
             NativeError: not all of it could be written.
         """
-        self._check_archive(lib.llama_h2o_archive_flush(self._context, seq_id), seq_id)
+        self._check_archive(lib.llama_h2o_archive_flush(*self._text))
 
-    def archive_in_states(self, whole: bool, seq_id: int = 0) -> None:
+    def archive_in_states(self, whole: bool) -> None:
         """Whether states hold all of the archive, or only what its file does not have."""
-        _check(lib.llama_h2o_archive_in_states(self._context, seq_id, whole))
+        _check(lib.llama_h2o_archive_in_states(*self._text, whole))
 
-    def lost_rows(self, seq_id: int = 0) -> LostRows:
+    def lost_rows(self) -> LostRows:
         """The rows that the archive's file has lost, and that can be computed again."""
         lost = ffi.new("struct llama_h2o_lost_rows *")
-        _check(lib.llama_h2o_archive_lost(self._context, seq_id, lost))
+        _check(lib.llama_h2o_archive_lost(*self._text, lost))
         return LostRows(lost.begin, lost.p0, lost.p1)
 
-    def restore_archive(self, lost: LostRows, seq_id: int = 0) -> None:
+    def restore_archive(self, lost: LostRows) -> None:
         """Have lost rows put into the file as the text is decoded again from its start.
 
         Comes when the sequence has been emptied; a state of before, loaded in the end, has them.
@@ -326,22 +322,22 @@ class KVCache:
             NativeError: there is no file, or the sequence is not empty.
         """
         rows = ffi.new("struct llama_h2o_lost_rows *", [lost.begin, lost.start, lost.end])
-        self._check_archive(lib.llama_h2o_archive_restore(self._context, seq_id, rows[0]), seq_id)
+        self._check_archive(lib.llama_h2o_archive_restore(*self._text, rows[0]))
 
-    def archive_trouble(self, seq_id: int = 0) -> str:
+    def archive_trouble(self) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""
-        trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(self._context, seq_id))
+        trouble: bytes = ffi.string(lib.llama_h2o_archive_trouble(*self._text))
         return trouble.decode(errors="replace")
 
-    def _check_archive(self, status: int, seq_id: int) -> None:
+    def _check_archive(self, status: int) -> None:
         if status == lib.LLAMA_H2O_ERR_ARCHIVE_FILE:
-            raise NativeError(status, self.archive_trouble(seq_id))
+            raise NativeError(status, self.archive_trouble())
         _check(status)
 
-    def counters(self, seq_id: int = 0) -> Counters:
+    def counters(self) -> Counters:
         """Counters of a sequence; all 0 for a kind of cache that has none."""
         stats = ffi.new("struct llama_h2o_stats *")
-        status = lib.llama_h2o_get_stats(self._context, seq_id, stats)
+        status = lib.llama_h2o_get_stats(*self._text, stats)
         if status in (lib.LLAMA_H2O_ERR_CACHE_KIND, lib.LLAMA_H2O_ERR_NO_CACHE):
             return Counters()
         _check(status)
@@ -376,7 +372,7 @@ class KVCache:
         """Memory of GPUs that the context takes: weights, caches and work space."""
         return _check(lib.llama_h2o_device_bytes(self._context))
 
-    def rows(self, layer: int, seq_id: int = 0) -> tuple[IntArray, FloatArray]:
+    def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows one layer holds, in the order of the text.
 
         Returns:
@@ -386,14 +382,14 @@ class KVCache:
         Raises:
             NativeError: no such layer, which the message names, or eviction is not attached.
         """
-        counters = self.counters(seq_id)
+        counters = self.counters()
         n_used, n_layer = counters.n_used, counters.n_layer
         if n_layer and not 0 <= layer < n_layer:
             raise NativeError(
                 lib.LLAMA_H2O_ERR_ARGUMENT,
                 f"there is no layer {layer}: give one of the {n_layer}, from 0 to {n_layer - 1}",
             )
-        n_head_kv = self._get_rows(seq_id, layer, 0, ffi.NULL, ffi.NULL)
+        n_head_kv = self._get_rows(layer, 0, ffi.NULL, ffi.NULL)
         positions = np.empty((n_head_kv, n_used), dtype=np.int32)
         scores = np.empty((n_head_kv, n_used), dtype=np.float32)
         if positions.size:
@@ -401,12 +397,12 @@ class KVCache:
                 ffi.from_buffer("int32_t[]", positions),
                 ffi.from_buffer("float[]", scores),
             )
-            self._get_rows(seq_id, layer, n_used, *pointers)
+            self._get_rows(layer, n_used, *pointers)
         order = np.argsort(positions, axis=1)
         return np.take_along_axis(positions, order, 1), np.take_along_axis(scores, order, 1)
 
-    def _get_rows(self, seq_id: int, layer: int, n_rows: int, pos: Any, score: Any) -> int:
-        return _check(lib.llama_h2o_get_rows(self._context, seq_id, layer, n_rows, pos, score))
+    def _get_rows(self, layer: int, n_rows: int, pos: Any, score: Any) -> int:
+        return _check(lib.llama_h2o_get_rows(*self._text, layer, n_rows, pos, score))
 
 
 def _params(budget: Budget, policy: Any) -> Any:

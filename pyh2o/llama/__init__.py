@@ -240,8 +240,24 @@ class Llama(ReadingLlama):
         if self.recalls:
             self.read(prompt[self.n_tokens : -1])
 
+    def n_to_go_on(self, prompt: Sequence[int] | IntArray) -> int:
+        """How many tokens of the text in the cache `generate` would go on from for this prompt.
+
+        The others are read anew.
+        """
+        with self.guard:
+            n_common, n_kept = self._n_kept_for(prompt)
+            is_kept = n_kept == self.n_tokens or self.can_remove_tail(n_kept)
+            return min(n_common, n_kept) if is_kept else 0
+
     def _go_back_for(self, prompt: Sequence[int]) -> None:
         """Shorten a text that goes on otherwise than the prompt to where that leaves no trace."""
+        _, n_kept = self._n_kept_for(prompt)
+        if n_kept < self.n_tokens and not (n_kept and self.remove_tail(n_kept)):
+            self.reset()
+
+    def _n_kept_for(self, prompt: Sequence[int] | IntArray) -> tuple[int, int]:
+        """Tokens that the prompt has of the text, and how short that has to become first."""
         n_both = min(self.n_tokens, len(prompt))
         differ = np.flatnonzero(self.input_ids[:n_both] != np.asarray(prompt[:n_both]))
         n_common = int(differ[0]) if differ.size else n_both
@@ -250,9 +266,7 @@ class Llama(ReadingLlama):
         if n_common < self.n_tokens and self.recalls:
             # its end asks anew, behind what was computed from the text alone
             n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL, self._n_alone))
-        n_kept = self._cache.going_on(n_common, self.n_tokens)
-        if n_kept < self.n_tokens and not (n_kept and self.remove_tail(n_kept)):
-            self.reset()
+        return n_common, self._cache.going_on(n_common, self.n_tokens)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return completion.complete(

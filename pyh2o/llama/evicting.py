@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 
-from ..cache.eviction import Eviction, FullCache, TextCache, mib
+from ..cache.eviction import Eviction, FullCache, TextCache, attach, mib
 from ..cache.kv_cache import (
     FloatArray,
     IntArray,
@@ -45,6 +45,10 @@ class EvictingLlama(DropIn):
         settings: what to keep; `Llama` takes each of them as an argument.
         **kwargs: as for `DropIn`.
     """
+
+    # Texts that the context has room for, and which of its sequences this one is.
+    _n_texts = 1
+    seq_id = 0
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class EvictingLlama(DropIn):
             self._check_full_window()
         if not self.model_params.vocab_only:
             self._check_memory()
+            self.context_params.n_ctx *= self._n_texts
 
     def _check_flash_attention(self) -> None:
         """Without it where llama.cpp ends the process: it stores V of this architecture wrongly."""
@@ -150,7 +155,7 @@ class EvictingLlama(DropIn):
     def _check_memory(self) -> None:
         """Refuse more cells than there is memory for: llama.cpp would fill it until the end."""
         n_cells = self._window if self._budget is None else self._budget.cells
-        n_bytes = n_cells * self._least_cell_bytes()
+        n_bytes = n_cells * self._n_texts * self._least_cell_bytes()
         available = available_bytes()
         if available is None or n_bytes <= available:
             return
@@ -177,11 +182,11 @@ class EvictingLlama(DropIn):
             self._window = min(self._window, super().n_ctx())
             return FullCache(kv, self._settings, self._window)
         try:
-            eviction = Eviction(kv, self._budget, self._say_exact_prefill)
-            self._budget, self._settings = eviction.budget, eviction.settings
+            self._budget = attach(kv, self._budget)
+            self._settings = self._budget.settings
             if self._budget.recall:
                 self._archive = ArchiveFile(kv, recall_archive)
-            return eviction
+            return Eviction(kv, self._budget, self._say_exact_prefill)
         except PyH2OError:
             self.close()
             raise

@@ -51,11 +51,14 @@ class ReadingLlama(EvictingLlama):
             super().reset()
             self._holds_recalled = False
             self._n_alone = NEVER
-            memory = llama_cpp.llama_get_memory(self.ctx)
-            if memory is not None:
-                llama_cpp.llama_memory_clear(memory, False)
+            self._empty_cache()
             if self._archive is not None:
                 self._archive.begin_text()
+
+    def _empty_cache(self) -> None:
+        memory = llama_cpp.llama_get_memory(self.ctx)
+        if memory is not None:
+            llama_cpp.llama_memory_clear(memory, False)
 
     def close(self) -> None:
         """Free the model; a file of an archive that no session was saved with goes."""

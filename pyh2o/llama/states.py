@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 MISFIT = "the state does not fit: it is damaged, or of another model or other settings"
 
-# llama_cpp uses one sequence.
-SEQUENCE = 0
-
 
 class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
     """A state with the rows that eviction keeps, which has a format of its own."""
@@ -33,9 +30,9 @@ def kv_state(llm: Llama) -> bytes:
             "an evaluation was broken off, and rows were evicted for it: call reset() and "
             "evaluate the text again"
         )
-    size = llama_cpp.llama_state_seq_get_size(llm.ctx, SEQUENCE)
+    size = llama_cpp.llama_state_seq_get_size(llm.ctx, llm.seq_id)
     data = (ctypes.c_uint8 * size)()
-    written = llama_cpp.llama_state_seq_get_data(llm.ctx, data, size, SEQUENCE)
+    written = llama_cpp.llama_state_seq_get_data(llm.ctx, data, size, llm.seq_id)
     if written != size:
         raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
     return bytes(data)
@@ -51,9 +48,9 @@ def read_kv_state(llm: Llama, data: bytes, tokens: Sequence[int] | IntArray) -> 
     if llm.evicting:
         check_state_version(data)
     source = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-    read = llama_cpp.llama_state_seq_set_data(llm.ctx, source, len(data), SEQUENCE)
+    read = llama_cpp.llama_state_seq_set_data(llm.ctx, source, len(data), llm.seq_id)
     memory = llama_cpp.llama_get_memory(llm.ctx)
-    newest = llama_cpp.llama_memory_seq_pos_max(memory, SEQUENCE)
+    newest = llama_cpp.llama_memory_seq_pos_max(memory, llm.seq_id)
     if read != len(data) or newest != len(tokens) - 1:
         raise StateError(MISFIT)
 

@@ -40,7 +40,9 @@ class Context:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.kv = KVCache(ctypes.cast(self.context, ctypes.c_void_p).value or 0)
+        address = ctypes.cast(self.context, ctypes.c_void_p).value or 0
+        self.of = [KVCache(address, seq_id) for seq_id in range(N_SEQ + 1)]  # the last has no place
+        self.kv = self.of[0]
 
     def decode(self, chunks: dict[int, tuple[int, list[int]]]) -> int:
         """Decode {sequence: (first position, tokens)} in one batch; llama_decode's status."""

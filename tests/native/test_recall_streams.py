@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -76,12 +75,12 @@ def test_sequences_recall_apart(context: Context, path: Path, rng: np.random.Gen
         expected = texts[N_SEQ - 1][i].logits[-1]
         np.testing.assert_allclose(context.last_logits(-1), expected, atol=2e-4)
         for seq, steps in enumerate(texts):
-            assert_same_rows(partial(context.kv.rows, seq_id=seq), steps[i].rows, scores=1e-3)
+            assert_same_rows(context.of[seq].rows, steps[i].rows, scores=1e-3)
             if recalls[seq][i] >= 0:
-                context.kv.recall(recalls[seq][i], seq_id=seq)
+                context.of[seq].recall(recalls[seq][i])
             recalled = steps[i].recalled
-            assert context.kv.counters(seq).n_recalled == recalled.n_rows
-            assert [span[:2] for span in context.kv.recalled(seq)] == [
+            assert context.of[seq].counters().n_recalled == recalled.n_rows
+            assert [span[:2] for span in context.of[seq].recalled()] == [
                 (span.start, span.end) for span in recalled.spans
             ]
 
@@ -91,14 +90,14 @@ def test_clearing_one_leaves_the_others(context: Context, rng: np.random.Generat
         for first in range(0, 90, SLACK):
             tokens = rng.integers(0, context.n_vocab, SLACK).tolist()
             assert context.decode({seq: (first, tokens)}) == 0
-        assert context.kv.recall(RECALL, seq_id=seq) == RECALL
-    spans = context.kv.recalled(1)
+        assert context.of[seq].recall(RECALL) == RECALL
+    spans = context.of[1].recalled()
     assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
-    cleared, other = context.kv.counters(0), context.kv.counters(1)
+    cleared, other = context.of[0].counters(), context.of[1].counters()
     assert (cleared.n_used, cleared.n_recalled, cleared.n_archived) == (0, 0, 0)
-    assert (other.n_recalled, context.kv.recalled(1)) == (RECALL, spans)
-    assert context.kv.recall(RECALL, seq_id=0) == 0
-    assert context.kv.recalled(1) == spans
+    assert (other.n_recalled, context.of[1].recalled()) == (RECALL, spans)
+    assert context.of[0].recall(RECALL) == 0
+    assert context.of[1].recalled() == spans
 
 
 def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
@@ -108,16 +107,16 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
         for first in range(n):
             token = int(rng.integers(0, context.n_vocab))
             assert context.decode({seq: (first, [token])}) == 0
-    assert context.kv.recall(RECALL, seq_id=0) == RECALL
+    assert context.of[0].recall(RECALL) == RECALL
     loaded = context.copied(path, BUDGET)
     for i in range(20):
         tokens = rng.integers(0, context.n_vocab, N_SEQ).tolist()
         for each in (context, loaded):
             chunks = {seq: (n + i, [tokens[seq]]) for seq, n in lengths.items()}
             assert each.decode(chunks) == 0
-            each.kv.recall(RECALL, seq_id=2)
+            each.of[2].recall(RECALL)
         for output in range(N_SEQ):
             np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
         for seq in range(N_SEQ):
-            assert context.kv.recalled(seq) == loaded.kv.recalled(seq)
+            assert context.of[seq].recalled() == loaded.of[seq].recalled()
     loaded.close()

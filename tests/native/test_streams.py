@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -50,7 +49,7 @@ def compare(
     """Where no choice was closer than rounding."""
     for seq, reference in enumerate(expected):
         if reference.smallest_margin > margin:
-            assert_same_rows(partial(context.kv.rows, seq_id=seq), rows_of(reference))
+            assert_same_rows(context.of[seq].rows, rows_of(reference))
 
 
 def test_sequences_keep_rows_of_their_own(
@@ -123,7 +122,7 @@ def test_one_sequence_can_be_cleared(
 def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator) -> None:
     context.kv.attach(BUDGET)
     assert context.decode({0: (0, rng.integers(0, context.n_vocab, 60).tolist())}) == 0
-    first = context.kv.counters(0).pos_removable
+    first = context.of[0].counters().pos_removable
     assert first > 0
     rm = llama_cpp.llama_memory_seq_rm
     assert not rm(context.memory, 0, first - 1, -1)
@@ -134,7 +133,7 @@ def test_removal_is_exact_or_refused(context: Context, rng: np.random.Generator)
     assert rm(context.memory, 0, first, -1)
     assert context.decode({0: (first, [1, 2, 3])}) == 0
     assert rm(context.memory, 0, -1, -1)
-    assert context.kv.counters(0).n_used == 0
+    assert context.of[0].counters().n_used == 0
 
 
 @pytest.mark.parametrize("operation", ["copy", "shift", "divide"])
@@ -184,7 +183,7 @@ def test_attaching_at_the_wrong_time_is_refused(context: Context) -> None:
     with pytest.raises(NativeError, match="there is no layer 2: give one of the 2, from 0 to 1"):
         context.kv.rows(N_LAYER)
     with pytest.raises(NativeError, match="out of range"):
-        context.kv.rows(0, N_SEQ)
+        context.of[N_SEQ].rows(0)
 
 
 def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Generator) -> None:
@@ -203,5 +202,5 @@ def test_state_of_all_sequences(path: Path, context: Context, rng: np.random.Gen
         for output in range(N_SEQ):
             np.testing.assert_array_equal(context.last_logits(output), loaded.last_logits(output))
         n_tokens = {seq: n + 1 for seq, n in n_tokens.items()}
-    assert loaded.kv.counters(0).n_compactions > 3
+    assert loaded.of[0].counters().n_compactions > 3
     loaded.close()
