@@ -1,0 +1,259 @@
+"""Decodes what several texts have to evaluate in one batch, again and again.
+
+Each text runs in a thread of its own and waits here while its tokens are evaluated. A batch has the
+next token of every text that is being written, and a piece of one that is being read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError
+
+# A text that was in the last batch is waited for so long: this share of the time that the batch
+# took, and at least so many seconds. Without it the others go on.
+PATIENCE = 0.25
+LEAST_PATIENCE = 0.002
+
+LogitsArray = npt.NDArray[np.single]
+
+
+@dataclass
+class Job:
+    """Tokens of one text to evaluate.
+
+    Attributes:
+        seq_id: the sequence of the text.
+        tokens: to evaluate.
+        start: position of the first one.
+        wants: for each token whether its logits are wanted.
+        priority: texts of a higher one are read first.
+        done: how many tokens have been evaluated.
+        logits: those that were wanted; [n_vocab] each.
+        error: why it ended early.
+    """
+
+    seq_id: int
+    tokens: Sequence[int]
+    start: int
+    wants: Sequence[bool]
+    priority: int = 0
+    done: int = 0
+    logits: list[LogitsArray] = field(default_factory=list)
+    error: BaseException | None = None
+
+    @property
+    def n_left(self) -> int:
+        """Tokens still to be evaluated."""
+        return len(self.tokens) - self.done
+
+    @property
+    def ended(self) -> bool:
+        """Whether its text can go on."""
+        return self.n_left == 0 or self.error is not None
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """What the batches of an engine have held so far.
+
+    Attributes:
+        batches: how many there were.
+        tokens: in all of them.
+        texts: added up over the batches.
+        seconds: that they took.
+    """
+
+    batches: int = 0
+    tokens: int = 0
+    texts: int = 0
+    seconds: float = 0.0
+
+
+class Batcher:
+    """One batch after the other, as long as there are jobs.
+
+    Attributes:
+        lock: whoever holds it may use the context. It is free while a text waits for its job.
+        counts: of the batches so far.
+    """
+
+    def __init__(
+        self, context: llama_cpp.llama_context_p, *, n_vocab: int, n_batch: int, n_reading: int
+    ) -> None:
+        """Get ready for jobs.
+
+        Args:
+            context: of several sequences; `close` comes before it is freed.
+            n_vocab: logits of a token.
+            n_batch: most tokens of a batch.
+            n_reading: most tokens of a batch that are read while another text is written: so long
+                is the pause between two tokens of that one.
+        """
+        self.lock = threading.RLock()
+        self.counts = BatchCounts()
+        self._context = context
+        self._n_vocab = n_vocab
+        self._n_batch = n_batch
+        self._n_reading = n_reading
+        self._changed = threading.Condition(self.lock)
+        self._jobs: dict[int, Job] = {}
+        self._expected: set[int] = set()
+        self._patience = LEAST_PATIENCE
+        self._read_last: list[int] = []  # sequences, the one that waits longest first
+        self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="pyh2o batches", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; those who wait are told so."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            for job in self._jobs.values():
+                job.error = ClosedError("the engine is closed: open it again")
+            self._changed.notify_all()
+        self._thread.join()
+        llama_cpp.llama_batch_free(self._batch)
+
+    # ---------------------------------------------------------------------------------------------
+    # In the threads of the texts
+    # ---------------------------------------------------------------------------------------------
+
+    def evaluate(self, job: Job) -> None:
+        """Wait until all tokens of a job have been evaluated; `lock` is held once, or more often.
+
+        Raises:
+            RuntimeError: llama.cpp failed; what was evaluated of the job may be in the cache.
+            ClosedError: the batcher was closed.
+        """
+        if self._closed:
+            raise ClosedError("the engine is closed: open it again")
+        self._jobs[job.seq_id] = job
+        self._changed.notify_all()
+        try:
+            while not job.ended:
+                self._changed.wait()
+        finally:
+            self._jobs.pop(job.seq_id, None)
+        if job.error is not None:
+            raise job.error
+
+    def leave(self, seq_id: int) -> None:
+        """Do not wait for a text that has ended."""
+        with self.lock:
+            self._expected.discard(seq_id)
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------------------------------------
+    # In the thread of the batches
+    # ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self.lock:
+            while True:
+                self._changed.wait_for(lambda: self._closed or self._pending())
+                if self._closed:
+                    return
+                self._changed.wait_for(self._is_complete, self._patience)
+                pieces = self._plan()
+                if pieces:
+                    self._decode_all(pieces)
+                    self._changed.notify_all()
+
+    def _pending(self) -> list[Job]:
+        return [job for job in self._jobs.values() if not job.ended]
+
+    def _is_complete(self) -> bool:
+        """Whether all texts of the last batch have something to evaluate again, or have ended."""
+        return self._closed or self._expected <= {job.seq_id for job in self._pending()}
+
+    def _plan(self) -> list[tuple[Job, int]]:
+        """Jobs of the next batch and how many of their tokens, in the order of their sequences."""
+        jobs = self._pending()
+        plan = {job.seq_id: (job, 1) for job in jobs if job.n_left == 1}
+        room = self._n_batch - len(plan)
+        if plan:
+            room = min(room, self._n_reading)
+        longer = [job for job in jobs if job.n_left > 1]
+        for job in sorted(longer, key=self._turn):
+            n = min(job.n_left, room)
+            if n > 0:
+                plan[job.seq_id] = (job, n)
+                room -= n
+        return [plan[seq_id] for seq_id in sorted(plan)]
+
+    def _turn(self, job: Job) -> tuple[int, int]:
+        """Sorts who is read next: by priority, then who has not been read for longest."""
+        waited = self._read_last.index(job.seq_id) if job.seq_id in self._read_last else -1
+        return -job.priority, waited
+
+    def _decode_all(self, pieces: list[tuple[Job, int]]) -> None:
+        """Decode pieces in one batch, or each by itself if that fails: one may be to blame."""
+        started = time.perf_counter()
+        status = self._decode(pieces)
+        if status != 0:
+            for job, n in pieces:
+                self._decode_alone(job, n)
+        seconds = time.perf_counter() - started
+        self._patience = max(LEAST_PATIENCE, PATIENCE * seconds)
+        self._expected = {job.seq_id for job, _ in pieces if job.error is None}
+        for job, n in pieces:
+            if n > 1:
+                self._read_last = [seq for seq in self._read_last if seq != job.seq_id]
+                self._read_last.append(job.seq_id)
+        counts = self.counts
+        self.counts = BatchCounts(
+            batches=counts.batches + 1,
+            tokens=counts.tokens + sum(n for _, n in pieces),
+            texts=counts.texts + len(pieces),
+            seconds=counts.seconds + seconds,
+        )
+
+    def _decode_alone(self, job: Job, n: int) -> None:
+        memory = llama_cpp.llama_get_memory(self._context)
+        start = job.start + job.done
+        status = -1
+        # a part of it may have been decoded
+        if llama_cpp.llama_memory_seq_rm(memory, job.seq_id, start, -1):
+            status = self._decode([(job, n)])
+        if status != 0:
+            job.error = RuntimeError(f"llama_decode returned {status}")
+
+    def _decode(self, pieces: list[tuple[Job, int]]) -> int:
+        """llama_decode's status; logits are copied, since the next batch writes over them."""
+        batch, i = self._batch, 0
+        for job, n in pieces:
+            for k in range(job.done, job.done + n):
+                batch.token[i], batch.pos[i] = job.tokens[k], job.start + k
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, job.seq_id
+                batch.logits[i] = job.wants[k]
+                i += 1
+        batch.n_tokens = i
+        status = int(llama_cpp.llama_decode(self._context, batch))
+        if status != 0:
+            return status
+        i = 0
+        for job, n in pieces:
+            for k in range(job.done, job.done + n):
+                if job.wants[k]:
+                    job.logits.append(self._logits(i))
+                i += 1
+            job.done += n
+        return 0
+
+    def _logits(self, i: int) -> LogitsArray:
+        pointer = llama_cpp.llama_get_logits_ith(self._context, i)
+        address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+        logits: LogitsArray = np.ctypeslib.as_array(address, (self._n_vocab,)).copy()
+        return logits

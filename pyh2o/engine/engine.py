@@ -1,0 +1,171 @@
+"""One model, many texts: each is a `Llama` of its own, and all are decoded together."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ..errors import BusyError, ClosedError
+from ..llama import Llama
+from .batcher import BatchCounts
+from .place import Place
+from .places import Places
+from .shared_model import SharedModel
+from .store import StoreCounts
+
+# Tokens read at once while another text is written.
+READING = 64
+# Of texts that have no place.
+STORE_MIB = 1024
+
+Self = TypeVar("Self", bound="Engine")
+
+
+class Engine:
+    """Many texts at once with one model.
+
+        with Engine("model.gguf", texts=8, n_ctx=8192) as engine:
+            with engine.text() as llm:  # in as many threads as there are texts
+                llm.create_completion("Once upon a time")
+
+    Each text is a `Llama` with a cache of its own, for a thread of its own. What they evaluate goes
+    into one batch, so eight texts take little longer than one. A text gets the tokens that it would
+    get alone, but for rounding: llama.cpp multiplies batches of different sizes in different ways.
+
+    Texts that have ended stay in the cache for as long as nobody needs their place, and then in
+    memory: a text that begins as one of them goes on there, and only the rest of it is read.
+
+    Args:
+        model_path: a GGUF file.
+        texts: places for texts; more have to wait.
+        reading: most tokens that are read at once while another text is written, which pauses so
+            long.
+        store_mib: most MiB that texts without a place may take; 0 for none.
+        **settings: as for `Llama`; the budget is that of each text.
+
+    Raises:
+        PyH2OError: as for `Llama`; SettingsError also for an argument that only one text can have.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        texts: int = 8,
+        reading: int = READING,
+        store_mib: int = STORE_MIB,
+        **settings: Any,
+    ) -> None:
+        self._model = SharedModel(model_path, n_texts=texts, n_reading=reading, **settings)
+        self._places = Places(
+            [Place(self._model, seq_id) for seq_id in range(texts)], store_mib * 2**20
+        )
+        self._turn = threading.Condition()
+        self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
+        self._arrivals = itertools.count()
+        self._seeds = random.Random(self._model._seed)
+        self._closed = False
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model. Texts that are being read or written end with a `ClosedError`."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+        self._model.batcher.close()
+        with self._turn:
+            self._turn.wait_for(lambda: self._places.n_taken == 0)
+        self._model.close()
+
+    @property
+    def model(self) -> Llama:
+        """The model for what needs no cache: tokens, templates, what it is."""
+        return self._model
+
+    @property
+    def n_waiting(self) -> int:
+        """Texts that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Texts that have one."""
+        return self._places.n_taken
+
+    @property
+    def batches(self) -> BatchCounts:
+        """What the batches so far have held."""
+        return self._model.batcher.counts
+
+    @property
+    def stored(self) -> StoreCounts:
+        """What became of texts that had ended."""
+        return self._places.store.counts
+
+    @contextmanager
+    def text(
+        self,
+        tokens: Sequence[int] = (),
+        *,
+        priority: int = 0,
+        wait_seconds: float | None = None,
+    ) -> Iterator[Llama]:
+        """A place for a text, while it is read and written; for one thread.
+
+        The cache may hold the beginning of another text then: `generate` and all that is made of it
+        go on from what is of use, and whoever evaluates by himself calls `reset` first.
+
+        Args:
+            tokens: that the text begins with, to find the place that has read most of them.
+            priority: texts of a higher one get places first, and are read first.
+            wait_seconds: longest wait for a place; None for any.
+
+        Raises:
+            BusyError: there was no place in time.
+            ClosedError: the engine was closed.
+        """
+        place = self._take(list(tokens), priority, wait_seconds)
+        place.priority = priority
+        try:
+            yield place
+        finally:
+            place.prompt_progress = None
+            self._model.batcher.leave(place.seq_id)
+            with self._turn:
+                self._places.give_back(place)
+                self._turn.notify_all()
+
+    def _take(self, tokens: list[int], priority: int, wait_seconds: float | None) -> Place:
+        me = (-priority, next(self._arrivals))
+
+        def is_my_turn() -> bool:
+            return self._closed or (self._waiting[0] == me and self._places.any_free())
+
+        with self._turn:
+            heapq.heappush(self._waiting, me)
+            try:
+                in_time = self._turn.wait_for(is_my_turn, wait_seconds)
+                if self._closed:
+                    raise ClosedError("the engine is closed: open it again")
+                if not in_time:
+                    raise BusyError(
+                        f"no place for a text in {wait_seconds:g} seconds: try again later, or "
+                        "let the engine have more texts at once"
+                    )
+                place = self._places.take(tokens)
+                place.set_seed(self._seeds.randrange(2**32 - 1))
+                return place
+            finally:
+                self._waiting.remove(me)
+                heapq.heapify(self._waiting)
+                self._turn.notify_all()

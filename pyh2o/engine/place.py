@@ -1,0 +1,172 @@
+"""A place for one text among others: a `Llama` that evaluates in batches with them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp._internals import LlamaBatch
+
+from ..cache.eviction import Eviction, FullCache
+from ..cache.kv_cache import KVCache
+from ..errors import SettingsError
+from ..llama import Llama
+from ..llama.archive_file import ArchiveFile
+from ..llama.guard import Guard
+from .batcher import Batcher, Job, LogitsArray
+from .shared_model import SharedModel
+
+_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
+
+
+class Place(Llama):
+    """`Llama` with the model and the context of others, and a text and a cache of its own.
+
+    Whatever uses a `Llama` can use this one, in a thread of its own.
+
+    Args:
+        shared: the model; it stays open while this is used.
+        seq_id: the sequence of its context that is this text.
+
+    Attributes:
+        priority: texts of a higher one are read first.
+    """
+
+    def __init__(self, shared: SharedModel, seq_id: int) -> None:
+        self.__dict__.update(vars(shared))
+        self.seq_id = seq_id
+        self.guard = PlaceGuard(shared.guard, shared.batcher)
+        self.priority = 0
+        self._context = PlaceContext(shared._context, self, shared.batcher)
+        self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
+        kv = KVCache(shared.address(), seq_id)
+        if self._budget is None:
+            self._cache = FullCache(kv, self._settings, self._window)
+        else:
+            self._cache = Eviction(kv, self._budget, self._say_exact_prefill)
+        if self._budget is not None and self._budget.recall:
+            self._archive = ArchiveFile(kv, None)
+        # the parent would clear the states of all texts with one
+        self._is_recurrent = self._is_hybrid = False
+        self.input_ids = shared.input_ids.copy()
+        self.scores = shared.scores.copy()
+        self.n_tokens = 0
+
+    def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return PlaceSampler(super()._stock_sampler(*args, **kwargs))
+
+    def _empty_cache(self) -> None:
+        memory = llama_cpp.llama_get_memory(self.ctx)
+        llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
+
+    def close(self) -> None:
+        """Nothing is this text's own but its place, which goes with the model."""
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: the context is that of other texts, too.
+
+        Raises:
+            SettingsError: always.
+        """
+        raise SettingsError("embeddings come from a `Llama` of their own (embedding=True)")
+
+
+class PlaceGuard(Guard):
+    """One thread at a time for the text, and for the context of all texts likewise."""
+
+    def __init__(self, shared: Guard, batcher: Batcher) -> None:
+        super().__init__()
+        self._shared = shared
+        self._batcher = batcher
+
+    def check(self) -> None:
+        """Refuse a use that is wrong for whichever thread (see `Guard.check`)."""
+        self._shared.check()
+        super().check()
+
+    def __enter__(self) -> None:
+        """Begin to use the text: waits for others who use the context."""
+        super().__enter__()
+        self._batcher.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        """End to use it."""
+        self._batcher.lock.release()
+        super().__exit__(*error)
+
+
+class PlaceContext:
+    """The part of llama_cpp's context that is one text's; what is not here is that of all.
+
+    Attributes:
+        rows: logits of the last evaluation; [n_outputs, n_vocab].
+    """
+
+    def __init__(self, shared: Any, place: Place, batcher: Batcher) -> None:
+        self._shared = shared
+        self._place = place
+        self._batcher = batcher
+        self.rows: LogitsArray = np.empty((0, 0), np.single)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    def decode(self, batch: LlamaBatch) -> None:
+        """Evaluate tokens of this text beside those of others.
+
+        Raises:
+            RuntimeError: llama.cpp failed.
+        """
+        native = batch.batch
+        n = native.n_tokens
+        job = Job(
+            seq_id=self._place.seq_id,
+            tokens=native.token[:n],
+            start=native.pos[0],
+            wants=[bool(flag) for flag in native.logits[:n]],
+            priority=self._place.priority,
+        )
+        self._batcher.evaluate(job)
+        self.rows = np.stack(job.logits)
+
+    def get_logits(self) -> Any:
+        """A pointer to the logits of the last evaluation."""
+        return self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    def kv_cache_seq_rm(self, _seq_id: int, p0: int, p1: int) -> bool:
+        """Remove positions of this text."""
+        return bool(self._shared.kv_cache_seq_rm(self._place.seq_id, p0, p1))
+
+
+class PlaceSampler:
+    """llama_cpp's chain of samplers, for logits that lie outside of the context."""
+
+    def __init__(self, chain: Any) -> None:
+        self._chain = chain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chain, name)
+
+    def sample(self, context: PlaceContext, idx: int = -1) -> int:
+        """Draw a token.
+
+        Args:
+            context: of the text.
+            idx: of its last evaluation's logits.
+        """
+        logits = context.rows[idx]
+        candidates = np.zeros(len(logits), dtype=_CANDIDATE)
+        candidates["id"] = np.arange(len(logits))
+        candidates["logit"] = logits
+        array = llama_cpp.llama_token_data_array(
+            data=candidates.ctypes.data_as(llama_cpp.llama_token_data_p),
+            size=len(logits),
+            selected=-1,
+            sorted=False,
+        )
+        llama_cpp.llama_sampler_apply(self._chain.sampler, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        llama_cpp.llama_sampler_accept(self._chain.sampler, token)
+        return token

@@ -1,0 +1,105 @@
+"""Completions by an engine: the methods of `Llama`, from as many threads as one likes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from llama_cpp import StoppingCriteriaList
+
+from ..llama import Llama
+from ..text.prompt import InfillTokens, prompt_tokens
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a text gets a place.
+
+    Attributes:
+        priority: texts of a higher one come first.
+        wait_seconds: longest wait for a place; None for any.
+        check: called after each piece of the prompt that is read and each token; what it raises
+            ends the text.
+        on_read: called after each piece of the prompt with (tokens read, tokens in all).
+    """
+
+    priority: int = 0
+    wait_seconds: float | None = None
+    check: Callable[[], None] = _nothing
+    on_read: Callable[[int, int], None] = lambda _done, _all: None
+
+
+class Completions:
+    """A model whose completions are made by an engine; what is not here is the model's own.
+
+    llama_cpp's chat handlers call `create_completion` with the prompt that they made.
+    """
+
+    def __init__(self, engine: Engine, terms: Terms) -> None:
+        self._engine = engine
+        self._terms = terms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.model, name)
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        *,
+        stream: bool = False,
+        **arguments: Any,
+    ) -> Any:
+        """As `Llama.create_completion`; a stream has its place from its first chunk to its end.
+
+        Raises:
+            BusyError: there was no place in time.
+            BaseException: what `check` of the terms raises.
+            PyH2OError: as `Llama.create_completion` does.
+        """
+        model = self._engine.model
+        tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+        chunks = self._completed(tokens, prompt, suffix, stream=stream, **arguments)
+        if not stream:
+            return next(chunks)
+        # what is wrong with a request is raised by the call, not by the first chunk
+        return itertools.chain([next(chunks)], chunks)
+
+    def create_chat_completion(self, *args: Any, **arguments: Any) -> Any:
+        """As `Llama.create_chat_completion`."""
+        return Llama.create_chat_completion(cast(Llama, self), *args, **arguments)
+
+    def _completed(
+        self, tokens: list[int], *args: Any, stream: bool, **arguments: Any
+    ) -> Iterator[Any]:
+        terms = self._terms
+        criteria = arguments.pop("stopping_criteria", None) or []
+
+        def check_token(_ids: Any, _logits: Any) -> bool:
+            terms.check()
+            return False
+
+        def on_read(done: int, of_all: int) -> None:
+            terms.check()
+            terms.on_read(done, of_all)
+
+        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, check_token])
+        with self._engine.text(
+            tokens, priority=terms.priority, wait_seconds=terms.wait_seconds
+        ) as llm:
+            llm.prompt_progress = on_read
+            n_cached = min(llm.n_to_go_on(tokens), len(tokens) - 1)
+            done = llm.create_completion(*args, stream=stream, **arguments)
+            for chunk in done if stream else [done]:
+                if "usage" in chunk:
+                    chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": n_cached}
+                yield chunk

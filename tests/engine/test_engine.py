@@ -1,0 +1,306 @@
+"""Many texts at once: each gets what it gets alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
+from pyh2o.engine import Engine
+from pyh2o.errors import BusyError, ClosedError, SettingsError
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, tiny_llama
+
+N_PLACES = 4
+N_VOCAB = 384
+BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
+# Of one kind of memory each.
+VARIANTS = {"llama": 2, "sliding_window": 4, "qwen35": 4, "mla": 3, "falcon-h1": 3}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=N_PLACES, **BUDGET) as engine:
+        yield engine
+
+
+# -------------------------------------------------------------------------------------------------
+# The same as alone
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_text_among_others_is_what_it_is_alone(
+    variant: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """To the rounding of batches of other sizes; texts come and go at any step."""
+    model = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, arch_variant=variant, n_layer=VARIANTS[variant]
+    )
+    settings = {**BUDGET, **EXACT_ROWS, "attention": "ops", "logits_all": True}
+    with tiny_llama(model, **settings) as alone:
+        n_vocab = alone.n_vocab()
+        texts = [random_pieces(rng, n_vocab, int(rng.integers(30, 150))) for _ in range(9)]
+        expected = []
+        for pieces in texts:
+            alone.reset()
+            expected.append(read_by_pieces(alone, pieces))
+        assert alone.kv.compactions > 0 or len(texts[-1]) < 60
+
+    with tiny_engine(model, texts=N_PLACES, reading=10, **settings) as engine:
+
+        def read(pieces: list[list[int]]) -> np.ndarray:
+            with engine.text() as llm:
+                llm.reset()
+                return read_by_pieces(llm, pieces)
+
+        logits = at_once([lambda pieces=pieces: read(pieces) for pieces in texts])
+        assert engine.batches.texts > 1.5 * engine.batches.batches
+    for mine, theirs in zip(logits, expected, strict=True):
+        close = np.abs(mine - theirs).max(axis=1) < 1e-3
+        assert close.mean() > 0.9  # another choice at a near tie may change what follows
+
+
+def test_completions_are_those_of_one_text_at_a_time(path: Path, rng: np.random.Generator) -> None:
+    prompts = [rng.integers(3, N_VOCAB, int(rng.integers(2, 90))).tolist() for _ in range(10)]
+    drawing = [{"seed": int(rng.integers(1000)), "temperature": float(t % 2)} for t in range(10)]
+    settings = {**BUDGET, **EXACT_ROWS, "attention": "ops"}
+    with tiny_llama(path, **settings) as alone:
+        expected = [
+            alone.create_completion(prompt, max_tokens=50, **how)["choices"][0]["text"]
+            for prompt, how in zip(prompts, drawing, strict=True)
+        ]
+    with tiny_engine(path, texts=N_PLACES, **settings) as engine:
+
+        def complete(i: int) -> str:
+            with engine.text(prompts[i]) as llm:
+                done = llm.create_completion(prompts[i], max_tokens=50, **drawing[i])
+                return str(done["choices"][0]["text"])
+
+        texts = at_once([lambda i=i: complete(i) for i in range(10)])
+    assert texts == expected
+
+
+def test_recall_finds_what_it_finds_alone(path: Path, rng: np.random.Generator) -> None:
+    text = rng.integers(3, N_VOCAB, 160).tolist()
+    question = rng.integers(3, N_VOCAB, 20).tolist()
+    settings = {**BUDGET, **EXACT_ROWS, "attention": "ops", "recall": 16, "recall_type": "f32"}
+
+    def ask(llm: object) -> list[tuple[int, int]]:
+        llm.reset()
+        llm.read(text)
+        llm.read(question)
+        return [(span.start, span.end) for span in llm.recalled()]
+
+    with tiny_llama(path, **settings) as alone:
+        expected = ask(alone)
+    assert expected
+    with tiny_engine(path, texts=N_PLACES, **settings) as engine:
+
+        def ask_here() -> list[tuple[int, int]]:
+            with engine.text() as llm:
+                return ask(llm)
+
+        assert at_once([ask_here] * 6) == [expected] * 6
+
+
+# -------------------------------------------------------------------------------------------------
+# Coming and going
+# -------------------------------------------------------------------------------------------------
+
+
+def test_more_texts_than_places_take_turns(engine: Engine) -> None:
+    most = 0
+
+    def work() -> None:
+        nonlocal most
+        with engine.text() as llm:
+            most = max(most, engine.n_running)
+            llm.reset()
+            llm.eval([3, 4, 5])
+
+    at_once([work] * 12)
+    assert most <= N_PLACES
+    assert (engine.n_running, engine.n_waiting) == (0, 0)
+
+
+def test_who_is_more_important_gets_a_place_first(path: Path) -> None:
+    order: list[int] = []
+    with tiny_engine(path, texts=1, **BUDGET) as engine:
+
+        def wait(priority: int) -> None:
+            with engine.text(priority=priority):
+                order.append(priority)
+
+        with engine.text():
+            threads = [threading.Thread(target=wait, args=(p,)) for p in (0, 2, 1)]
+            for n, thread in enumerate(threads, 1):
+                thread.start()
+                while engine.n_waiting < n:
+                    time.sleep(0.001)
+        for thread in threads:
+            thread.join()
+    assert order == [2, 1, 0]
+
+
+def test_waiting_has_an_end(path: Path) -> None:
+    with tiny_engine(path, texts=1, **BUDGET) as engine, engine.text():
+        message = r"no place for a text in 0\.01 seconds"
+        with pytest.raises(BusyError, match=message), engine.text(wait_seconds=0.01):
+            pass
+        assert engine.n_waiting == 0
+
+
+def test_a_text_that_is_broken_off_frees_its_place(engine: Engine) -> None:
+    for _ in range(2 * N_PLACES):
+        with engine.text() as llm:
+            stream = llm.create_completion("once", max_tokens=100, stream=True, temperature=0)
+            next(stream)
+            stream.close()
+    assert engine.n_running == 0
+
+
+def test_one_that_fails_does_not_stop_the_others(engine: Engine, rng: np.random.Generator) -> None:
+    """llama.cpp refuses a batch with a token that there is not, as a whole."""
+    texts = [rng.integers(3, N_VOCAB, 1).tolist() for _ in range(60)]
+
+    def fail() -> None:
+        with engine.text() as llm:
+            llm.reset()
+            for _ in range(20):
+                with pytest.raises(RuntimeError, match="llama_decode returned"):
+                    llm.eval([N_VOCAB + 7])
+
+    def go_on() -> int:
+        with engine.text() as llm:
+            llm.reset()
+            for piece in texts:
+                llm.eval(piece)
+            return llm.n_tokens
+
+    assert at_once([go_on, fail, go_on]) == [60, None, 60]
+
+
+def test_closing_ends_what_runs(path: Path) -> None:
+    engine = tiny_engine(path, texts=2, **BUDGET)
+    begun = threading.Event()
+
+    def write() -> None:
+        with engine.text() as llm:
+            for _ in llm.generate([3, 4, 5]):
+                begun.set()
+
+    def close() -> None:
+        assert begun.wait(30)
+        engine.close()
+
+    with pytest.raises(ClosedError):
+        at_once([write, close])
+    with pytest.raises(ClosedError), engine.text():
+        pass
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"texts": 0}, "0 texts at once: give a count from 1 to 256"),
+        ({"prefill": "exact"}, "prefill='exact' takes a larger cache for all texts at once"),
+        ({"recall_archive": "somewhere"}, "recall_archive goes with one text only"),
+        ({"embedding": True}, "embedding goes with one text only"),
+    ],
+)
+def test_what_only_one_text_can_have_is_refused(
+    path: Path, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        tiny_engine(path, **settings)
+
+
+# -------------------------------------------------------------------------------------------------
+# Texts that have ended
+# -------------------------------------------------------------------------------------------------
+
+
+def complete(engine: Engine, prompt: list[int], n: int) -> list[int]:
+    """The prompt and n tokens that the model likes best."""
+    with engine.text(prompt) as llm:
+        drawn = []
+        for token in llm.generate(prompt, temp=0.0):
+            drawn.append(token)
+            if len(drawn) == n:
+                break
+    return prompt + drawn
+
+
+def n_read(engine: Engine, prompt: list[int]) -> int:
+    """Tokens that are evaluated for one token behind this prompt."""
+    before = engine.batches.tokens
+    complete(engine, prompt, 1)
+    return engine.batches.tokens - before
+
+
+def test_a_conversation_goes_on_where_it_was(engine: Engine, rng: np.random.Generator) -> None:
+    """In its place, whoever else has come and gone in the others."""
+    prompt = rng.integers(3, N_VOCAB, 70).tolist()
+    text = complete(engine, prompt, 10)
+    for _ in range(N_PLACES - 1):
+        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
+    assert n_read(engine, [*text, 5, 6, 7]) == 4  # the newest token, too
+
+
+def test_a_conversation_that_lost_its_place_comes_back(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 10)
+    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+        expected = next(alone.generate([*text, 5, 6, 7], temp=0.0))
+    for _ in range(2 * N_PLACES):
+        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
+    before = engine.batches.tokens
+    assert complete(engine, [*text, 5, 6, 7], 1)[-1] == expected
+    assert engine.batches.tokens - before == 4
+    stored = engine.stored
+    assert (stored.moved_in, stored.dropped) == (1, 0)
+    assert stored.moved_out >= N_PLACES
+
+
+def test_the_store_drops_what_is_oldest(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=1, store_mib=1, **BUDGET) as engine:
+        texts = [complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5) for _ in range(30)]
+        stored = engine.stored
+        assert stored.bytes <= 2**20
+        assert 10 < stored.texts < 25
+        assert stored.dropped + stored.texts == stored.moved_out == 29
+        assert n_read(engine, [*texts[0], 5]) == len(texts[0]) + 1
+        assert n_read(engine, [*texts[-1], 5]) == 2
+
+
+def test_without_a_store_texts_are_read_again(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=1, store_mib=0, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        assert n_read(engine, [*text, 5]) == len(text) + 1
+        assert engine.stored.texts == 0
+
+
+def test_a_text_that_goes_on_otherwise_is_as_if_alone(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    common = rng.integers(3, N_VOCAB, 60).tolist()
+    for _ in range(3 * N_PLACES):
+        n = int(rng.integers(1, 60))
+        prompt = common[:n] + rng.integers(3, N_VOCAB, int(rng.integers(1, 60))).tolist()
+        with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+            expected = next(alone.generate(prompt, temp=0.0))
+        assert complete(engine, prompt, 1)[-1] == expected
