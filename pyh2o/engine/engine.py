@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import BusyError, ClosedError
@@ -16,7 +18,7 @@ from .batcher import BatchCounts
 from .place import Place
 from .places import Places
 from .shared_model import SharedModel
-from .store import StoreCounts
+from .store import StoreCounts, TextStore
 
 # Tokens read at once while another text is written.
 READING = 64
@@ -38,7 +40,8 @@ class Engine:
     get alone, but for rounding: llama.cpp multiplies batches of different sizes in different ways.
 
     Texts that have ended stay in the cache for as long as nobody needs their place, and then in
-    memory: a text that begins as one of them goes on there, and only the rest of it is read.
+    memory: a text that begins as one of them goes on there, and only the rest of it is read. What
+    several texts begin with, such as a system prompt, is kept for all that come.
 
     Args:
         model_path: a GGUF file.
@@ -46,6 +49,7 @@ class Engine:
         reading: most tokens that are read at once while another text is written, which pauses so
             long.
         store_mib: most MiB that texts without a place may take; 0 for none.
+        store_dir: a folder for them, so that they take no memory; their files go with the engine.
         **settings: as for `Llama`; the budget is that of each text.
 
     Raises:
@@ -59,11 +63,13 @@ class Engine:
         texts: int = 8,
         reading: int = READING,
         store_mib: int = STORE_MIB,
+        store_dir: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
         self._model = SharedModel(model_path, n_texts=texts, n_reading=reading, **settings)
         self._places = Places(
-            [Place(self._model, seq_id) for seq_id in range(texts)], store_mib * 2**20
+            [Place(self._model, seq_id) for seq_id in range(texts)],
+            TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
         )
         self._turn = threading.Condition()
         self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
@@ -83,9 +89,9 @@ class Engine:
             self._closed = True
             self._turn.notify_all()
         self._model.batcher.close()
-        with self._turn:
-            self._turn.wait_for(lambda: self._places.n_taken == 0)
-        self._model.close()
+        with self._model.batcher.lock:  # nobody uses the context now
+            self._model.close()
+        self._places.store.close()
 
     @property
     def model(self) -> Llama:

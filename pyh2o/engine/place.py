@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -11,7 +12,7 @@ from llama_cpp._internals import LlamaBatch
 
 from ..cache.eviction import Eviction, FullCache
 from ..cache.kv_cache import KVCache
-from ..errors import SettingsError
+from ..errors import PyH2OError, SettingsError
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
@@ -32,6 +33,8 @@ class Place(Llama):
 
     Attributes:
         priority: texts of a higher one are read first.
+        shared_end: where a beginning ends that other texts have, too; 0 for nowhere.
+        on_shared_end: called with the place when it has read that beginning and no more.
     """
 
     def __init__(self, shared: SharedModel, seq_id: int) -> None:
@@ -39,6 +42,8 @@ class Place(Llama):
         self.seq_id = seq_id
         self.guard = PlaceGuard(shared.guard, shared.batcher)
         self.priority = 0
+        self.shared_end = 0
+        self.on_shared_end: Callable[[Place], None] = _nothing
         self._context = PlaceContext(shared._context, self, shared.batcher)
         self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
         kv = KVCache(shared.address(), seq_id)
@@ -53,6 +58,16 @@ class Place(Llama):
         self.input_ids = shared.input_ids.copy()
         self.scores = shared.scores.copy()
         self.n_tokens = 0
+
+    def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
+        """`Llama.eval_part`; stops for a moment where a shared beginning ends."""
+        n = self.shared_end - self.n_tokens
+        if 0 < n <= len(tokens):
+            super().eval_part(tokens[:n], n_before, n_all)
+            self.shared_end = 0
+            self.on_shared_end(self)
+            tokens, n_before = tokens[n:], n_before + n
+        super().eval_part(tokens, n_before, n_all)
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return PlaceSampler(super()._stock_sampler(*args, **kwargs))
@@ -73,6 +88,10 @@ class Place(Llama):
         raise SettingsError("embeddings come from a `Llama` of their own (embedding=True)")
 
 
+def _nothing(_place: Place) -> None:
+    pass
+
+
 class PlaceGuard(Guard):
     """One thread at a time for the text, and for the context of all texts likewise."""
 
@@ -90,6 +109,11 @@ class PlaceGuard(Guard):
         """Begin to use the text: waits for others who use the context."""
         super().__enter__()
         self._batcher.lock.acquire()
+        try:
+            self.check()  # the engine may have been closed meanwhile
+        except PyH2OError:
+            self.__exit__()
+            raise
 
     def __exit__(self, *error: object) -> None:
         """End to use it."""

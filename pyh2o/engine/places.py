@@ -1,4 +1,4 @@
-"""Who has which place, and what stays in it when its text has ended."""
+"""Who has which place, what stays in it when its text has ended, and what several texts share."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import contextlib
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import PyH2OError
 from .place import Place
-from .store import StoredText, TextStore
+from .store import IntArray, StoredText, TextStore, n_common
+
+# A beginning that several texts have is kept for the next ones if it has so many tokens.
+LEAST_SHARED = 64
 
 
 class Places:
     """Places of texts: some are taken, the others hold texts that have ended.
 
     Attributes:
-        store: texts that have no place any more.
+        store: texts that have no place any more, and beginnings that several texts share.
     """
 
-    def __init__(self, places: Sequence[Place], store_bytes: int) -> None:
-        """All are free, and the store may take so many bytes."""
-        self.store = TextStore(store_bytes)
+    def __init__(self, places: Sequence[Place], store: TextStore) -> None:
+        """All are free."""
+        self.store = store
         self._places = list(places)
         self._free = list(places)  # the one that has been free for longest first
+        self._wanted: dict[Place, IntArray] = {}  # what the text of a taken place begins with
+        for place in places:
+            place.on_shared_end = self._keep_shared
 
     @property
     def n_taken(self) -> int:
@@ -37,29 +42,34 @@ class Places:
 
     def give_back(self, place: Place) -> None:
         """A text has ended; it stays there for a while."""
+        del self._wanted[place]
+        place.shared_end = 0
         self._free.append(place)
 
     def take(self, tokens: Sequence[int]) -> Place:
         """The place for a text that begins so; there is a free one.
 
         It is the one where most of these tokens can stay, or one that gets a stored text of which
-        more can stay. Else it is an empty one, or that of the text that ended first.
+        more can stay. Else it is an empty one, or that of the text that ended first. If other texts
+        begin likewise, but none has left its state at that place, this one will.
         """
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
-        if stored is not None and stored.n_tokens > n_there:
-            place, n_there = self._emptiest(), 0
-        elif n_there == 0:
+        if stored is not None and stored.n_tokens <= n_there:
+            stored = None
+        if stored is not None or n_there == 0:
             place = self._emptiest()
-        self._free.remove(place)
-        if n_there == 0:
             self._move_out(place)
-        if stored is not None and stored.n_tokens > n_there:
-            self._move_in(place, stored)
+        self._free.remove(place)
+        if stored is not None:
+            n_there = self._move_in(place, stored)
+        n_shared = self._most_shared(wanted)
+        place.shared_end = n_shared if n_shared >= n_there + LEAST_SHARED else 0
+        self._wanted[place] = wanted
         return place
 
-    def _best(self, wanted: npt.NDArray[np.intc]) -> tuple[Place, int]:
+    def _best(self, wanted: IntArray) -> tuple[Place, int]:
         lengths = [place.n_to_go_on(wanted) for place in self._free]
         best = int(np.argmax(lengths))
         return self._free[best], lengths[best]
@@ -69,18 +79,40 @@ class Places:
         empty = [place for place in self._free if place.n_tokens == 0]
         return min(empty, key=lambda place: place.seq_id) if empty else self._free[0]
 
+    def _most_shared(self, wanted: IntArray) -> int:
+        """How many tokens this text and another one begin with, but for the last one."""
+        others = [place.input_ids[: place.n_tokens] for place in self._free]
+        n = max((n_common(wanted, other) for other in others), default=0)
+        # of those who read it now one is enough
+        for place, other in self._wanted.items():
+            shared = n_common(wanted, other)
+            if shared != place.shared_end:
+                n = max(n, shared)
+        return min(max(n, self.store.most_common(wanted)), len(wanted) - 1)
+
     def _move_out(self, place: Place) -> None:
         """Keep the text of a place that another one gets."""
-        kv = place.kv
-        if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
-            # an evaluation that was broken off may have left no whole text
-            with contextlib.suppress(PyH2OError):
-                self.store.put(place.input_ids[: place.n_tokens].copy(), place.kv_state())
+        self._keep(place)
         place.reset()
 
-    def _move_in(self, place: Place, stored: StoredText) -> None:
+    def _keep_shared(self, place: Place) -> None:
+        self._keep(place, shared=True)
+
+    def _keep(self, place: Place, *, shared: bool = False) -> None:
+        """Store the text of a place as it is now."""
+        kv = place.kv
+        if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
+            # an evaluation that was broken off may have left no whole text, and a disk may be full
+            with contextlib.suppress(PyH2OError, OSError):
+                tokens = place.input_ids[: place.n_tokens].copy()
+                self.store.put(tokens, place.kv_state(), shared=shared)
+
+    def _move_in(self, place: Place, stored: StoredText) -> int:
+        """Give a place the text; how many of its tokens are there now."""
         try:
-            place.load_kv_state(stored.state, stored.tokens)
-            self.store.note_use(stored)
-        except PyH2OError:  # then it is read again
+            place.load_kv_state(stored.read(), stored.tokens)
+        except (PyH2OError, OSError):  # then it is read again
             place.reset()
+            return 0
+        self.store.note_use(stored)
+        return stored.n_tokens

@@ -283,7 +283,7 @@ def test_the_store_drops_what_is_oldest(path: Path, rng: np.random.Generator) ->
         assert 10 < stored.texts < 25
         assert stored.dropped + stored.texts == stored.moved_out == 29
         assert n_read(engine, [*texts[0], 5]) == len(texts[0]) + 1
-        assert n_read(engine, [*texts[-1], 5]) == 2
+        assert n_read(engine, [*texts[-2], 5]) == 2
 
 
 def test_without_a_store_texts_are_read_again(path: Path, rng: np.random.Generator) -> None:
@@ -304,3 +304,47 @@ def test_a_text_that_goes_on_otherwise_is_as_if_alone(
         with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
             expected = next(alone.generate(prompt, temp=0.0))
         assert complete(engine, prompt, 1)[-1] == expected
+
+
+def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.Generator) -> None:
+    """The second one shows that it is shared; from the third on nobody reads it."""
+    shared = rng.integers(3, N_VOCAB, 150).tolist()
+    prompts = [shared + rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
+    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+        expected = [next(alone.generate(prompt, temp=0.0)) for prompt in prompts]
+    n_tokens = []
+    for prompt, token in zip(prompts, expected, strict=True):
+        before = engine.batches.tokens
+        assert complete(engine, prompt, 1)[-1] == token
+        n_tokens.append(engine.batches.tokens - before)
+    assert n_tokens == [170, 170, 20, 20, 20, 20]
+
+
+def test_a_beginning_that_is_often_used_outlives_others(
+    path: Path, rng: np.random.Generator
+) -> None:
+    shared = rng.integers(3, N_VOCAB, 150).tolist()
+    with tiny_engine(path, texts=1, store_mib=1, **BUDGET) as engine:
+        for _ in range(40):
+            complete(engine, shared + rng.integers(3, N_VOCAB, 20).tolist(), 1)
+        for _ in range(30):
+            complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 1)
+        assert engine.stored.dropped > 20
+        assert n_read(engine, [*shared, 5, 6, 7]) == 3
+
+
+def test_a_store_in_a_folder_leaves_nothing(
+    path: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = tmp_path / "store"
+    with tiny_engine(path, texts=1, store_dir=folder, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        files = list(folder.rglob("*.state"))
+        assert len(files) == 1
+        assert n_read(engine, [*text, 5]) == 2
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        for file in folder.rglob("*.state"):
+            file.write_bytes(b"damaged")
+        assert n_read(engine, [*text, 5, 6]) == len(text) + 2
+    assert list(folder.iterdir()) == []
