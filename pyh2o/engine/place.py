@@ -159,6 +159,10 @@ class PlaceContext:
         """A pointer to the logits of the last evaluation."""
         return self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
+    def get_logits_ith(self, i: int) -> Any:
+        """A pointer to one row of them; negative counts from the last."""
+        return self.rows[i].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
     def kv_cache_seq_rm(self, _seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions of this text."""
         return bool(self._shared.kv_cache_seq_rm(self._place.seq_id, p0, p1))
