@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +87,8 @@ class TextStore:
         self._texts: list[StoredText] = []
         self._age = 0.0
         self._numbers = itertools.count()
+        # places are taken in one thread while a text in another one has read what is shared
+        self._lock = threading.Lock()
         self._folder = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,9 +96,10 @@ class TextStore:
 
     def close(self) -> None:
         """Drop all texts."""
-        self._texts.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
+        with self._lock:
+            self._texts.clear()
+            if self._folder is not None:
+                self._folder.cleanup()
 
     def takes(self, n_bytes: int) -> bool:
         """Whether a text of so many bytes can be put there at all."""
@@ -107,6 +111,10 @@ class TextStore:
         Raises:
             OSError: its file cannot be written; the text is dropped.
         """
+        with self._lock:
+            self._put(tokens, state, shared=shared)
+
+    def _put(self, tokens: IntArray, state: bytes, *, shared: bool) -> None:
         for outgrown in [text for text in self._texts if _is_outgrown(text, tokens)]:
             self._remove(outgrown)
         if len(state) > self._most_bytes:
@@ -124,18 +132,21 @@ class TextStore:
 
     def find(self, wanted: IntArray) -> StoredText | None:
         """The longest text that the wanted one begins with, but for its last token; it stays."""
-        found = [text for text in self._texts if is_beginning(text.tokens, wanted[:-1])]
+        with self._lock:
+            found = [text for text in self._texts if is_beginning(text.tokens, wanted[:-1])]
         return max(found, key=lambda text: text.n_tokens, default=None)
 
     def most_common(self, wanted: IntArray) -> int:
         """How many tokens the wanted text has in common with the one that begins most like it."""
-        return max((n_common(text.tokens, wanted) for text in self._texts), default=0)
+        with self._lock:
+            return max((n_common(text.tokens, wanted) for text in self._texts), default=0)
 
     def note_use(self, text: StoredText) -> None:
         """A text came back into a place: it is worth more."""
-        text.uses += 1
-        self._appraise(text)
-        self._count(moved_in=1)
+        with self._lock:
+            text.uses += 1
+            self._appraise(text)
+            self._count(moved_in=1)
 
     def _appraise(self, text: StoredText) -> None:
         text.worth = self._age + (text.uses + 1) * text.n_tokens / text.n_bytes
