@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from ..cache.kv_cache import (
 from ..cache.settings import Budget, EvictionSettings
 from ..errors import NativeError, SettingsError, UnsupportedModelError
 from .arguments import KV_TYPES
+from .drop_in import LOGGER
 from .evicting import QUANTIZED_KV_TYPES, EvictingLlama, address
 
 # The window where none is asked for, if the trained context is larger.
@@ -198,9 +198,6 @@ class _Weightless(EvictingLlama):
         )
 
     def _model_loaded(self) -> None:
-        if not self.verbose:
-            # llama_cpp takes warnings for errors, and there are some for every context
-            _logger().setLevel(logging.CRITICAL)
         model, found = self._loaded_model, self._found
         found.architecture = model.metadata().get("general.architecture", "")
         found.n_layer = int(llama_cpp.llama_model_n_layer(model.model))
@@ -257,14 +254,10 @@ def _position_kind(model: Any) -> PositionKind:
     return "several per token" if rope in _SEVERAL_PER_TOKEN else "rotary"
 
 
-def _logger() -> logging.Logger:
-    return logging.getLogger("llama-cpp-python")
-
-
 @contextlib.contextmanager
 def _log_level_as_before() -> Iterator[None]:
-    level = _logger().level
+    level = LOGGER.level
     try:
         yield
     finally:
-        _logger().setLevel(level)
+        LOGGER.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from .arguments import StockLlama
 from .guard import Guard
 
 Self = TypeVar("Self", bound="DropIn")
+
+# Whose level says what of llama.cpp's log is shown.
+LOGGER = logging.getLogger("llama-cpp-python")
 
 
 class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
@@ -112,6 +116,9 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     @_model.setter
     def _model(self, model: Any) -> None:
         self._loaded_model = model
+        if not self.verbose:
+            # llama_cpp takes warnings for errors, and there are some for many contexts
+            LOGGER.setLevel(logging.CRITICAL)
         self._model_loaded()
 
     def _model_loaded(self) -> None:

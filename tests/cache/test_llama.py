@@ -94,6 +94,18 @@ def test_settings_are_printed_when_verbose(path: Path, capfd: pytest.CaptureFixt
     assert "pinned 0 · slack 236" in shown
 
 
+@pytest.mark.parametrize("variant", ["sliding_window", "gemma4"])
+@pytest.mark.parametrize("evict", [True, False])
+def test_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], variant: str, evict: bool
+) -> None:
+    """llama.cpp warns of full caches of layers that see a window, or have other sizes."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=4, arch_variant=variant)
+    with tiny_llama(path, n_ctx=100, evict=evict) as llm:
+        llm.eval([5] * 20)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_no_eviction_is_the_parent(path: Path) -> None:
     llm = tiny_llama(path, n_ctx=256, evict=False)
     parent = tiny_parent(path, n_ctx=256)
