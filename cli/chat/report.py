@@ -67,8 +67,10 @@ def statistics(
         saved: where the conversation is saved.
     """
     kv = conversation.llm.kv
-    turns = count(len(conversation.turns), "turn")
-    yield "conversation", f"{turns} · {count(kv.position, 'token')} of text"
+    turns = conversation.turns
+    # behind what was taken back the cache may be empty, and the text is read again
+    tokens = max(kv.position, turns[-1].end if turns else 0)
+    yield "conversation", f"{count(len(turns), 'turn')} · {count(tokens, 'token')} of text"
     if last is not None:
         yield "last answer", _took(last, last.written - 1)
         yield "all answers", _took(tally, tally.steps)

@@ -265,6 +265,13 @@ def test_stats(model: ScriptedModel) -> None:
     ]
 
 
+def test_stats_of_a_text_that_is_read_again(model: ScriptedModel) -> None:
+    model.say("Hi there")
+    output = run("chat", stdin="Hello you\n/system Be brief.\n/stats\n")
+    tokens = model.n_text(("Hello you", "Hi there"), system="Be brief.")
+    assert f"conversation   1 turn · {tokens} tokens of text" in notes_of(output)
+
+
 def test_stats_of_a_full_cache(model: ScriptedModel) -> None:
     model.changes = {"evicting": False}
     lines = run("chat", stdin="/stats\n").notes.splitlines()
