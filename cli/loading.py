@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyh2o.models import find_model
 
@@ -13,7 +13,10 @@ from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
+    from pyh2o.engine import Engine
     from pyh2o.llama import Llama
+
+Loaded = TypeVar("Loaded")
 
 
 def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], None]) -> Llama:
@@ -23,9 +26,36 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
+
+    def make(path: str, **settings: Any) -> Llama:
+        from pyh2o.llama import Llama
+
+        return Llama(path, prompt_progress=on_read, on_exact_prefill=say_prefill, **settings)
+
+    return _loaded(make, options, bars)
+
+
+def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int) -> Engine:
+    """Load the model with places for so many texts, and a store for others.
+
+    Raises:
+        PyH2OError: as `load_llama`; also settings that only one text can have.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+
+    def make(path: str, **settings: Any) -> Engine:
+        from pyh2o.engine import Engine
+
+        return Engine(path, texts=texts, store_mib=store_mib, **settings)
+
+    return _loaded(make, options, bars)
+
+
+def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> Loaded:
+    """What `make` makes of the model's path and the settings that `Llama` takes."""
     path = find_model(options.model)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.llama import KV_TYPES, Llama
+    from pyh2o.llama import KV_TYPES
 
     kv_type = KV_TYPES[options.kv_type.value]
     with Interrupts() as interrupts:
@@ -35,7 +65,7 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
             interrupts.check()
 
         try:
-            return Llama(
+            return make(
                 str(path),
                 **vars(options.eviction),
                 evict=not options.no_evict,
@@ -45,8 +75,6 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
                 type_v=kv_type,
                 verbose=options.verbose,
                 load_progress=on_load,
-                prompt_progress=on_read,
-                on_exact_prefill=say_prefill,
                 n_threads=options.threads,
                 n_threads_batch=options.threads_batch or options.threads,
             )

@@ -13,6 +13,8 @@ import typer
 
 from pyh2o.openai.limits import (
     DEFAULT_BODY_MIB,
+    DEFAULT_STORE_MIB,
+    DEFAULT_TEXTS,
     DEFAULT_WAIT_SECONDS,
     DEFAULT_WINDOWS,
     Limits,
@@ -23,9 +25,10 @@ from .errors import InputError, reported_errors
 from .options import ModelOptions, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
+from .terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    from pyh2o.engine import Engine
 
 SERVER = "Server"
 
@@ -55,6 +58,22 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
+    texts: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Texts that are read and written at the same time, each with a cache of its own.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULT_TEXTS,
+    store_mib: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Most MiB for texts that others came after, to go on where they were; 0 for none.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULT_STORE_MIB,
     max_body_mib: Annotated[
         int,
         typer.Option(min=1, help="Most MiB of a request's body.", rich_help_panel=SERVER),
@@ -72,14 +91,15 @@ def serve(
         float,
         typer.Option(
             min=0,
-            help="Longest wait for other requests, in seconds.",
+            help="Longest wait of a request while others have all places, in seconds.",
             rich_help_panel=SERVER,
         ),
     ] = DEFAULT_WAIT_SECONDS,
 ) -> None:
     """Serve the model over HTTP, to OpenAI's clients and all that speak like them.
 
-    One answer at a time; further requests wait. The sampling comes with each request.
+    So many texts as --texts says are answered at the same time; further requests wait. A chat that
+    goes on is not read again. The sampling comes with each request.
     """
     with reported_errors():
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
@@ -87,13 +107,14 @@ def serve(
 
         with closing(listen(host, port)) as listener:
             bars = Bars(hidden=options.verbose)
-            with closing(loading.load_llama(options, bars, lambda _done, _total: None)) as llm:
-                name = Path(llm.model_path).stem
+            loaded = loading.load_engine(options, bars, texts=texts, store_mib=store_mib)
+            with closing(loaded) as engine:
+                name = Path(engine.model.model_path).stem
                 limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
-                app = server.create_app(llm, name=name, api_key=api_key, limits=limits)
+                app = server.create_app(engine, name=name, api_key=api_key, limits=limits)
                 warn_of_strangers(listener, api_key)
                 with suppress(KeyboardInterrupt):  # the ordinary end
-                    say_where(listener, name, llm)
+                    say_where(listener, name, engine)
                     server.run(app, listener, verbose=options.verbose)
         terminal.say("stopped")
 
@@ -115,11 +136,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def say_where(listener: socket.socket, name: str, llm: Llama) -> None:
-    """Say where clients find the model, and what its cache is."""
+def say_where(listener: socket.socket, name: str, engine: Engine) -> None:
+    """Say where clients find the model, and what the cache of each text is."""
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    terminal.say(f"{name} · {llm.kv.summary()}", style="dim")
+    n, cache = engine.n_places, engine.report()[0].kv.summary()
+    at_once = f"{count(n, 'text')} at once" + (", each" if n > 1 else "")
+    terminal.say(f"{name} · {at_once}: {cache}", style="dim")
     terminal.say(f"listening on http://{shown}:{port}/v1 · Ctrl-C stops")
 
 

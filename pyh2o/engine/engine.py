@@ -7,7 +7,8 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from ..errors import BusyError, ClosedError
 from ..llama import Llama
 from .batcher import BatchCounts
-from .place import Place
+from .place import Place, PlaceReport, TextCounts
 from .places import Places
 from .shared_model import SharedModel
 from .store import StoreCounts, TextStore
@@ -24,6 +25,8 @@ from .store import StoreCounts, TextStore
 READING = 64
 # Of texts that have no place.
 STORE_MIB = 1024
+# Between two looks at whether a text that waits for a place is still wanted.
+LOOK_SECONDS = 0.1
 
 Self = TypeVar("Self", bound="Engine")
 
@@ -99,6 +102,11 @@ class Engine:
         return self._model
 
     @property
+    def n_places(self) -> int:
+        """Texts that can be read and written at the same time."""
+        return len(self._places.all)
+
+    @property
     def n_waiting(self) -> int:
         """Texts that wait for a place."""
         return len(self._waiting)
@@ -118,6 +126,24 @@ class Engine:
         """What became of texts that had ended."""
         return self._places.store.counts
 
+    @property
+    def texts(self) -> TextCounts:
+        """What the texts so far have taken."""
+        return sum((place.counts for place in self._places.all), TextCounts())
+
+    def report(self) -> list[PlaceReport]:
+        """What each place holds, but no text. It waits for the batch that is in the making.
+
+        Raises:
+            ClosedError: the engine was closed.
+        """
+        with self._turn:
+            if self._closed:
+                raise ClosedError("the engine is closed: open it again")
+            return [
+                place.report(running=self._places.is_taken(place)) for place in self._places.all
+            ]
+
     @contextmanager
     def text(
         self,
@@ -125,6 +151,7 @@ class Engine:
         *,
         priority: int = 0,
         wait_seconds: float | None = None,
+        check: Callable[[], None] | None = None,
     ) -> Iterator[Llama]:
         """A place for a text, while it is read and written; for one thread.
 
@@ -135,12 +162,15 @@ class Engine:
             tokens: that the text begins with, to find the place that has read most of them.
             priority: texts of a higher one get places first, and are read first.
             wait_seconds: longest wait for a place; None for any.
+            check: called now and then during the wait, and once before the text has its place; what
+                it raises ends the wait.
 
         Raises:
             BusyError: there was no place in time.
             ClosedError: the engine was closed.
+            BaseException: what `check` raises.
         """
-        place = self._take(list(tokens), priority, wait_seconds)
+        place = self._take(list(tokens), priority, wait_seconds, check or _nothing)
         place.priority = priority
         try:
             yield place
@@ -151,23 +181,18 @@ class Engine:
                 self._places.give_back(place)
                 self._turn.notify_all()
 
-    def _take(self, tokens: list[int], priority: int, wait_seconds: float | None) -> Place:
+    def _take(
+        self,
+        tokens: list[int],
+        priority: int,
+        wait_seconds: float | None,
+        check: Callable[[], None],
+    ) -> Place:
         me = (-priority, next(self._arrivals))
-
-        def is_my_turn() -> bool:
-            return self._closed or (self._waiting[0] == me and self._places.any_free())
-
         with self._turn:
             heapq.heappush(self._waiting, me)
             try:
-                in_time = self._turn.wait_for(is_my_turn, wait_seconds)
-                if self._closed:
-                    raise ClosedError("the engine is closed: open it again")
-                if not in_time:
-                    raise BusyError(
-                        f"no place for a text in {wait_seconds:g} seconds: try again later, or "
-                        "let the engine have more texts at once"
-                    )
+                self._await_turn(me, wait_seconds, check)
                 place = self._places.take(tokens)
                 place.set_seed(self._seeds.randrange(2**32 - 1))
                 return place
@@ -175,3 +200,29 @@ class Engine:
                 self._waiting.remove(me)
                 heapq.heapify(self._waiting)
                 self._turn.notify_all()
+
+    def _await_turn(
+        self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
+    ) -> None:
+        """Wait until whoever came as `me` is the next, and a place is free."""
+
+        def is_my_turn() -> bool:
+            return self._closed or (self._waiting[0] == me and self._places.any_free())
+
+        end = None if wait_seconds is None else time.monotonic() + wait_seconds
+        is_mine = False
+        while not is_mine:
+            left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
+            is_mine = self._turn.wait_for(is_my_turn, max(0.0, left))
+            if self._closed:
+                raise ClosedError("the engine is closed: open it again")
+            check()
+            if not is_mine and end is not None and time.monotonic() >= end:
+                raise BusyError(
+                    f"no place for a text in {wait_seconds:g} seconds: try again later, or "
+                    "let the engine have more texts at once"
+                )
+
+
+def _nothing() -> None:
+    pass

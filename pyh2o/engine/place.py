@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import llama_cpp
@@ -12,14 +13,49 @@ from llama_cpp._internals import LlamaBatch
 
 from ..cache.eviction import Eviction, FullCache
 from ..cache.kv_cache import KVCache
+from ..cache.statistics import KVStatistics
 from ..errors import PyH2OError, SettingsError
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
+from ..openai import completion
 from .batcher import Batcher, Job, LogitsArray
 from .shared_model import SharedModel
 
 _CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """What texts have taken so far.
+
+    Attributes:
+        prompt_tokens: of all prompts.
+        cached_tokens: those of them that were in the cache, and were not read again.
+        drawn_tokens: that were drawn, with those that ended a text.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drawn_tokens: int = 0
+
+    def __add__(self, other: TextCounts) -> TextCounts:
+        return TextCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class PlaceReport:
+    """What a place holds at one moment.
+
+    Attributes:
+        running: whether its text is being read or written; else it has ended.
+        kv: its cache; `kv.position` is the length of the text in tokens.
+        recalled: positions that are recalled now: (start, end), end not included.
+    """
+
+    running: bool
+    kv: KVStatistics
+    recalled: tuple[tuple[int, int], ...]
 
 
 class Place(Llama):
@@ -35,6 +71,7 @@ class Place(Llama):
         priority: texts of a higher one are read first.
         shared_end: where a beginning ends that other texts have, too; 0 for nowhere.
         on_shared_end: called with the place when it has read that beginning and no more.
+        counts: of all texts that were here so far.
     """
 
     def __init__(self, shared: SharedModel, seq_id: int) -> None:
@@ -44,6 +81,8 @@ class Place(Llama):
         self.priority = 0
         self.shared_end = 0
         self.on_shared_end: Callable[[Place], None] = _nothing
+        self.counts = TextCounts()
+        self._batcher = shared.batcher
         self._context = PlaceContext(shared._context, self, shared.batcher)
         self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
         kv = KVCache(shared.address(), seq_id)
@@ -75,6 +114,35 @@ class Place(Llama):
     def _empty_cache(self) -> None:
         memory = llama_cpp.llama_get_memory(self.ctx)
         llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
+
+    def begin_prompt(self, tokens: Sequence[int]) -> int:
+        """Count the tokens of a prompt that comes next.
+
+        Returns:
+            How many of them are in the cache, and are not read again.
+        """
+        n_cached = max(0, min(self.n_to_go_on(tokens), len(tokens) - 1))
+        self.counts += TextCounts(len(tokens), n_cached)
+        return n_cached
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """As `Llama.sample`; counts the token."""
+        token = super().sample(*args, **kwargs)
+        self.counts += TextCounts(drawn_tokens=1)
+        return token
+
+    def report(self, *, running: bool) -> PlaceReport:
+        """What this place holds, from any thread; waits for the batch in the making.
+
+        Its text goes on meanwhile: unlike `kv`, this does not take the text's own turn.
+        """
+        with self._batcher.lock:
+            kv = self._cache.statistics(self.n_tokens)
+            recalled = tuple((start, end) for start, end, _ in self._cache.recalled())
+            return PlaceReport(running, kv, recalled)
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        return self._complete(completion.CompletionRequest(*args, **kwargs), usage_in_stream=True)
 
     def close(self) -> None:
         """Nothing is this text's own but its place, which goes with the model."""

@@ -19,13 +19,14 @@ class Places:
     """Places of texts: some are taken, the others hold texts that have ended.
 
     Attributes:
+        all: the places, in the order of their sequences.
         store: texts that have no place any more, and beginnings that several texts share.
     """
 
     def __init__(self, places: Sequence[Place], store: TextStore) -> None:
         """All are free."""
         self.store = store
-        self._places = list(places)
+        self.all = tuple(places)
         self._free = list(places)  # the one that has been free for longest first
         self._wanted: dict[Place, IntArray] = {}  # what the text of a taken place begins with
         for place in places:
@@ -34,7 +35,11 @@ class Places:
     @property
     def n_taken(self) -> int:
         """Places that are taken."""
-        return len(self._places) - len(self._free)
+        return len(self.all) - len(self._free)
+
+    def is_taken(self, place: Place) -> bool:
+        """Whether a text is read or written in a place."""
+        return place not in self._free
 
     def any_free(self) -> bool:
         """Whether one can be taken."""

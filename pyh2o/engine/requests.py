@@ -27,8 +27,8 @@ class Terms:
     Attributes:
         priority: texts of a higher one come first.
         wait_seconds: longest wait for a place; None for any.
-        check: called after each piece of the prompt that is read and each token; what it raises
-            ends the text.
+        check: called during the wait for a place, after each piece of the prompt that is read and
+            after each token; what it raises ends the text.
         on_read: called after each piece of the prompt with (tokens read, tokens in all).
     """
 
@@ -59,7 +59,9 @@ class Completions:
         stream: bool = False,
         **arguments: Any,
     ) -> Any:
-        """As `Llama.create_completion`; a stream has its place from its first chunk to its end.
+        """As `Llama.create_completion`, with `prompt_tokens_details` of the tokens used.
+
+        A stream has its place until it ends or is closed, and the tokens used in its last chunk.
 
         Raises:
             BusyError: there was no place in time.
@@ -94,10 +96,13 @@ class Completions:
 
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, check_token])
         with self._engine.text(
-            tokens, priority=terms.priority, wait_seconds=terms.wait_seconds
+            tokens,
+            priority=terms.priority,
+            wait_seconds=terms.wait_seconds,
+            check=terms.check,
         ) as llm:
             llm.prompt_progress = on_read
-            n_cached = min(llm.n_to_go_on(tokens), len(tokens) - 1)
+            n_cached = llm.begin_prompt(tokens)
             done = llm.create_completion(*args, stream=stream, **arguments)
             for chunk in done if stream else [done]:
                 if "usage" in chunk:

@@ -269,11 +269,17 @@ class Llama(ReadingLlama):
         return n_common, self._cache.going_on(n_common, self.n_tokens)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        return self._complete(completion.CompletionRequest(*args, **kwargs))
+
+    def _complete(
+        self, request: completion.CompletionRequest, *, usage_in_stream: bool = False
+    ) -> Iterator[Any]:
         return completion.complete(
             self,
-            completion.CompletionRequest(*args, **kwargs),
+            request,
             position_limit=self.position_limit,
             evicting=self.evicting,
+            usage_in_stream=usage_in_stream,
         )
 
     # ---------------------------------------------------------------------------------------------

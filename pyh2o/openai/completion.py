@@ -36,7 +36,11 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama import LogitsProcessor
-from llama_cpp.llama_types import CompletionLogprobs, CreateCompletionResponse
+from llama_cpp.llama_types import (
+    CompletionLogprobs,
+    CompletionUsage,
+    CreateCompletionResponse,
+)
 
 from ..generation.finish import FINISH_STOP, finish_without_room
 from ..generation.generation import Generation
@@ -90,7 +94,12 @@ class CompletionRequest:
 
 
 def complete(
-    llama: Llama, request: CompletionRequest, *, position_limit: int, evicting: bool
+    llama: Llama,
+    request: CompletionRequest,
+    *,
+    position_limit: int,
+    evicting: bool,
+    usage_in_stream: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
@@ -103,6 +112,8 @@ def complete(
             for.
         evicting: whether the KV cache evicts rows. If so, the end of the positions is reported
             as "trained_context".
+        usage_in_stream: whether the last chunk of a stream has the number of tokens used, which
+            llama_cpp's has not.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
@@ -121,7 +132,7 @@ def complete(
     room = None if evicting else position_limit - len(tokens)
     completion = Completion(llama, request, tokens, room)
     if request.stream:
-        yield from _chunks(completion, envelope)
+        yield from _chunks(completion, envelope, usage_at_end=usage_in_stream)
         if llama.cache is not None:
             _save_state(llama, tokens + completion.generation.tokens)
         return
@@ -292,13 +303,18 @@ class _Envelope:
         }
 
 
-def _chunks(completion: Completion, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
+def _chunks(
+    completion: Completion, envelope: _Envelope, *, usage_at_end: bool
+) -> Iterator[CreateCompletionResponse]:
     """One chunk for each piece of text, and an empty one with the finish reason."""
     recorder = completion.logprobs
     for piece in completion.pieces():
         logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
         yield envelope.response(piece.text, logprobs, None)
-    yield envelope.response("", None, completion.finish_reason)
+    last = envelope.response("", None, completion.finish_reason)
+    if usage_at_end:
+        last["usage"] = _usage(completion)
+    yield last
 
 
 def _result(completion: Completion, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
@@ -308,13 +324,17 @@ def _result(completion: Completion, envelope: _Envelope, appended: str) -> Creat
     if request.echo:
         text = prompt_text(completion.llama, request.prompt) + text
     response = envelope.response(text, _all_logprobs(completion), completion.finish_reason)
+    response["usage"] = _usage(completion)
+    return response
+
+
+def _usage(completion: Completion) -> CompletionUsage:
     n_prompt, n_completion = len(completion.prompt), len(completion.generation.tokens)
-    response["usage"] = {
+    return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
     }
-    return response
 
 
 # ---------------------------------------------------------------------------------------------

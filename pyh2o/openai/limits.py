@@ -7,6 +7,9 @@ from dataclasses import dataclass
 DEFAULT_BODY_MIB = 4
 DEFAULT_WINDOWS = 8
 DEFAULT_WAIT_SECONDS = 600
+# Of the engine of a server: places for texts, and most MiB of texts without a place.
+DEFAULT_TEXTS = 4
+DEFAULT_STORE_MIB = 1024
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Limits:
     Attributes:
         body_mib: most MiB of a request's body.
         prompt_tokens: most tokens of a prompt; None for DEFAULT_WINDOWS times the window.
-        wait_seconds: longest wait for the model, which answers one request at a time.
+        wait_seconds: longest wait for a place, while others have all of them.
         waiting: most requests that wait at once.
     """
 

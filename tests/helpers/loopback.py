@@ -6,13 +6,15 @@ import http.client
 import json
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from good_bodies import CHAT, COMPLETIONS, GOOD
-from pyh2o import Llama
+from pyh2o.engine import Engine
 from pyh2o.openai.server import create_app
 
 PATIENCE = 120
@@ -57,24 +59,44 @@ def post(port: int, route: str, body: Any, timeout: float = PATIENCE, **headers:
     Raises:
         TimeoutError: no answer came in time.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    return _ask("POST", port, route, data, timeout, headers)
+
+
+def get(port: int, route: str, timeout: float = PATIENCE, **headers: str) -> Reply:
+    """What is at a route."""
+    return _ask("GET", port, route, None, timeout, headers)
+
+
+def _ask(
+    method: str, port: int, route: str, data: bytes | None, timeout: float, headers: dict[str, str]
+) -> Reply:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        connection.request("POST", route, data, {"Content-Type": "application/json", **headers})
+        connection.request(method, route, data, headers)
         response = connection.getresponse()
         return Reply(response.status, response.read())
     finally:
         connection.close()
 
 
-class LoopbackServer:
-    """Serves a model on a free port until it is closed."""
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what has to become so."""
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
-    def __init__(self, llm: Llama, **settings: Any) -> None:
+
+class LoopbackServer:
+    """Serves an engine on a free port until it is closed."""
+
+    def __init__(self, engine: Engine, **settings: Any) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/v1"
-        app = create_app(llm, name="tiny", **settings)
+        app = create_app(engine, name="tiny", **settings)
         # Without a configuration of logs, tests see what is logged.
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
@@ -82,6 +104,9 @@ class LoopbackServer:
 
     def post(self, route: str, body: Any, timeout: float = PATIENCE, **headers: str) -> Reply:
         return post(self.port, route, body, timeout, **headers)
+
+    def get(self, route: str, **headers: str) -> Reply:
+        return get(self.port, route, **headers)
 
     def send(self, route: str, body: Any) -> socket.socket:
         """Send a request and wait for nothing; closing the connection is leaving."""

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
+from pyh2o.engine import Engine
 from pyh2o.openai.limits import Limits
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
+
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +26,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served_llm(folder: Path) -> Iterator[Llama]:
-    path = write_tiny_gguf(
+def model_path(folder: Path) -> Path:
+    return write_tiny_gguf(
         folder / "tiny.gguf", seed=5, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
     )
-    with tiny_llama(path, n_ctx=256, hh=32, recent=32, slack=16) as model:
+
+
+@pytest.fixture(scope="module")
+def engine(model_path: Path) -> Iterator[Engine]:
+    with tiny_engine(model_path, texts=2, **CACHE) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(model_path: Path) -> Iterator[Llama]:
+    """The same model with the same cache, that nobody else uses."""
+    with tiny_llama(model_path, **CACHE) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
-def server(served_llm: Llama) -> Iterator[Any]:
+def server(engine: Engine) -> Iterator[Any]:
     loopback = needed("loopback", name="the server's packages")
-    running = loopback.LoopbackServer(served_llm, limits=Limits(body_mib=1))
+    running = loopback.LoopbackServer(engine, limits=Limits(body_mib=1))
     yield running
     running.close()

@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from many_texts import tiny_engine
 from needed import needed
-from pyh2o import Llama
+from pyh2o.engine import Engine
+from pyh2o.engine.place import Place
 from pyh2o.errors import ContextLimitError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import EXACT_ROWS, tiny_llama
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
 LoopbackServer, PATIENCE = loopback.LoopbackServer, loopback.PATIENCE
 
 WINDOW = 256
+CACHE: dict[str, Any] = {"n_ctx": WINDOW, "hh": 32, "recent": 32, "slack": 16}
 EOS = 2
 NO_END = {str(EOS): -100}
 # One token is one character then; others would be cut between chunks.
@@ -61,11 +64,11 @@ Serve = Callable[..., openai.OpenAI]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts a server for a model on a free port and returns a client of it."""
+    """Starts a server for an engine on a free port and returns a client of it."""
     servers: list[Any] = []
 
-    def start(llm: Llama, **settings: Any) -> openai.OpenAI:
-        servers.append(LoopbackServer(llm, **settings))
+    def start(engine: Engine, **settings: Any) -> openai.OpenAI:
+        servers.append(LoopbackServer(engine, **settings))
         return new_client(servers[-1].address)
 
     yield start
@@ -74,14 +77,14 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def llm(path: Path) -> Iterator[Llama]:
-    with tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16) as model:
-        yield model
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=2, **CACHE) as running:
+        yield running
 
 
 @pytest.fixture
-def client(serve: Serve, llm: Llama) -> openai.OpenAI:
-    return serve(llm)
+def client(serve: Serve, engine: Engine) -> openai.OpenAI:
+    return serve(engine)
 
 
 def chat(client: openai.OpenAI, **arguments: Any) -> Any:
@@ -110,7 +113,7 @@ def test_a_chat_answer_is_the_model_s(client: openai.OpenAI, path: Path) -> None
     answer = chat(client, seed=3, logit_bias=ONLY_ASCII)
     # The server's defaults for sampling are its own.
     sampling = {"temperature": 0.8, "repeat_penalty": 1.1}
-    with tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16) as llm:
+    with tiny_llama(path, **CACHE) as llm:
         expected = llm.create_chat_completion(
             MESSAGES, seed=3, max_tokens=20, logit_bias=ONLY_ASCII, **sampling
         )
@@ -147,12 +150,13 @@ def test_a_completion_and_its_stream(client: openai.OpenAI, dice: random.Random)
     assert "".join(chunk.choices[0].text for chunk in chunks) == plain.choices[0].text
 
 
-def test_a_conversation_longer_than_the_window(client: openai.OpenAI, llm: Llama) -> None:
+def test_a_conversation_longer_than_the_window(client: openai.OpenAI, engine: Engine) -> None:
     long = [{"role": "user", "content": "once upon a time " * 40}]
     answer = chat(client, messages=long)
     assert answer.usage.prompt_tokens > WINDOW
-    assert llm.kv.tokens_evicted > 0
-    assert llm.kv.used <= llm.kv.capacity
+    kv = engine.report()[0].kv
+    assert kv.tokens_evicted > 0
+    assert kv.used <= kv.capacity
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -207,7 +211,13 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(call.arguments)["flag"], bool)
 
 
-def test_requests_wait_for_each_other(client: openai.OpenAI) -> None:
+def test_requests_at_the_same_time_and_waiting(serve: Serve, path: Path) -> None:
+    exact = {**CACHE, **EXACT_ROWS, "attention": "ops"}
+    with tiny_engine(path, texts=2, **exact) as engine:
+        check_texts_at_once(serve(engine))
+
+
+def check_texts_at_once(client: openai.OpenAI) -> None:
     def streamed(seed: int) -> str:
         return text_of(chat(client, seed=seed, stream=True, max_tokens=60))
 
@@ -229,11 +239,11 @@ def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bo
     path = write_tiny_gguf(
         tmp_path / "ending.gguf", seed=1, n_ctx_train=300, arch_variant="learned_positions"
     )
-    client = serve(tiny_llama(path, n_ctx=WINDOW, hh=32, recent=32, slack=16))
-    result = client.completions.create(
-        model="tiny", prompt="once", max_tokens=10_000, stream=stream, logit_bias=NO_END
-    )
-    last = list(result)[-1] if stream else result
+    with tiny_engine(path, texts=2, **CACHE) as engine:
+        result = serve(engine).completions.create(
+            model="tiny", prompt="once", max_tokens=10_000, stream=stream, logit_bias=NO_END
+        )
+        last = list(result)[-1] if stream else result
     assert last.choices[0].finish_reason == "length"
 
 
@@ -257,13 +267,13 @@ def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_is_the_server_s_error(
-    client: openai.OpenAI, llm: Llama, monkeypatch: pytest.MonkeyPatch, stream: bool
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     def fail(*_args: Any, **_kwargs: Any) -> Iterator[Any]:
         raise RuntimeError("llama_decode returned -3")
         yield
 
-    monkeypatch.setattr(llm, "_create_completion", fail)
+    monkeypatch.setattr(Place, "_create_completion", fail)
     with pytest.raises(openai.APIError, match="llama_decode returned -3") as caught:
         list(chat(client, stream=stream))
     assert caught.value.type == "internal_server_error"
@@ -273,9 +283,11 @@ def test_a_failure_is_the_server_s_error(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_that_does_not_fit(serve: Serve, path: Path, stream: bool) -> None:
-    client = serve(tiny_llama(path, n_ctx=WINDOW, evict=False))
-    with pytest.raises(openai.APIError, match="exceed context window of 256") as caught:
-        list(chat(client, messages=[{"role": "user", "content": "x " * 300}], stream=stream))
+    long = [{"role": "user", "content": "x " * 300}]
+    with tiny_engine(path, texts=2, n_ctx=WINDOW, evict=False) as engine:
+        client = serve(engine)
+        with pytest.raises(openai.APIError, match="exceed context window of 256") as caught:
+            list(chat(client, messages=long, stream=stream))
     assert caught.value.code == "context_length_exceeded"
     assert issubclass(ContextLimitError, ValueError)
 
@@ -285,8 +297,8 @@ def test_embeddings_are_refused(client: openai.OpenAI) -> None:
         client.embeddings.create(model="tiny", input="once")
 
 
-def test_a_key_is_asked_for(serve: Serve, llm: Llama) -> None:
-    client = serve(llm, api_key="secret")
+def test_a_key_is_asked_for(serve: Serve, engine: Engine) -> None:
+    client = serve(engine, api_key="secret")
     with pytest.raises(openai.AuthenticationError, match="Invalid API key"):
         chat(client)
     assert chat(new_client(str(client.base_url), "secret")).usage.completion_tokens == 20

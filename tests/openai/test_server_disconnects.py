@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
+from pyh2o.engine import Engine
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
 limits = needed("pyh2o.openai.limits", name="the server's packages")
+wait_until = loopback.wait_until
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -37,45 +39,39 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def llm(path: Path) -> Iterator[Llama]:
-    with tiny_llama(path, **CACHE) as model:
-        yield model
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=1, **CACHE) as running:
+        yield running
 
 
 class Watched:
-    """A server, and what its model has read of prompts."""
+    """A server, and how far its only text is."""
 
-    def __init__(self, llm: Llama, **settings: Any) -> None:
+    def __init__(self, engine: Engine, **settings: Any) -> None:
         roomy = limits.Limits(prompt_tokens=10**6, **settings)
-        self.server = loopback.LoopbackServer(llm, limits=roomy)
-        self.llm = llm
-        self.read = self.to_read = 0
-        report = llm.prompt_progress
-        assert report is not None
+        self.server = loopback.LoopbackServer(engine, limits=roomy)
+        self.engine = engine
+        self.to_read = len(engine.model.tokenize(LONG_PROMPT.encode()))
+        assert self.to_read > 100_000
 
-        def watch(done: int, total: int) -> None:
-            self.read, self.to_read = done, total
-            report(done, total)
-
-        llm.prompt_progress = watch
+    @property
+    def read(self) -> int:
+        """Tokens in the only place."""
+        return self.engine.report()[0].kv.position
 
     def wait_until_reading(self) -> None:
-        wait_until(lambda: self.to_read > 100_000 and self.read > 0)
+        wait_until(lambda: self.engine.n_running == 1 and self.read > 0)
 
     def wait_until_writing(self) -> None:
-        wait_until(lambda: self.llm.n_tokens > 20)
+        wait_until(lambda: self.engine.texts.drawn_tokens > 20)
 
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + loopback.PATIENCE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    def wait_until_idle(self) -> None:
+        wait_until(lambda: self.engine.n_running == self.engine.n_waiting == 0)
 
 
 @pytest.fixture
-def watched(llm: Llama) -> Iterator[Watched]:
-    made = Watched(llm)
+def watched(engine: Engine) -> Iterator[Watched]:
+    made = Watched(engine)
     yield made
     made.server.close()
 
@@ -108,8 +104,8 @@ def test_a_client_that_leaves_while_its_prompt_is_read(
     connection = watched.server.send(route, {**body, "max_tokens": 5, "stream": stream})
     watched.wait_until_reading()
     connection.close()
-    wait_until(lambda: watched.server.post("/extras/tokenize", {"input": "a"}).status == 200)
-    assert watched.read < watched.to_read
+    watched.wait_until_idle()
+    assert 0 < watched.read < watched.to_read
     check_next_answers(watched, fresh, rng)
 
 
@@ -120,6 +116,7 @@ def test_a_client_that_leaves_while_it_is_answered(
     connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": stream})
     watched.wait_until_writing()
     connection.close()
+    watched.wait_until_idle()
     check_next_answers(watched, fresh, rng)
 
 
@@ -130,24 +127,28 @@ def test_a_client_that_leaves_the_queue(watched: Watched) -> None:
         watched.server.send(COMPLETIONS, {"prompt": LONG_PROMPT, "stream": stream})
         for stream in (False, True)
     ]
-    time.sleep(0.2)
-    for connection in (*waiting, at_work):
+    wait_until(lambda: watched.engine.n_waiting == 2)
+    for connection in waiting:
         connection.close()
+    wait_until(lambda: watched.engine.n_waiting == 0)
+    assert watched.engine.n_running == 1  # those who left did not wait for it
+    at_work.close()
     answer = watched.server.post(COMPLETIONS, {"prompt": "once", "max_tokens": 3})
     assert answer.status == 200
-    assert watched.to_read < 100_000  # nobody's prompt was read for those who left
+    assert watched.engine.texts.prompt_tokens < 100_000  # no prompt of those who left was begun
 
 
 def test_a_stream_begins_while_its_prompt_is_read(watched: Watched) -> None:
     """So that the client of a long prompt can tell it from a server that hangs."""
     connection = watched.server.send(COMPLETIONS, {"prompt": LONG_PROMPT, "stream": True})
     assert connection.recv(20).startswith(b"HTTP/1.1 200 OK")
+    assert watched.engine.n_running == 1
     assert watched.read < watched.to_read
     connection.close()
 
 
-def test_the_wait_has_a_limit(llm: Llama) -> None:
-    watched = Watched(llm, wait_seconds=0.3, waiting=1)
+def test_the_wait_has_a_limit(engine: Engine) -> None:
+    watched = Watched(engine, wait_seconds=0.3, waiting=1)
     at_work = watched.server.send(COMPLETIONS, ENDLESS)
     watched.wait_until_writing()
     for stream in (False, True):
@@ -159,12 +160,12 @@ def test_the_wait_has_a_limit(llm: Llama) -> None:
     watched.server.close()
 
 
-def test_the_queue_has_a_limit(llm: Llama) -> None:
-    watched = Watched(llm, waiting=1)
+def test_the_queue_has_a_limit(engine: Engine) -> None:
+    watched = Watched(engine, waiting=1)
     at_work = watched.server.send(COMPLETIONS, ENDLESS)
     watched.wait_until_writing()
     waiting = watched.server.send(COMPLETIONS, ENDLESS)
-    time.sleep(0.2)
+    wait_until(lambda: watched.engine.n_waiting == 1)
     reply = watched.server.post(COMPLETIONS, {"prompt": "a"})
     assert reply.status == 503
     assert reply.error["message"] == "1 requests wait already: try again later"

@@ -53,7 +53,7 @@ def test_min_tokens_against_a_grammar(server: Any) -> None:
     server.answers_well()
 
 
-def test_a_grammar_is_followed(server: Any, served_llm: Llama, rng: np.random.Generator) -> None:
+def test_a_grammar_is_followed(server: Any, alone: Llama, rng: np.random.Generator) -> None:
     """As llama.cpp's own sampler follows it, in the chain of samplers."""
     grammar = 'root ::= ("yes" | "no" | "é" [a-z]+ " ")+'
     for seed in rng.integers(2**31, size=5).tolist():
@@ -61,8 +61,8 @@ def test_a_grammar_is_followed(server: Any, served_llm: Llama, rng: np.random.Ge
         text = server.post(COMPLETIONS, with_field(COMPLETIONS, **fields)).json["choices"][0][
             "text"
         ]
-        served_llm.reset()
-        expected = served_llm.create_completion(
+        alone.reset()
+        expected = alone.create_completion(
             "once",
             grammar=LlamaGrammar.from_string(grammar, verbose=False),
             seed=seed,

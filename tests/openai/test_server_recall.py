@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from good_bodies import CHAT
+from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
+from pyh2o.engine import Engine
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -38,14 +40,15 @@ def recalling(path: Path, **settings: Any) -> Llama:
 
 
 @pytest.fixture
-def llm(path: Path) -> Iterator[Llama]:
-    with recalling(path) as model:
-        yield model
+def engine(path: Path) -> Iterator[Engine]:
+    """One place, so that chats take turns in it."""
+    with tiny_engine(path, texts=1, **CACHE, recall=RECALL) as running:
+        yield running
 
 
 @pytest.fixture
-def server(llm: Llama) -> Iterator[Any]:
-    running = loopback.LoopbackServer(llm)
+def server(engine: Engine) -> Iterator[Any]:
+    running = loopback.LoopbackServer(engine)
     yield running
     running.close()
 
@@ -78,32 +81,39 @@ def content_of(answer: Any) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
+def without_details(usage: dict[str, Any]) -> dict[str, Any]:
+    """What the class tells, too."""
+    return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}
+
+
 def test_an_answer_is_the_model_s(
-    server: Any, llm: Llama, path: Path, rng: np.random.Generator
+    server: Any, engine: Engine, path: Path, rng: np.random.Generator
 ) -> None:
     """It needs what was recalled: without recall it is another one."""
     messages = long_chat(rng)
     answer = asked(server, messages).json
     with recalling(path) as alone:
         expected = expected_of(alone, messages)
-        assert llm.recalled() == alone.recalled() != []
-        assert (llm.kv.recalls, llm.kv.recalled) == (1, RECALL)
-        assert llm.kv.archived == alone.kv.archived > 0
+        (place,) = engine.report()
+        assert list(place.recalled) == [(each.start, each.end) for each in alone.recalled()] != []
+        assert (place.kv.recalls, place.kv.recalled) == (1, RECALL)
+        assert place.kv.archived == alone.kv.archived > 0
         n_prompt = alone.n_tokens + 1 - SAMPLING["max_tokens"]
     assert content_of(answer) == content_of(expected)
     # the end of the prompt was read twice, and counts once
-    assert answer["usage"] == expected["usage"]
+    assert without_details(answer["usage"]) == expected["usage"]
     assert answer["usage"]["prompt_tokens"] == n_prompt
     with recalling(path, recall=0) as without:
         assert content_of(answer) != content_of(expected_of(without, messages))
 
 
 def test_a_streamed_answer_is_the_plain_one(
-    server: Any, llm: Llama, rng: np.random.Generator
+    server: Any, engine: Engine, rng: np.random.Generator
 ) -> None:
     messages = long_chat(rng)
     plain = asked(server, messages).json
-    llm.reset()
+    with engine.text() as llm:
+        llm.reset()
     body = asked(server, messages, stream=True).body.decode()
     events = [line.removeprefix("data: ") for line in body.splitlines() if line]
     assert events.pop() == "[DONE]"
@@ -119,6 +129,6 @@ def test_chats_by_turns(server: Any, path: Path, rng: np.random.Generator) -> No
             for _ in range(2):
                 answer, expected = asked(server, messages).json, expected_of(alone, messages)
                 assert content_of(answer) == content_of(expected)
-                assert answer["usage"] == expected["usage"]
+                assert without_details(answer["usage"]) == expected["usage"]
                 messages += [answer["choices"][0]["message"], user("and what else")]
             alone.reset()

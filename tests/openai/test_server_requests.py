@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from good_bodies import CHAT, COMPLETIONS, GOOD, TOOL, with_field
+from many_texts import tiny_engine
 from needed import needed
-from pyh2o import Llama
+from pyh2o.engine import Engine
+from pyh2o.engine.place import Place
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
 
@@ -131,13 +132,21 @@ def test_null_is_not_given(server: Any) -> None:
         assert reply.status == 200
 
 
-def test_content_in_parts_is_read(server: Any, served_llm: Llama) -> None:
-    def tokens(content: Any) -> list[int]:
-        server.post(CHAT, with_field(CHAT, messages=[{"role": "user", "content": content}]))
-        return served_llm.input_ids[: served_llm.n_tokens - 2].tolist()
+def test_content_in_parts_is_read(model_path: Path) -> None:
+    with tiny_engine(model_path, texts=1, n_ctx=256, hh=32, recent=32) as engine:
+        server = loopback.LoopbackServer(engine)
 
-    plain = tokens("Hello, you")
-    assert tokens([{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}]) == plain
+        def tokens(content: Any) -> list[int]:
+            server.post(CHAT, with_field(CHAT, messages=[{"role": "user", "content": content}]))
+            with engine.text() as llm:
+                return llm.input_ids[: llm.n_tokens - 2].tolist()
+
+        plain = tokens("Hello, you")
+        parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}]
+        try:
+            assert tokens(parts) == plain
+        finally:
+            server.close()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1])
@@ -162,12 +171,12 @@ def test_the_model_s_path_is_not_told(server: Any, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_tells_no_path_and_no_traceback(
-    server: Any, served_llm: Llama, monkeypatch: pytest.MonkeyPatch, caplog: Any, stream: bool
+    server: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, stream: bool
 ) -> None:
     def fail(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError(f"cannot read\n{served_llm.model_path}: code -3")
+        raise RuntimeError(f"cannot read\n{model_path}: code -3")
 
-    monkeypatch.setattr(served_llm, "_create_completion", fail)
+    monkeypatch.setattr(Place, "_create_completion", fail)
     caplog.set_level(logging.WARNING)
     reply = server.post(COMPLETIONS, with_field(COMPLETIONS, stream=stream))
     assert reply.status == 500
@@ -188,8 +197,8 @@ def test_a_failed_request_is_one_line_in_the_terminal(server: Any, caplog: Any) 
 def test_a_template_that_refuses(folder: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     path = write_tiny_gguf(folder / "strict.gguf", seed=5, n_ctx_train=512, chat_template=template)
-    with tiny_llama(path, n_ctx=256, hh=32, recent=32) as llm:
-        server = loopback.LoopbackServer(llm)
+    with tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32) as engine:
+        server = loopback.LoopbackServer(engine)
         try:
             error = server.refused(CHAT, GOOD[CHAT])
         finally:
@@ -211,13 +220,13 @@ def test_a_body_that_is_too_long(server: Any) -> None:
     server.answers_well()
 
 
-def test_a_prompt_that_is_too_long(server: Any, served_llm: Llama) -> None:
-    error = server.refused(COMPLETIONS, {"prompt": "é" * 8 * served_llm.n_ctx()})
+def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
+    error = server.refused(COMPLETIONS, {"prompt": "é" * 8 * engine.model.n_ctx()})
     assert error["param"] == "prompt"
     assert error["code"] == "context_length_exceeded"
-    assert f"the limit is {8 * served_llm.n_ctx():,}" in error["message"]
+    assert f"the limit is {8 * engine.model.n_ctx():,}" in error["message"]
     assert "--max-prompt-tokens" in error["message"]
-    long = [{"role": "user", "content": "é" * 8 * served_llm.n_ctx()}]
+    long = [{"role": "user", "content": "é" * 8 * engine.model.n_ctx()}]
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
 
 

@@ -1,11 +1,13 @@
 """An HTTP server in OpenAI's words, with an evicting model behind.
 
-One model, and one request at a time; others wait for their turn.
+One model, and many requests at the same time: as many as the engine has places are answered, each
+batch with the next token of all of them, and others wait.
 
 * A body is checked before the model sees it (`bodies`); what is refused is the client's error, with
   the field's name, and no error takes more than a line (`refusals`).
-* A client that leaves ends its work, in the queue, while its prompt is read, or while it is
+* A client that leaves ends its work, while it waits, while its prompt is read, or while it is
   answered (`answers`).
+* `/metrics` and `/v1/kv` say how the work goes, and nothing of what is written (`metrics`).
 * Bodies, prompts and the wait have limits (`limits`).
 * A request without `max_tokens` ends after as many tokens as the window has: a text in a cache of
   fixed size has no other end.

@@ -1,4 +1,4 @@
-"""Answers: the model works in a thread of its own while its client is there, and no longer."""
+"""Answers: each is made in a thread of its own while its client is there, and no longer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
@@ -20,6 +21,11 @@ from .served_model import ServedModel
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+# Called with what is to be called after each piece of a prompt; returns the body of an answer, or
+# the chunks of a stream.
+Work = Callable[[Callable[[], None]], Any]
+# Calls a function in a thread.
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 PING_SECONDS = 15
 # Chunks that the model may be ahead of its client.
@@ -28,68 +34,50 @@ MOST_UNSENT = 64
 logger = logging.getLogger("uvicorn.error")
 
 
-class Turns:
-    """Whose turn it is: one request at a time, the others in the order they came."""
+class Threads:
+    """Threads for the requests that have a place or wait for one."""
 
     def __init__(self, model: ServedModel) -> None:
-        self.model = model
-        self._lock = anyio.Lock()
-        self._waiting = 0
+        self._waiting = model.limits.waiting
+        self._most = model.engine.n_places + self._waiting
+        self._n = 0
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[ServedModel]:
-        """Wait for the model, and have it.
+    @cached_property
+    def _limiter(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(self._most)  # made where the event loop runs
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns, from a thread of its own; it waits for its place there.
 
         Raises:
-            RefusedError: too many wait already, or it took too long.
+            RefusedError: too many wait already.
         """
-        limits = self.model.limits
-        if self._waiting >= limits.waiting:
-            raise RefusedError(503, f"{limits.waiting} requests wait already: try again later")
-        self._waiting += 1
+        if self._n >= self._most:
+            raise RefusedError(503, f"{self._waiting} requests wait already: try again later")
+        self._n += 1
         try:
-            with anyio.move_on_after(limits.wait_seconds) as patience:
-                await self._lock.acquire()
+            return await to_thread.run_sync(work, limiter=self._limiter)
         finally:
-            self._waiting -= 1
-        if patience.cancelled_caught:
-            raise RefusedError(
-                503,
-                f"the model was busy for {limits.wait_seconds:g} seconds: try again later, or "
-                "start the server with a higher --max-wait",
-            )
-        try:
-            yield self.model
-        finally:
-            self._lock.release()
+            self._n -= 1
 
 
 class Answer(Response):
-    """A response that the model makes while it is sent; the client gets JSON."""
+    """A response that is made while it is sent; the client gets JSON."""
 
-    def __init__(self, turns: Turns, work: Callable[[ServedModel], Any]) -> None:
-        """`work` is called in a thread when it is this request's turn."""
+    def __init__(self, run: Run, work: Work) -> None:
+        """`work` is called in a thread, by `run`."""
         super().__init__()
-        self._turns = turns
+        self._run = run
         self._work = work
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, or be silent if the client leaves."""
         async with _while_connected(receive):
             try:
-                response: Response = JSONResponse(await self._result())
+                response: Response = JSONResponse(await self._run(partial(self._work, _nothing)))
             except Exception as error:
                 response = refused(scope, error)
             await response(scope, receive, send)
-
-    async def _result(self) -> Any:
-        async with self._turns.turn() as model:
-
-            def work() -> Any:
-                with model.at_work(from_thread.check_cancelled):
-                    return self._work(model)
-
-            return await to_thread.run_sync(work)
 
 
 class EventAnswer(Answer):
@@ -119,18 +107,13 @@ class EventAnswer(Answer):
         """Let the model make chunks; a None says that it reads, and an error is the last."""
         async with made:
             try:
-                async with self._turns.turn() as model:
-                    await to_thread.run_sync(self._make_here, model, made)
+                await self._run(partial(self._make_here, made))
             except Exception as error:
                 await made.send(error)
 
-    def _make_here(self, model: ServedModel, made: MemoryObjectSendStream[Any]) -> None:
-        def on_read() -> None:
-            from_thread.run(made.send, None)
-
-        with model.at_work(from_thread.check_cancelled, on_read):
-            for chunk in self._work(model):
-                from_thread.run(made.send, chunk)
+    def _make_here(self, made: MemoryObjectSendStream[Any]) -> None:
+        for chunk in self._work(partial(from_thread.run, made.send, None)):
+            from_thread.run(made.send, chunk)
 
 
 async def _send_all(events: _Events, made: MemoryObjectReceiveStream[Any]) -> None:
@@ -216,3 +199,7 @@ def _reported(scope: Message, error: Exception) -> RefusedError:
     refusal = refusal_of(error)
     report(refusal, scope["method"], scope["path"], error)
     return refusal
+
+
+def _nothing() -> None:
+    pass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections import Counter
 from typing import Any, TypeVar
 
 import anyio
 import uvicorn
+from anyio import to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
@@ -16,10 +17,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from ... import __version__
-from ...llama import Llama
+from ...engine import Engine
 from ..limits import Limits
-from .answers import Answer, EventAnswer, Turns, refused
+from .answers import Answer, EventAnswer, Threads, Work, refused
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
 from .refusals import RefusedError, body_refusal
 from .served_model import ServedModel
 
@@ -31,24 +33,26 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 def create_app(
-    llama: Llama, *, name: str, api_key: str | None = None, limits: Limits | None = None
+    engine: Engine, *, name: str, api_key: str | None = None, limits: Limits | None = None
 ) -> FastAPI:
     """The application, for any ASGI server.
 
     Args:
-        llama: the model; only this application may use it from now on.
+        engine: the model and its places for texts; only this application may use it from now on.
         name: what clients know the model by.
         api_key: what clients have to send as bearer token; None lets everyone in.
         limits: what a request may ask for; None for the defaults of `Limits`.
     """
     app = FastAPI(title="pyh2o", version=__version__)
-    app.state.model = ServedModel(llama, name, limits or Limits())
-    app.state.turns = Turns(app.state.model)
+    app.state.model = ServedModel(engine, name, limits or Limits())
+    app.state.threads = Threads(app.state.model)
     app.state.api_key = api_key
+    app.state.answered = Counter()
     app.include_router(routes)
     app.add_api_route("/health", _health, summary="Health")
     for kind in (RefusedError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
+    app.add_middleware(CountedAnswers, answered=app.state.answered)
     app.add_middleware(
         CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
     )
@@ -56,7 +60,7 @@ def create_app(
 
 
 def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
-    """Serve until Ctrl-C; an answer in the making breaks off at its next token.
+    """Serve until Ctrl-C; answers in the making break off at their next token.
 
     Args:
         app: what `create_app` returned.
@@ -73,7 +77,7 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 
 class _Server(uvicorn.Server):
-    """Tells the model when it is to end; by itself it would wait for the whole answer."""
+    """Tells the model when it is to end; by itself it would wait for whole answers."""
 
     def handle_exit(self, *args: Any) -> None:
         self.config.app.state.model.shutting_down = True  # type: ignore[union-attr]
@@ -137,9 +141,14 @@ def _takes(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _answer(request: Request, work: Callable[[ServedModel], Any], *, stream: bool) -> Answer:
+def _answer(request: Request, work: Work, *, stream: bool) -> Answer:
     kind = EventAnswer if stream else Answer
-    return kind(request.app.state.turns, work)
+    return kind(request.app.state.threads.run, work)
+
+
+def _model(request: Request) -> ServedModel:
+    model: ServedModel = request.app.state.model
+    return model
 
 
 # ---------------------------------------------------------------------------------------------
@@ -153,13 +162,15 @@ routes = APIRouter(dependencies=[Depends(_check_key)])
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
 async def _complete(request: Request) -> Response:
     body = await _read(request, CompletionBody)
-    return _answer(request, lambda model: model.complete(body), stream=body.stream)
+    model = _model(request)
+    return _answer(request, lambda on_read: model.complete(body, on_read), stream=body.stream)
 
 
 @routes.post("/v1/chat/completions", summary="Chat", openapi_extra=_takes(ChatBody))
 async def _chat(request: Request) -> Response:
     body = await _read(request, ChatBody)
-    return _answer(request, lambda model: model.chat(body), stream=body.stream)
+    model = _model(request)
+    return _answer(request, lambda on_read: model.chat(body, on_read), stream=body.stream)
 
 
 @routes.post("/v1/embeddings", summary="Embeddings: refused")
@@ -170,27 +181,42 @@ async def _embed(request: Request) -> Response:
 
 @routes.get("/v1/models", summary="Models")
 async def _models(request: Request) -> dict[str, Any]:
-    name = request.app.state.model.name
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "pyh2o"}
+    model = {"id": _model(request).name, "object": "model", "created": 0, "owned_by": "pyh2o"}
     return {"object": "list", "data": [model]}
 
 
 @routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=_takes(TextBody))
 async def _tokenize(request: Request) -> Response:
     body = await _read(request, TextBody)
-    return _answer(request, lambda model: {"tokens": model.tokenize(body.input)}, stream=False)
+    model = _model(request)
+    return Answer(to_thread.run_sync, lambda _: {"tokens": model.tokenize(body.input)})
 
 
 @routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=_takes(TextBody))
 async def _count(request: Request) -> Response:
     body = await _read(request, TextBody)
-    return _answer(request, lambda model: {"count": len(model.tokenize(body.input))}, stream=False)
+    model = _model(request)
+    return Answer(to_thread.run_sync, lambda _: {"count": len(model.tokenize(body.input))})
 
 
 @routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=_takes(TokensBody))
 async def _detokenize(request: Request) -> Response:
     body = await _read(request, TokensBody)
-    return _answer(request, lambda model: {"text": model.detokenize(body.tokens)}, stream=False)
+    model = _model(request)
+    return Answer(to_thread.run_sync, lambda _: {"text": model.detokenize(body.tokens)})
+
+
+@routes.get("/v1/kv", summary="What the places of texts hold")
+async def _kv(request: Request) -> Response:
+    engine = _model(request).engine
+    return Answer(to_thread.run_sync, lambda _: kv_json(engine))
+
+
+@routes.get("/metrics", summary="Figures for Prometheus")
+async def _metrics(request: Request) -> Response:
+    engine, answered = _model(request).engine, request.app.state.answered
+    text = await to_thread.run_sync(metrics_text, engine, answered.copy())
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 async def _health() -> dict[str, str]:

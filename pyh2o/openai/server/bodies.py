@@ -82,11 +82,18 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 # ---------------------------------------------------------------------------------------------
 
 
+class StreamOptions(Strict):
+    """What comes with a stream."""
+
+    include_usage: bool = False
+
+
 class Body(Strict):
     """How tokens are drawn, and when they end."""
 
     model: str | None = None
     stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     n: Literal[1] = 1
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST_INT32)] = 0

@@ -2,98 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
-import llama_cpp
-from llama_cpp import LlamaGrammar
+from anyio import from_thread
 
+from ...engine import Engine
+from ...engine.requests import Completions, Terms
 from ...llama import Llama
-from ..chat import in_openai_words
 from ..limits import Limits
+from .asked_model import AskedModel
 from .bodies import Body, ChatBody, CompletionBody
 from .refusals import RefusedError, ShutdownError, one_line, without_folders
 from .schemas import schema_grammar
 
 
 class ServedModel:
-    """A model that one request at a time may use, in any thread.
+    """A model that many requests use at the same time, each in a thread of anyio's.
 
     Attributes:
+        engine: has the model, and places for texts.
         name: what clients know it by.
         limits: what a request may take.
-        shutting_down: set to end an answer in the making.
+        shutting_down: set to end all answers in the making.
     """
 
-    def __init__(self, llama: Llama, name: str, limits: Limits) -> None:
+    def __init__(self, engine: Engine, name: str, limits: Limits) -> None:
+        self.engine = engine
         self.name = name
         self.limits = limits
         self.shutting_down = False
-        self._llama = llama
-        self._check: Callable[[], None] = _nothing
-        self._on_read: Callable[[], None] = _nothing
-        llama.prompt_progress = self._check_progress
 
-    @contextmanager
-    def at_work(
-        self, check: Callable[[], None], on_read: Callable[[], None] | None = None
-    ) -> Iterator[None]:
-        """Work for one request.
+    @property
+    def _llama(self) -> Llama:
+        return self.engine.model
+
+    def completions(self, on_read: Callable[[], None]) -> Completions:
+        """The engine for one request, in the thread that is to wait and to work for it.
+
+        Its work ends with a `ShutdownError` when the server is to end, and with what anyio raises
+        when the client has left.
 
         Args:
-            check: called after each piece of a prompt and each token; what it raises ends the work.
-                The text in the cache is whole then: it ends where the last evaluation did.
             on_read: called after each piece of a prompt.
-
-        Raises:
-            ShutdownError: the server is to end.
         """
-        self._check, self._on_read = check, on_read or _nothing
-        try:
-            self.check()
-            yield
-        finally:
-            self._check = self._on_read = _nothing
+        return Completions(
+            self.engine,
+            Terms(
+                wait_seconds=self.limits.wait_seconds,
+                check=self._check,
+                on_read=lambda _done, _all: on_read(),
+            ),
+        )
 
-    def check(self) -> None:
-        """Go on, or break the work off.
-
-        Raises:
-            ShutdownError: the server is to end.
-            BaseException: what the request's own check raises.
-        """
+    def _check(self) -> None:
         if self.shutting_down:
             raise ShutdownError("the server is shutting down")
-        self._check()
-
-    def _check_progress(self, _done: int, _total: int) -> None:
-        self.check()
-        self._on_read()
+        from_thread.check_cancelled()
 
     # ---------------------------------------------------------------------------------------------
     # Work
     # ---------------------------------------------------------------------------------------------
 
-    def complete(self, body: CompletionBody) -> Any:
+    def complete(self, body: CompletionBody, on_read: Callable[[], None]) -> Any:
         """The result of a completion, or an iterator of its chunks.
+
+        Args:
+            body: what is asked for.
+            on_read: called after each piece of the prompt.
 
         Raises:
             RefusedError: the prompt or the constraints do not suit the model.
             ValueError: nor does anything else of it.
         """
-        asked = _AskedModel(self, self._llama, body, body.grammar)
-        return asked.create_completion(
-            prompt=body.prompt,
-            suffix=body.suffix,
-            echo=body.echo,
-            logprobs=body.logprobs,
-            max_tokens=body.max_tokens,
-            **body.drawing(),
+        asked = AskedModel(self, body, body.grammar, on_read)
+        return asked.answer(
+            asked.create_completion(
+                prompt=body.prompt,
+                suffix=body.suffix,
+                echo=body.echo,
+                logprobs=body.logprobs,
+                max_tokens=body.max_tokens,
+                **body.drawing(),
+            )
         )
 
-    def chat(self, body: ChatBody) -> Any:
+    def chat(self, body: ChatBody, on_read: Callable[[], None]) -> Any:
         """The model's answer in a chat, or an iterator of its chunks.
+
+        Args:
+            body: what is asked for.
+            on_read: called after each piece of the prompt.
 
         Raises:
             RefusedError: the messages or the constraints do not suit the model.
@@ -112,9 +111,9 @@ class ServedModel:
             }
             for each in body.all_tools()
         ]
-        asked = _AskedModel(self, self._llama, body, grammar)
+        asked = AskedModel(self, body, grammar, on_read)
         try:
-            return Llama.create_chat_completion(
+            result = Llama.create_chat_completion(
                 cast(Any, asked),
                 messages=[message.for_template() for message in body.messages],
                 tools=tools or None,
@@ -133,6 +132,7 @@ class ServedModel:
                 f"messages: the model's chat template cannot write them down: {reason}",
                 param="messages",
             ) from error
+        return asked.answer(result)
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text, without one that begins it."""
@@ -213,56 +213,3 @@ class ServedModel:
             ) from None
         self.check_tokens(list(biases), "logit_bias")
         return biases
-
-
-class _AskedModel:
-    """The model for one request; what is not here is the model's own.
-
-    llama_cpp's chat handlers call `create_completion` with the prompt they made.
-
-    Attributes:
-        has_prompt: whether it was called.
-    """
-
-    def __init__(self, served: ServedModel, llama: Llama, body: Body, grammar: str | None) -> None:
-        self._served = served
-        self._llama = llama
-        self._body = body
-        self._grammar = grammar or None
-        self.has_prompt = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llama, name)
-
-    def create_completion(self, prompt: str | list[int], **arguments: Any) -> Any:
-        """A completion in OpenAI's words, that ends some time."""
-        self.has_prompt = True
-        served, llama, body = self._served, self._llama, self._body
-        served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
-        criteria = arguments.pop("stopping_criteria", None) or []
-        arguments.update(
-            model=served.name,
-            max_tokens=arguments["max_tokens"] or llama.n_ctx(),
-            logit_bias=served.biases(body),
-            logits_processor=self._processors(),
-            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
-            grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
-            stopping_criteria=llama_cpp.StoppingCriteriaList([*criteria, self._check_token]),
-        )
-        return in_openai_words(llama.create_completion(prompt=prompt, **arguments))
-
-    def _processors(self) -> Any:
-        least = self._body.min_tokens
-        if least == 0:
-            return None
-        processor = llama_cpp.MinTokensLogitsProcessor(least, self._llama.token_eos())
-        return llama_cpp.LogitsProcessorList([processor])
-
-    def _check_token(self, _ids: Any, _logits: Any) -> bool:
-        """A criterion that stops no text of a server that goes on."""
-        self._served.check()
-        return False
-
-
-def _nothing() -> None:
-    pass
