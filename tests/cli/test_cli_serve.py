@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -26,7 +25,7 @@ from tiny_llama import EXACT_ROWS, ONE_THREAD
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
-PATIENCE, post = loopback.PATIENCE, loopback.post
+PATIENCE, get, wait_until = loopback.PATIENCE, loopback.get, loopback.wait_until
 
 WINDOW = 256
 EOS = 2
@@ -115,9 +114,12 @@ def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 @real
 def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
-    server = program("--port", "0", "--ctx", WINDOW, "--hh", "32", "--recent", "32")
+    budget = ("--ctx", WINDOW, "--hh", "32", "--recent", "32")
+    server = program("--port", "0", *budget, "--texts", "2", "--store-mib", "8")
     client = new_client(server.address())
-    assert server.notes.startswith("tiny · KV 0/256 cells · budget 64 (32 heavy + 32 recent)")
+    assert server.notes.startswith(
+        "tiny · 2 texts at once, each: KV 0/256 cells · budget 64 (32 heavy + 32 recent)"
+    )
     assert [model.id for model in client.models.list()] == ["tiny"]
     chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
     assert text_of(chunks) == chat(client, seed=1, max_tokens=300).choices[0].message.content
@@ -168,6 +170,30 @@ def test_ctrl_c_does_not_wait_for_an_answer(program: Callable[..., Program], str
 
 
 @real
+def test_as_many_texts_as_are_asked_for(program: Callable[..., Program]) -> None:
+    """Two are answered and the third waits; Ctrl-C ends all of them."""
+    server = program("--port", "0", "--texts", "2")
+    client = new_client(server.address())
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(chat, client, max_tokens=10**8) for _ in range(3)]
+        wait_until_busy(client, 2)
+        wait_until(lambda: "pyh2o_requests_waiting 1\n" in metrics(client))
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+        for answer in answers:
+            with pytest.raises(openai.APIError):
+                answer.result(PATIENCE)
+    assert "Traceback" not in server.notes
+
+
+@real
+def test_texts_that_are_no_count(program: Callable[..., Program]) -> None:
+    server = program("--port", "0", "--texts", "1000")
+    assert server.end() == 1
+    assert server.notes == "error: 1000 texts at once: give a count from 1 to 256\n"
+
+
+@real
 def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> None:
     server = program("--port", "0")
     client = new_client(server.address())
@@ -179,11 +205,14 @@ def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> 
     assert server.notes.endswith("Ctrl-C stops\nstopped\n")
 
 
-def wait_until_busy(client: openai.OpenAI) -> None:
-    """Wait until the model answers someone: others have to wait then."""
-    with contextlib.suppress(TimeoutError):
-        while post(client.base_url.port, "/extras/tokenize", {"input": "a"}, timeout=0.5):
-            pass
+def wait_until_busy(client: openai.OpenAI, n: int = 1) -> None:
+    """Wait until the model answers so many at the same time."""
+    wait_until(lambda: f"pyh2o_requests_running {n}\n" in metrics(client))
+
+
+def metrics(client: openai.OpenAI) -> str:
+    assert client.base_url.port is not None
+    return str(get(client.base_url.port, "/metrics").body.decode())
 
 
 @real
@@ -225,6 +254,8 @@ def test_help_leaves_the_sampling_to_requests() -> None:
         "--port ",
         "--api-key ",
         "--max-wait ",
+        "--texts ",
+        "--store-mib ",
         "--model ",
         "--hh ",
         "--kv-type ",

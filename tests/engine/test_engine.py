@@ -6,12 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
 from pyh2o.engine import Engine
+from pyh2o.engine.place import TextCounts
+from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
@@ -161,6 +164,26 @@ def test_waiting_has_an_end(path: Path) -> None:
         assert engine.n_waiting == 0
 
 
+def test_a_wait_ends_when_nobody_wants_the_text(path: Path) -> None:
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise TimeoutError("the client has left")
+
+    with tiny_engine(path, texts=1, **BUDGET) as engine:
+        with engine.text():
+            with pytest.raises(TimeoutError, match="has left"), engine.text(check=look):
+                pass
+            assert (engine.n_running, engine.n_waiting) == (1, 0)
+        looks = 2
+        with pytest.raises(TimeoutError), engine.text(check=look):
+            pass
+        assert engine.n_running == 0  # nor does it take a place that is free
+
+
 def test_a_text_that_is_broken_off_frees_its_place(engine: Engine) -> None:
     for _ in range(2 * N_PLACES):
         with engine.text() as llm:
@@ -225,6 +248,65 @@ def test_what_only_one_text_can_have_is_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         tiny_engine(path, **settings)
+
+
+# -------------------------------------------------------------------------------------------------
+# What is told
+# -------------------------------------------------------------------------------------------------
+
+
+def test_places_are_reported_while_their_texts_go_on(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """From another thread, which neither waits for a text nor makes one wait."""
+    assert [(each.running, each.kv.position) for each in engine.report()] == [(False, 0)] * N_PLACES
+    prompt = rng.integers(3, N_VOCAB, 60).tolist()
+    with engine.text(prompt) as llm:
+        tokens = llm.generate(prompt)
+        for n_drawn in range(1, 40):
+            next(tokens)
+            running, *others = at_once([engine.report])[0]
+            assert running.running
+            assert running.kv == llm.kv
+            assert running.kv.position == len(prompt) + n_drawn - 1
+            assert not any(each.running for each in others)
+    assert not engine.report()[0].running
+    assert engine.report()[0].kv.position == llm.n_tokens
+
+
+def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=2, **BUDGET, recall=16) as engine, engine.text() as llm:
+        llm.reset()
+        llm.read(rng.integers(3, N_VOCAB, 160).tolist())
+        spans = tuple((span.start, span.end) for span in llm.recalled())
+        assert [place.recalled for place in engine.report()] == [spans, ()]
+        assert spans
+
+
+def test_a_closed_engine_has_nothing_to_report(path: Path) -> None:
+    engine = tiny_engine(path, texts=2, **BUDGET)
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.report()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_counted(engine: Engine, rng: np.random.Generator, stream: bool) -> None:
+    completions = Completions(engine, Terms())
+    drawing = {"max_tokens": 5, "temperature": 0.0, "logit_bias": {2: -100.0}, "stream": stream}
+    prompts = [rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
+
+    def usage(prompt: list[int]) -> dict[str, Any]:
+        done = completions.create_completion(prompt, **drawing)
+        return ([*done][-1] if stream else done)["usage"]
+
+    usages = at_once([lambda p=p: usage(p) for p in prompts])
+    assert {each["completion_tokens"] for each in usages} == {5}
+    assert engine.texts == TextCounts(6 * 20, 0, 6 * 5)
+    again = usage(prompts[-1])
+    n_cached = again["prompt_tokens_details"]["cached_tokens"]
+    assert engine.texts == TextCounts(7 * 20, n_cached, 7 * 5)
+    assert engine.n_running == 0
 
 
 # -------------------------------------------------------------------------------------------------

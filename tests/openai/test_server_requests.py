@@ -132,21 +132,23 @@ def test_null_is_not_given(server: Any) -> None:
         assert reply.status == 200
 
 
-def test_content_in_parts_is_read(model_path: Path) -> None:
-    with tiny_engine(model_path, texts=1, n_ctx=256, hh=32, recent=32) as engine:
-        server = loopback.LoopbackServer(engine)
+def test_content_in_parts_is_read(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    begin = Place.begin_prompt
 
-        def tokens(content: Any) -> list[int]:
-            server.post(CHAT, with_field(CHAT, messages=[{"role": "user", "content": content}]))
-            with engine.text() as llm:
-                return llm.input_ids[: llm.n_tokens - 2].tolist()
+    def watched(place: Place, tokens: list[int]) -> int:
+        read.append(tokens)
+        return begin(place, tokens)
 
-        plain = tokens("Hello, you")
-        parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}]
-        try:
-            assert tokens(parts) == plain
-        finally:
-            server.close()
+    monkeypatch.setattr(Place, "begin_prompt", watched)
+    for content in (
+        "Hello, you",
+        [{"type": "text", "text": "Hello,"}, {"type": "text", "text": " you"}],
+        "Hello, me",
+    ):
+        server.post(CHAT, with_field(CHAT, messages=[{"role": "user", "content": content}]))
+    plain, parts, other = read
+    assert parts == plain != other
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32 - 1, 2**32 + 5, -(2**63), 2**63 - 1])

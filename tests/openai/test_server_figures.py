@@ -1,0 +1,194 @@
+"""/metrics and /v1/kv: what a server says of its work, without a word of the texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from good_bodies import CHAT, COMPLETIONS
+from many_texts import at_once, tiny_engine
+from needed import needed
+from pyh2o.engine import Engine
+from tiny_llama import EXACT_ROWS
+
+loopback = needed("loopback", name="the server's packages")
+wait_until = loopback.wait_until
+
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16, "recall": 16}
+NO_END = {"2": -100}
+ENDLESS = {"prompt": "secretive", "max_tokens": 10**9, "logit_bias": NO_END}
+SAMPLE = re.compile(r"(?P<name>[a-z0-9_]+)(?P<labels>\{[^{}]*\})? (?P<value>[0-9.e+-]+)")
+
+
+@pytest.fixture
+def engine(model_path: Path) -> Iterator[Engine]:
+    with tiny_engine(model_path, texts=2, **CACHE) as running:
+        yield running
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Any]:
+    running = loopback.LoopbackServer(engine)
+    yield running
+    running.close()
+
+
+def metrics(server: Any) -> dict[str, float]:
+    """All samples, by name and labels; each belongs to a metric with a type and a help."""
+    reply = server.get("/metrics")
+    assert reply.status == 200
+    samples: dict[str, float] = {}
+    name = kind = ""
+    text = reply.body.decode()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name, meaning = line.removeprefix("# HELP ").split(" ", 1)
+            assert meaning.endswith(".")
+        elif line.startswith("# TYPE "):
+            typed, kind = line.removeprefix("# TYPE ").split(" ")
+            assert typed == name
+        else:
+            found = SAMPLE.fullmatch(line)
+            assert found is not None, line
+            expected = {f"{name}_sum", f"{name}_count"} if kind == "summary" else {name}
+            assert found["name"] in expected
+            assert (kind == "counter") == name.endswith("_total")
+            samples[found["name"] + (found["labels"] or "")] = float(found["value"])
+    assert all(each.startswith("pyh2o_") for each in samples)
+    return samples
+
+
+def complete(server: Any, **fields: Any) -> Any:
+    body = {"prompt": "once upon a time", "max_tokens": 8, "logit_bias": NO_END, **fields}
+    return server.post(COMPLETIONS, body)
+
+
+# ---------------------------------------------------------------------------------------------
+# /metrics
+# ---------------------------------------------------------------------------------------------
+
+
+def test_work_is_counted(server: Any, engine: Engine) -> None:
+    usages = [complete(server).json["usage"] for _ in range(3)]
+    assert complete(server, max_tokens=-1).status == 400
+    assert server.get("/v1/nothing").status == server.get("/v1/../none").status == 404
+    told = metrics(server)
+    n_tokens = {
+        "prompt": sum(usage["prompt_tokens"] for usage in usages),
+        "generated": sum(usage["completion_tokens"] for usage in usages),
+        "cached_prompt": sum(u["prompt_tokens_details"]["cached_tokens"] for u in usages),
+    }
+    for name, n in n_tokens.items():
+        assert told[f"pyh2o_{name}_tokens_total"] == n
+    assert told['pyh2o_responses_total{route="/v1/completions",status="200"}'] == 3
+    assert told['pyh2o_responses_total{route="/v1/completions",status="400"}'] == 1
+    assert told['pyh2o_responses_total{route="none",status="404"}'] == 2
+    assert told["pyh2o_batches_total"] == engine.batches.batches > 0
+    assert told["pyh2o_batch_texts_count"] == engine.batches.batches
+    assert told["pyh2o_batch_texts_sum"] == engine.batches.texts
+    assert told["pyh2o_batch_tokens_total"] == engine.batches.tokens
+    assert told["pyh2o_batch_seconds_total"] == engine.batches.seconds > 0
+    assert told["pyh2o_places"] == 2
+    assert told["pyh2o_requests_running"] == told["pyh2o_requests_waiting"] == 0
+
+
+def test_who_runs_and_who_waits_is_told(server: Any, engine: Engine) -> None:
+    connections = [server.send(COMPLETIONS, ENDLESS) for _ in range(3)]
+    wait_until(lambda: (engine.n_running, engine.n_waiting) == (2, 1))
+    told = metrics(server)
+    assert told["pyh2o_requests_running"] == 2
+    assert told["pyh2o_requests_waiting"] == 1
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: metrics(server)["pyh2o_requests_running"] == 0)
+    assert metrics(server)["pyh2o_requests_waiting"] == 0
+
+
+def test_memory_is_told(server: Any, engine: Engine, rng: np.random.Generator) -> None:
+    for _ in range(5):
+        complete(server, prompt="".join(map(chr, rng.integers(97, 123, 30))))
+    told, stored = metrics(server), engine.stored
+    assert told["pyh2o_stored_texts"] == stored.texts == 3
+    assert told["pyh2o_stored_bytes"] == stored.bytes > 0
+    assert told["pyh2o_texts_moved_out_total"] == 3
+    assert told["pyh2o_texts_moved_in_total"] == told["pyh2o_texts_dropped_total"] == 0
+    caches = [place.kv for place in engine.report()]
+    assert told["pyh2o_cache_bytes"] == sum(kv.bytes_total + kv.bytes_archive for kv in caches)
+
+
+# ---------------------------------------------------------------------------------------------
+# /v1/kv
+# ---------------------------------------------------------------------------------------------
+
+
+def test_what_places_hold_is_told(server: Any, engine: Engine) -> None:
+    usage = complete(server, prompt="once upon a time " * 20).json["usage"]
+    at_work = server.send(COMPLETIONS, ENDLESS)
+    wait_until(lambda: engine.texts.drawn_tokens > 100)
+    reply = server.get("/v1/kv")
+    idle, running = reply.json["data"]
+    assert (idle["place"], idle["state"]) == (0, "idle")
+    assert (running["place"], running["state"]) == (1, "running")
+    assert idle["tokens"] == usage["total_tokens"] - 1  # the newest token has not been read
+    for place, cache in zip((idle, running), engine.report(), strict=True):
+        assert 0 < place["rows"] <= cache.kv.capacity + CACHE["recall"]
+        assert place["archived"] > 0
+        assert place["bytes"] >= cache.kv.bytes_total
+    assert idle["recalled"]
+    for start, end in idle["recalled"]:
+        assert 0 <= start < end <= idle["archived"]
+    assert b"secret" not in reply.body
+    at_work.close()
+
+
+def test_looking_does_not_disturb(model_path: Path, rng: np.random.Generator) -> None:
+    """Texts are what they are without it, at however many moments it happens."""
+    settings = {**CACHE, **EXACT_ROWS, "attention": "ops"}
+    prompts = ["".join(map(chr, rng.integers(97, 123, 90))) for _ in range(2)]
+    with tiny_engine(model_path, texts=2, **settings) as engine:
+        server = loopback.LoopbackServer(engine)
+        most_rows = engine.report()[0].kv.capacity + CACHE["recall"]
+
+        def ask(prompt: str) -> str:
+            body = {"max_tokens": 60, "temperature": 0, "logit_bias": NO_END}
+            messages = [{"role": "user", "content": prompt}]
+            reply = server.post(CHAT, {"messages": messages, **body})
+            return str(reply.json["choices"][0]["message"]["content"])
+
+        def look() -> str:
+            looks = 0
+            while looks < 20 or engine.n_running:
+                places = server.get("/v1/kv").json["data"]
+                assert all(place["rows"] <= most_rows for place in places)
+                looks += 1
+            return ""
+
+        try:
+            expected = [ask(prompt) for prompt in prompts]
+            for prompt in ("other", "and another"):  # or the texts would go on from themselves
+                ask(prompt)
+            *answers, _ = at_once([lambda p=p: ask(p) for p in prompts] + [look])
+        finally:
+            server.close()
+    assert answers == expected
+
+
+# ---------------------------------------------------------------------------------------------
+# For whom
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/metrics", "/v1/kv"])
+def test_a_key_is_asked_for(engine: Engine, route: str) -> None:
+    server = loopback.LoopbackServer(engine, api_key="secret")
+    try:
+        assert server.get(route).status == 401
+        assert server.get(route, Authorization="Bearer secret").status == 200
+    finally:
+        server.close()
