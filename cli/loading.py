@@ -28,6 +28,7 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
     """
 
     def make(path: str, **settings: Any) -> Llama:
+        # Imported here because it loads llama.cpp.
         from pyh2o.llama import Llama
 
         return Llama(path, prompt_progress=on_read, on_exact_prefill=say_prefill, **settings)
@@ -44,6 +45,7 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
     """
 
     def make(path: str, **settings: Any) -> Engine:
+        # Imported here because it loads llama.cpp.
         from pyh2o.engine import Engine
 
         return Engine(path, texts=texts, store_mib=store_mib, **settings)

@@ -112,7 +112,15 @@ class EventAnswer(Answer):
                 await made.send(error)
 
     def _make_here(self, made: MemoryObjectSendStream[Any]) -> None:
-        for chunk in self._work(partial(from_thread.run, made.send, None)):
+        has_begun = False
+
+        def on_read() -> None:
+            nonlocal has_begun
+            if not has_begun:  # once: the other texts wait meanwhile
+                has_begun = True
+                from_thread.run(made.send, None)
+
+        for chunk in self._work(on_read):
             from_thread.run(made.send, chunk)
 
 
