@@ -43,6 +43,10 @@ class SessionError(PyH2OError, ValueError):
     """A session file that is missing, damaged, of another model or settings, or not writable."""
 
 
+class BatchError(PyH2OError, ValueError):
+    """A file of a batch that cannot be read or written, or results of another batch."""
+
+
 class GrammarError(PyH2OError, ValueError):
     """A grammar for generated text that llama.cpp cannot read."""
 

@@ -1,0 +1,140 @@
+"""An answer to a request of a batch, as a line of OpenAI's output format."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from ..engine import Engine
+from ..engine.requests import Completions, Terms
+from ..generation.sampling import LARGEST_SEED, Sampling
+from ..llama import Llama
+from ..openai.limits import Limits
+from ..openai.server.bodies import ChatBody, CompletionBody
+from ..openai.server.refusals import RefusedError, body_refusal, refusal_of
+from ..openai.server.served_model import ServedModel
+from .reading import CHATS, BatchInput, BatchRequest, RequestLine
+
+OK = 200
+# A file of one's own needs no limit on its prompts.
+LIMITS = Limits(prompt_tokens=2**31)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How requests are answered that do not say it themselves.
+
+    Attributes:
+        sampling: for prompts of plain text. The seed is for all requests without one: that of the
+            request n, from 0, is seed + n.
+        max_tokens: for prompts of plain text; None for as many as the window has.
+        chat: whether such a prompt is a user's message; else it is a text to go on with.
+    """
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    chat: bool = False
+
+
+class Answers:
+    """Answers requests, from as many threads as one likes."""
+
+    def __init__(
+        self, engine: Engine, batch: BatchInput, manner: Manner, check: Callable[[], None]
+    ) -> None:
+        """Get ready.
+
+        Args:
+            engine: makes the texts.
+            batch: whose requests they are.
+            manner: for what the requests leave open.
+            check: called after each piece of a prompt and each token; what it raises, other than
+                an Exception, ends the answer.
+        """
+        self._engine = engine
+        self._batch = batch
+        self._manner = manner
+        self._terms = Terms(check=check)
+        self._name = Path(engine.model.model_path).stem
+
+    def answer(self, request: BatchRequest) -> dict[str, Any]:
+        """A line of the output: the answer, or why there is none.
+
+        Raises:
+            MemoryError: there is too little; the request is not to blame.
+            BaseException: what `check` raises.
+        """
+        if request.error is not None:
+            error = {"code": request.error.code, "message": request.error.message}
+            return _line(request, None, error)
+        try:
+            return _line(request, _response(OK, self._result(request)), None)
+        except MemoryError:
+            raise
+        except ValidationError as error:
+            refusal = body_refusal(error)
+        except Exception as error:
+            refusal = refusal_of(error)
+        return _line(request, _response(refusal.status, refusal.body()), None)
+
+    def _result(self, request: BatchRequest) -> Any:
+        body = self._body(request)
+        if body.stream:
+            raise RefusedError(400, "stream: a batch has no streams: leave it out", param="stream")
+        if body.seed is None:
+            seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
+            body = body.model_copy(update={"seed": seed})
+        completions = Completions(self._engine, self._terms)
+        model = ServedModel(cast(Llama, completions), self._name, LIMITS)
+        return model.chat(body) if isinstance(body, ChatBody) else model.complete(body)
+
+    def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
+        if self._batch.has_prompts:
+            return self._body_of_prompt(request.data.decode())
+        line = RequestLine.model_validate_json(request.data)
+        kind = ChatBody if line.url == CHATS else CompletionBody
+        return kind.model_validate_json(json.dumps(line.body))
+
+    def _body_of_prompt(self, prompt: str) -> ChatBody | CompletionBody:
+        manner = self._manner
+        names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+        fields: dict[str, Any] = {name: getattr(manner.sampling, name) for name in names}
+        fields["max_tokens"] = manner.max_tokens or self._engine.model.n_ctx()
+        if manner.chat:
+            fields["messages"] = [{"role": "user", "content": prompt}]
+            return ChatBody.model_validate(fields)
+        return CompletionBody.model_validate({**fields, "prompt": prompt})
+
+
+def _response(status: int, body: Any) -> dict[str, Any]:
+    return {"status_code": status, "request_id": f"req_{secrets.token_hex(16)}", "body": body}
+
+
+def _line(
+    request: BatchRequest, response: dict[str, Any] | None, error: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{secrets.token_hex(16)}",
+        "custom_id": request.custom_id,
+        "response": response,
+        "error": error,
+    }
+
+
+def failed(line: dict[str, Any]) -> bool:
+    """Whether a line of the output has no answer."""
+    return line["error"] is not None or line["response"]["status_code"] != OK
+
+
+def usage(line: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer in a line of the output."""
+    if failed(line):
+        return 0, 0
+    counts = line["response"]["body"]["usage"]
+    return counts["prompt_tokens"], counts["completion_tokens"]

@@ -1,0 +1,290 @@
+"""The results of a batch: in a journal as they end, and at last in the order of the requests.
+
+The journal of the results NAME is NAME.partial. Its first line says which batch it is of, each
+other one is a result. A result is on the disk before the next one is added, so a crash or a full
+disk costs no more than the answers in the making.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ..errors import BatchError
+from ..llama import Llama
+from ..sessions.records import record_of
+from ..sessions.session_file import model_identity, settings_identity
+from ..system.files import replacement
+from .answering import Manner, failed
+from .reading import BatchInput
+
+SUFFIX = ".partial"
+# The name of the head, with the version of the format.
+FORMAT = "pyh2o batch 1"
+
+_BEGINNING = f'{{"{FORMAT}": '.encode()
+_PREFIX = ".pyh2o-batch-"
+
+
+@dataclass(frozen=True)
+class BatchHead:
+    """What the results of a batch depend on, and may be gone on with only if it is the same.
+
+    Attributes:
+        input: hash of the file of requests.
+        model: size and hash of the model file.
+        settings: of the cache.
+        manner: how requests are answered that do not say it themselves.
+        replaces: whether the results may take the place of an earlier file of that name.
+    """
+
+    input: str
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    manner: Manner
+    replaces: bool
+
+    @classmethod
+    def of(cls, batch: BatchInput, llm: Llama, manner: Manner, *, replaces: bool) -> BatchHead:
+        """That of a batch.
+
+        Raises:
+            SessionError: the model file is gone.
+        """
+        identity = model_identity(llm)
+        model = {"bytes": identity.bytes, "sha256": identity.sha256}
+        return cls(batch.sha256, model, settings_identity(llm), manner, replaces)
+
+    def difference(self, other: BatchHead) -> str:
+        """What differs between the two batches, for a person; "" if nothing that matters does."""
+        if self.input != other.input:
+            return "another input"
+        if self.model != other.model:
+            return "another model"
+        mine, theirs = self._values(), other._values()
+        for name in sorted({*mine, *theirs}):
+            values = [json.dumps(each.get(name)) for each in (mine, theirs)]
+            if values[0] != values[1]:
+                return f"{name} {values[0]}, and not {values[1]}"
+        return ""
+
+    def _values(self) -> dict[str, Any]:
+        manner = asdict(self.manner)
+        return {**self.settings, **manner.pop("sampling"), **manner}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a result lies in the journal."""
+
+    start: int
+    size: int
+    failed: bool
+
+
+class Journal:
+    """A context manager around the journal beside a file of results.
+
+    Attributes:
+        path: of the journal.
+        head: of the batch that it has results of; None if it is new.
+    """
+
+    def __init__(self, results: Path) -> None:
+        """Check the place; nothing is opened yet.
+
+        Args:
+            results: the file that the results are written to at last.
+
+        Raises:
+            BatchError: no file can be written there.
+        """
+        self.path = results.with_name(results.name + SUFFIX)
+        self.head: BatchHead | None = None
+        self._results = results
+        self._entries: dict[int, _Entry] = {}
+        self._size = 0
+        folder = results.parent
+        if results.exists() and not results.is_file():
+            raise BatchError(f"{results} is not a file: give another name for the results")
+        if not folder.is_dir():
+            raise BatchError(f"there is no folder {folder}: create it, or give another one")
+
+    @property
+    def done(self) -> set[int]:
+        """Numbers of the requests that have a result."""
+        return set(self._entries)
+
+    @property
+    def n_failed(self) -> int:
+        """Requests whose result is an error."""
+        return sum(entry.failed for entry in self._entries.values())
+
+    # ---------------------------------------------------------------------------------------------
+    # Opening
+    # ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Journal:
+        """Open it, and read what it has.
+
+        Raises:
+            BatchError: it cannot be opened, another run has it, or it is no journal.
+        """
+        try:
+            # without a buffer, which would keep what a full disk refused and write it at the end
+            self._file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise BatchError(
+                f"cannot write {self.path}: {error.strerror}; give another name for the results"
+            ) from None
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._size == 0:
+            self._remove()
+        with contextlib.suppress(OSError):  # all that counts has been flushed
+            self._file.close()
+
+    def _lock(self) -> None:
+        """Keep other runs off, until this one ends, also by a crash."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BatchError(
+                f"{self.path} is being written by another run: wait for its end, or give another "
+                "name for the results"
+            ) from None
+        except OSError:
+            pass  # a file system that has no locks
+
+    def _read(self) -> None:
+        """Read head and results, up to a line that was cut off or damaged: that one comes again."""
+        self._file.seek(0)
+        reader = io.BufferedReader(self._file)
+        for line in reader:
+            is_whole = line.endswith(b"\n")
+            if self.head is None:
+                if not is_whole and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
+                    break
+                self.head = self._read_head(line)
+            elif not is_whole or not self._note(line):
+                break
+            self._size += len(line)
+        reader.detach()
+
+    def _read_head(self, line: bytes) -> BatchHead:
+        try:
+            return record_of(BatchHead, json.loads(line)[FORMAT])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise BatchError(
+                f"{self.path} is no journal of a batch that this pyh2o can read: move it away, or "
+                "give another name for the results"
+            ) from None
+
+    def _note(self, line: bytes) -> bool:
+        """Remember where a result lies, at the end of what was read; whether it is one."""
+        try:
+            number, result = json.loads(line)
+            entry = _Entry(self._size, len(line), failed(result))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+        self._entries[number] = entry
+        return True
+
+    # ---------------------------------------------------------------------------------------------
+    # Writing
+    # ---------------------------------------------------------------------------------------------
+
+    def begin(self, head: BatchHead, *, anew: bool) -> None:
+        """Go on with a batch, or begin it.
+
+        Args:
+            head: of the batch.
+            anew: without the results that are there.
+
+        Raises:
+            BatchError: they are those of another batch, or the disk is full or broken.
+        """
+        if self.head is not None and not anew:
+            if difference := self.head.difference(head):
+                raise BatchError(
+                    f"{self.path} has results of a batch with {difference}: give the same again, "
+                    "or begin anew with force (--force)"
+                )
+            return
+        self._entries = {}
+        self._size = 0
+        self._append(json.dumps({FORMAT: asdict(head)}))
+        self.head = head
+
+    def add(self, number: int, result: Mapping[str, Any]) -> None:
+        """Add the result of a request; it is on the disk when this returns.
+
+        Raises:
+            BatchError: the disk is full or broken; what was added before stays.
+        """
+        start = self._size
+        self._append(json.dumps([number, result], ensure_ascii=False))
+        self._entries[number] = _Entry(start, self._size - start, failed(dict(result)))
+
+    def _append(self, line: str) -> None:
+        data = f"{line}\n".encode()
+        try:
+            self._file.truncate(self._size)  # what a failure has left
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._size += len(data)
+
+    def finish(self, n_requests: int) -> None:
+        """Write the results in the order of the requests, and remove the journal.
+
+        Raises:
+            BatchError: the disk is full or broken; the journal stays.
+        """
+        try:
+            with replacement(self._results, prefix=_PREFIX) as file:
+                for number in range(n_requests):
+                    self._copy(self._entries[number], file)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._size = 0
+        self._remove()
+
+    def _copy(self, entry: _Entry, target: IO[bytes]) -> None:
+        self._file.seek(entry.start)
+        _, result = json.loads(self._file.read(entry.size))
+        target.write(f"{json.dumps(result, ensure_ascii=False)}\n".encode())
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _unwritable(self, error: OSError) -> BatchError:
+        return BatchError(
+            f"cannot write the results: {error.strerror}; those that are there "
+            f"({len(self._entries):,}) stay in {self.path}: make room, and give the same command "
+            "again"
+        )
