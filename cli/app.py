@@ -9,7 +9,7 @@ import typer
 
 import pyh2o
 
-from . import models, serve, sessions
+from . import batch, models, serve, sessions
 from .chat.command import chat
 from .errors import reported_errors
 from .generate.command import generate
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("chat")(chat)
 app.command("generate")(generate)
+app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.add_typer(evaluation.app, name="eval")

@@ -43,6 +43,13 @@ class Bars:
             parts.append(f"{duration((total - done) * seconds / done)} left")
         self._show("writing", done if total else None, total, " · ".join(parts))
 
+    def answering(self, done: int, total: int, tokens: int, seconds: float) -> None:
+        """`done` of `total` requests have a result; `tokens` were evaluated in so many seconds."""
+        parts = [f"{done:,} of {total:,} requests"]
+        if speed := per_second(tokens, seconds):
+            parts.append(speed)
+        self._show("answering", done, total, " · ".join(parts))
+
     def clear(self) -> None:
         """Take the bar away; the next call draws a new one."""
         if self._progress is not None:

@@ -1,0 +1,227 @@
+"""`pyh2o batch`: a file of requests, answered many at once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyh2o.cache.statistics import mib_text
+
+from . import loading
+from .errors import EXIT_INTERRUPTED, InputError, reported_errors
+from .options import SAMPLING_OPTIONS, RunOptions, takes_run_options
+from .session_options import typed_options
+from .terminal.interrupts import Interrupts
+from .terminal.progress import Bars
+from .terminal.terminal import terminal
+from .terminal.wording import count, per_second
+
+if TYPE_CHECKING:
+    from pyh2o.batch.answering import Manner
+    from pyh2o.batch.journal import Journal
+    from pyh2o.batch.reading import BatchInput, BatchRequest
+    from pyh2o.engine import Engine
+
+PROMPTS = "Prompts of plain text"
+# Options that say what requests say themselves.
+OF_PROMPTS = {"max_tokens", "chat", *SAMPLING_OPTIONS} - {"seed"}
+
+
+@takes_run_options
+def batch(
+    context: typer.Context,
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            help="JSON Lines in OpenAI's batch format, or plain text with a prompt on each line.",
+        ),
+    ],
+    *,
+    options: RunOptions,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File for the results, in OpenAI's output format and the order of the requests. "
+            "Until all are there they are in FILE.partial.",
+        ),
+    ],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Begin anew, and replace an existing file."),
+    ] = False,
+    texts: Annotated[
+        int,
+        typer.Option(min=1, help="Requests that are answered at once, each with a cache."),
+    ] = 8,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of each answer.",
+            show_default="as many as the window has",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Each line is a user's message, and not a text to go on with.",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = False,
+) -> None:
+    """Answer a file of requests, many at once.
+
+    Ctrl-C ends it and keeps the results that are there; the same command goes on with the others.
+    A request that is wrong gets a line that says why. Sampling is each request's own; the sampling
+    options are for prompts of plain text, but for --seed: request n, from 0, without a seed gets
+    SEED + n.
+    """
+    given = typed_options(context)
+    with reported_errors():
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.batch.answering import Manner
+        from pyh2o.batch.journal import BatchHead, Journal
+        from pyh2o.batch.reading import read_batch
+
+        asked = read_batch(requests.expanduser())
+        _check_usage(asked, given)
+        with Journal(_checked_output(output, requests)) as journal:
+            _check_replaces(journal, output, force=force)
+            manner = Manner(options.sampling, max_tokens, chat)
+            if journal.head is not None and not force and "seed" not in given:
+                seed = journal.head.manner.sampling.seed
+                manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
+            n_left = len(asked.requests) - (0 if force else len(journal.done))
+            texts = max(1, min(texts, n_left))
+            bars = Bars(hidden=options.verbose)
+            with closing(loading.load_engine(options, bars, texts)) as engine:
+                journal.begin(BatchHead.of(asked, engine.model, manner, replaces=force), anew=force)
+                run = _Run(engine, asked, manner, journal, bars)
+                run.answer_all(texts)
+                terminal.say(run.summary(texts))
+            if run.n_left:
+                terminal.say("to go on: give the same command again" + " without --force" * force)
+                raise typer.Exit(EXIT_INTERRUPTED)
+            journal.finish(len(asked.requests))
+            terminal.say(f"the results are in {output}")
+
+
+def _check_usage(asked: BatchInput, given: set[str]) -> None:
+    wrong = sorted(OF_PROMPTS & given)
+    if wrong and not asked.has_prompts:
+        option = "--temp" if wrong[0] == "temperature" else f"--{wrong[0].replace('_', '-')}"
+        raise InputError(
+            f"{option} is for prompts of plain text: requests in JSON say it in their bodies"
+        )
+
+
+def _checked_output(output: Path, requests: Path) -> Path:
+    """The file of the results, with symbolic links followed."""
+    target = output.expanduser().resolve()
+    if target == requests.expanduser().resolve():
+        raise InputError(f"the results would replace the requests in {output}: give another name")
+    return target
+
+
+def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
+    """Refuse to replace a file, unless this run or the one that it goes on with was told to."""
+    if force or (journal.head is not None and journal.head.replaces):
+        return
+    if output.expanduser().exists():
+        raise InputError(f"{output} exists: give another --output, or replace it with --force")
+
+
+class _Run:
+    """What one run of the command adds to the results.
+
+    Attributes:
+        n_left: requests that have none yet.
+    """
+
+    def __init__(
+        self, engine: Engine, asked: BatchInput, manner: Manner, journal: Journal, bars: Bars
+    ) -> None:
+        self._engine = engine
+        self._asked = asked
+        self._manner = manner
+        self._journal = journal
+        self._bars = bars
+        self._n_read = self._n_written = 0
+        self._seconds = 0.0
+
+    @property
+    def n_left(self) -> int:
+        return len(self._asked.requests) - len(self._journal.done)
+
+    def answer_all(self, n_at_once: int) -> None:
+        """Answer the requests that have no result, until Ctrl-C is pressed.
+
+        Raises:
+            PyH2OError: the results cannot be written.
+            KeyboardInterrupt: Ctrl-C was pressed twice.
+        """
+        from pyh2o.batch.answering import Answers
+        from pyh2o.batch.running import BatchRun
+
+        done = self._journal.done
+        if done:
+            n_all = count(len(self._asked.requests), "request")
+            terminal.say(f"going on: of {n_all} {len(done):,} have a result")
+        run = BatchRun(
+            [each for each in self._asked.requests if each.number not in done], n_at_once
+        )
+        answers = Answers(self._engine, self._asked, self._manner, run.check)
+        started = time.monotonic()
+        try:
+            with Interrupts() as interrupts, closing(run.results(answers.answer)) as results:
+                for result in results:
+                    if result is not None:
+                        self._add(*result)
+                    self._seconds = time.monotonic() - started
+                    self._show()
+                    if interrupts.presses:
+                        run.stop()
+        finally:
+            self._bars.clear()
+
+    def _add(self, request: BatchRequest, line: dict[str, Any]) -> None:
+        from pyh2o.batch.answering import usage
+
+        self._journal.add(request.number, line)
+        n_read, n_written = usage(line)
+        self._n_read += n_read
+        self._n_written += n_written
+
+    def _show(self) -> None:
+        n_all = len(self._asked.requests)
+        tokens = self._engine.batches.tokens
+        self._bars.answering(n_all - self.n_left, n_all, tokens, self._seconds)
+
+    def summary(self, n_at_once: int) -> str:
+        """What there is now, and what this run has done for it, as one line."""
+        requests = count(len(self._asked.requests), "request")
+        n_done = len(self._journal.done)
+        stopped = f"stopped by Ctrl-C: of {requests} {n_done:,} have a result"
+        parts = [
+            stopped if self.n_left else requests,
+            count(self._journal.n_failed, "error"),
+            f"read {count(self._n_read, 'token')}",
+            f"wrote {count(self._n_written, 'token')}",
+        ]
+        if speed := per_second(self._n_written, self._seconds):
+            parts[-1] += f" at {speed}"
+        memory = mib_text(self._engine.model.kv.bytes_total)
+        seed = self._manner.sampling.seed
+        return " · ".join([*parts, f"seed {seed}", f"KV {n_at_once} x {memory} MiB"])

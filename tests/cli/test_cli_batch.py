@@ -1,0 +1,311 @@
+"""`pyh2o batch`: files of requests, answered many at once, broken off and gone on with."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_fakes import PATIENCE, Output, Screen, run, run_program, start_program, wait_until
+from fake_story import names, now_there, tiny_model
+from full_disk import full_disk
+from needed import needed
+from pyh2o.cli import loading
+from tiny_chat import CHATML, write_chat_gguf
+
+needed("pyh2o.openai.server", name="the server's packages")
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+real = pytest.mark.real
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def small(tiny: Path) -> list[str]:
+    """Options for the tiny model and a small cache."""
+    cache = ["--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8", "--threads", "1"]
+    return ["-m", str(tiny), *cache]
+
+
+def write_requests(n: int, *, path: str = "in.jsonl", **body: Any) -> None:
+    """So many completions, of 10, 20, ... tokens."""
+    lines = []
+    for number in range(n):
+        asked = {"prompt": f"Text {number}", "max_tokens": 10 * (number + 1), **body}
+        line = {"custom_id": f"r{number}", "method": "POST", "url": COMPLETIONS, "body": asked}
+        lines.append(json.dumps(line))
+    Path(path).write_text("\n".join(lines))
+
+
+def results(path: str = "out.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def texts(path: str = "out.jsonl") -> list[str]:
+    return [line["response"]["body"]["choices"][0]["text"] for line in results(path)]
+
+
+def n_done(path: str = "out.jsonl.partial") -> int:
+    return max(0, Path(path).read_bytes().count(b"\n") - 1) if Path(path).exists() else 0
+
+
+def test_results_in_the_order_of_the_requests(tiny: Path, tmp_path: Path) -> None:
+    write_requests(9)
+    output = run(
+        "batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--seed", "5", "--texts", "3"
+    )
+    assert (output.code, output.text) == (0, "")
+    assert re.fullmatch(
+        r"9 requests · 0 errors · read \d+ tokens · wrote 450 tokens at [\d.,]+ tokens/s · "
+        r"seed 5 · KV 3 x [\d.]+ MiB\nthe results are in out\.jsonl\n",
+        output.notes,
+    )
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
+    lines = results()
+    assert [line["custom_id"] for line in lines] == [f"r{n}" for n in range(9)]
+    usage = [line["response"]["body"]["usage"]["completion_tokens"] for line in lines]
+    assert usage == [10 * n for n in range(1, 10)]
+    assert {line["response"]["body"]["model"] for line in lines} == {"tiny"}
+    assert len({line["id"] for line in lines}) == 9
+    assert {*lines[0]} == {"id", "custom_id", "response", "error"}
+    assert {*lines[0]["response"]} == {"status_code", "request_id", "body"}
+
+
+def test_a_file_of_prompts(tiny: Path) -> None:
+    Path("in.txt").write_text("Once\n\nTwice\n")
+    arguments = ["batch", "in.txt", "-o", "out.jsonl", *small(tiny), "-n", "20", "--seed", "3"]
+    assert run(*arguments).code == 0
+    assert [line["custom_id"] for line in results()] == ["line-1", "line-3"]
+    sampled = texts()
+    assert run(*arguments, "--force", "--temp", "0").code == 0
+    assert texts() != sampled
+    assert run(*arguments, "--force").code == 0
+    assert texts() == sampled
+
+
+def test_prompts_as_messages(tmp_path: Path) -> None:
+    model = write_chat_gguf(tmp_path / "chat.gguf", CHATML)
+    Path("in.txt").write_text("Hello?\nHow are you?")
+    output = run("batch", "in.txt", "-o", "out.jsonl", *small(model), "-n", "5", "--chat")
+    assert output.code == 0
+    for line in results():
+        body = line["response"]["body"]
+        assert body["object"] == "chat.completion"
+        assert body["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_wrong_requests_are_counted(tiny: Path) -> None:
+    write_requests(2)
+    with Path("in.jsonl").open("a") as file:
+        file.write("\nwrong\n")
+    output = run("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny))
+    assert output.code == 0
+    assert output.notes.startswith("3 requests · 1 error · ")
+    assert [line["error"] is None for line in results()] == [True, True, False]
+
+
+def test_seed_is_new_each_run_and_shown(tiny: Path) -> None:
+    write_requests(1)
+    seeds = []
+    for _ in range(2):
+        notes = run("batch", "in.jsonl", "-o", "out.jsonl", "--force", *small(tiny)).notes
+        found = re.search(r" · seed (\d+) · ", notes)
+        assert found is not None
+        seeds.append(found[1])
+    assert seeds[0] != seeds[1]
+
+
+# -------------------------------------------------------------------------------------------------
+# What is refused
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none", "-o", "out"], "cannot read none: No such file or directory; give a file of "),
+        (["empty", "-o", "out"], "empty has no requests: write one on each line"),
+        (["in.jsonl", "-o", "in.jsonl"], "the results would replace the requests in in.jsonl: "),
+        (["in.jsonl", "-o", "there"], "there exists: give another --output, or replace it with -"),
+        (["in.jsonl", "-o", "none/out"], "there is no folder"),
+        (["in.jsonl", "-o", "out", "--chat"], "--chat is for prompts of plain text: requests in "),
+        (["in.jsonl", "-o", "out", "-n", "3"], "--max-tokens is for prompts of plain text"),
+        (["in.jsonl", "-o", "out", "--temp", "0"], "--temp is for prompts of plain text"),
+    ],
+)
+def test_what_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.delattr(loading, "load_engine")
+    write_requests(1)
+    (tmp_path / "empty").touch()
+    (tmp_path / "there").write_text("mine")
+    there = now_there()
+    output = run("batch", *arguments)
+    assert (output.code, output.text) == (1, "")
+    assert output.notes.startswith(f"error: {message}") or f"error: {message}" in output.notes
+    assert now_there() == there
+
+
+def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> None:
+    write_requests(1)
+    output = run("batch", "in.jsonl", "-o", "out", *small(tiny), "--prefill", "exact")
+    assert output.code == 1
+    assert output.notes.startswith("error: prefill='exact' takes a larger cache for all texts")
+    assert names(tmp_path) == ["in.jsonl"]
+
+
+# -------------------------------------------------------------------------------------------------
+# Going on
+# -------------------------------------------------------------------------------------------------
+
+
+@real
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
+    tiny: Path, tmp_path: Path, ending: signal.Signals
+) -> None:
+    write_requests(12, max_tokens=600, seed=4)
+    with Path("in.jsonl").open("a") as file:
+        file.write("\nwrong")
+    arguments = ["batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "3"]
+    program = start_program(*arguments, "--seed", "8")
+    wait_until(lambda: n_done() >= 3)
+    program.send_signal(ending)
+    _, notes = program.communicate(timeout=PATIENCE)
+    ended = n_done()
+    assert 3 <= ended < 13
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
+    if ending == signal.SIGINT:
+        assert program.returncode == 130
+        stopped, how = notes.decode().splitlines()
+        assert stopped.startswith(
+            f"stopped by Ctrl-C: of 13 requests {ended} have a result · 0 err"
+        )
+        assert how == "to go on: give the same command again"
+    kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
+    output = run_program(*arguments)  # with the seed that it had
+    assert output.code == 0, output.notes
+    assert output.notes.startswith(
+        f"going on: of 13 requests {ended} have a result\n13 requests · "
+    )
+    assert " · 1 error · " in output.notes
+    assert " · seed 8 · " in output.notes
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
+    for number, line in map(json.loads, kept):
+        assert results()[number] == line
+
+
+def break_off(arguments: list[str], *, after: int) -> Output:
+    """Run the command on a disk that is full after so many bytes."""
+    with full_disk(after):
+        return run(*arguments)
+
+
+def test_a_full_disk_keeps_the_results(tiny: Path, tmp_path: Path) -> None:
+    write_requests(6, temperature=0)
+    arguments = [
+        "batch",
+        "in.jsonl",
+        "-o",
+        "out.jsonl",
+        *small(tiny),
+        "--texts",
+        "1",
+        "--seed",
+        "1",
+    ]
+    assert run(*arguments).code == 0
+    whole = texts()
+    Path("out.jsonl").unlink()
+    output = break_off(arguments, after=3500)
+    done = n_done()
+    assert output.code == 1
+    assert re.match(r"error: cannot write the results: File too large; those that", output.notes)
+    assert 0 < done < 6
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
+    output = run(*arguments)
+    assert (output.code, output.notes.splitlines()[0]) == (
+        0,
+        f"going on: of 6 requests {done} have a result",
+    )
+    assert texts() == whole
+
+
+def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: Path) -> None:
+    write_requests(6)
+    arguments = [
+        "batch",
+        "in.jsonl",
+        "-o",
+        "out.jsonl",
+        *small(tiny),
+        "--texts",
+        "1",
+        "--seed",
+        "1",
+    ]
+    break_off(arguments, after=3500)
+    there = now_there()
+    partial = tmp_path / "out.jsonl.partial"
+
+    def refused(difference: str, *changes: str) -> None:
+        output = run(*arguments, *changes)
+        assert output.code == 1
+        assert output.notes == (
+            f"error: {partial} has results of a batch with {difference}: give the same again, or "
+            "begin anew with force (--force)\n"
+        )
+        assert now_there() == there
+
+    refused("seed 1, and not 2", "--seed", "2")
+    refused("ctx 1024, and not 512", "--ctx", "512")
+    refused('type_k "f16", and not "q8_0"', "--kv-type", "q8_0")
+    write_requests(6, temperature=0)
+    there = now_there()
+    refused("another input")
+    assert run(*arguments, "--force").code == 0
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
+
+
+def test_existing_results_stay_until_new_ones_are_there(tiny: Path, tmp_path: Path) -> None:
+    write_requests(6)
+    Path("out.jsonl").write_text("mine")
+    arguments = [
+        "batch",
+        "in.jsonl",
+        "-o",
+        "out.jsonl",
+        *small(tiny),
+        "--texts",
+        "1",
+        "--seed",
+        "1",
+    ]
+    assert run(*arguments).code == 1
+    output = break_off([*arguments, "--force"], after=3500)
+    assert output.code == 1
+    assert Path("out.jsonl").read_text() == "mine"
+    done = n_done()
+    # it was told to replace them once
+    output = run(*arguments)
+    assert output.notes.startswith(f"going on: of 6 requests {done} have a result\n")
+    assert len(results()) == 6
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl"]
+
+
+@real
+def test_bar_on_a_terminal_only(tiny: Path) -> None:
+    write_requests(20, max_tokens=200, temperature=0)
+    screen = Screen("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "2")
+    screen.wait_for(r"answering.*\d+ of 20 requests.* tokens/s")
+    screen.wait_for("the results are in out.jsonl")
+    assert screen.end() == 0
