@@ -177,9 +177,12 @@ class Engine:
         finally:
             place.prompt_progress = None
             self._model.batcher.leave(place.seq_id)
-            with self._turn:
-                self._places.give_back(place)
-                self._turn.notify_all()
+            try:
+                place.leave_session()
+            finally:
+                with self._turn:
+                    self._places.give_back(place)
+                    self._turn.notify_all()
 
     def _take(
         self,

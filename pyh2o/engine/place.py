@@ -144,6 +144,13 @@ class Place(Llama):
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return self._complete(completion.CompletionRequest(*args, **kwargs), usage_in_stream=True)
 
+    def leave_session(self) -> None:
+        """Drop a text whose archive lies beside a session: its file is that session's alone."""
+        if self._archive is not None and self._archive.is_of_session:
+            with self.guard:
+                self._archive.leave()
+                self.reset()
+
     def close(self) -> None:
         """Nothing is this text's own but its place, which goes with the model."""
 

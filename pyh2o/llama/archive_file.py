@@ -55,6 +55,11 @@ class ArchiveFile:
         return self._kv.archive_trouble()
 
     @property
+    def is_of_session(self) -> bool:
+        """Whether it lies in a file beside a session."""
+        return self._target is not None
+
+    @property
     def lost(self) -> LostRows:
         """What the file has lost and can be computed again."""
         return self._kv.lost_rows()
@@ -183,11 +188,7 @@ class ArchiveFile:
             session: its file.
             text: what `saving` gave.
         """
-        self._kv.drop_recalled()
-        self._kv.close_archive()
-        self.remove_unsaved()
-        self._path = self._target = None
-        self._is_saved = False
+        self.leave()
         self._awaits_state = True
         if text is None:
             return
@@ -196,6 +197,14 @@ class ArchiveFile:
         with contextlib.suppress(NativeError, OSError):
             if found is None or not self._open_found(found, target, bytes.fromhex(text)):
                 self._begin(target)
+
+    def leave(self) -> None:
+        """Go on with an empty archive in memory; what a saved session needs stays where it is."""
+        self._kv.drop_recalled()
+        self._kv.close_archive()
+        self.remove_unsaved()
+        self._path = self._target = None
+        self._is_saved = False
 
     def _open_found(self, found: Path, target: Path, text: bytes) -> bool:
         """Go on in the file of a session, or a copy of it; whether that was possible."""

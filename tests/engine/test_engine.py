@@ -16,6 +16,7 @@ from pyh2o.engine import Engine
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
+from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 
@@ -248,6 +249,32 @@ def test_what_only_one_text_can_have_is_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         tiny_engine(path, **settings)
+
+
+def test_the_archive_of_a_saved_text_stays_its_own(
+    path: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Whoever comes after it into its place."""
+    saved = tmp_path / "story.h2o"
+    settings = {**BUDGET, "recall": 16}
+    with tiny_engine(path, texts=1, **settings) as engine:
+        with engine.text() as llm:
+            story = Story(llm, rng.integers(3, N_VOCAB, 90).tolist(), ignore_eos=True)
+            "".join(story.write(40))
+            story.save(saved)
+            archived = llm.kv.archived
+        archive = tmp_path / "story.h2o.archive"
+        before = archive.read_bytes()
+        for prompt in ([*story.tokens, 5], rng.integers(3, N_VOCAB, 90).tolist()):
+            complete(engine, prompt, 60)
+            assert archive.read_bytes() == before
+            assert sorted(tmp_path.iterdir()) == [saved, archive]
+        with engine.text() as llm:
+            again = Story.load(saved, llm)
+            assert (llm.archive_trouble, llm.archive_lost) == ("", 0)
+            assert llm.kv.archived == archived > 0
+            assert again.tokens == story.tokens
+    assert sorted(tmp_path.iterdir()) == [saved, archive]
 
 
 # -------------------------------------------------------------------------------------------------
