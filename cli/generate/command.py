@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -17,32 +16,16 @@ from ..options import RunOptions, takes_run_options
 from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from ..terminal.wording import count
+from .many import Many, begin_many, go_on_many
 from .new_story_file import NewStoryFile
 from .plan import Plan
 from .prompt import checked_prompt, read_prompt
 from .resumed_story_file import ResumedStoryFile
 from .story_file import StoryFile
-from .story_run import StoryRun, end_of
-
-if TYPE_CHECKING:
-    from pyh2o.sessions.story import Story
+from .story_run import StoryRun
+from .task import Task, own_sampling_note, read_edited, recompute_note, resume_command
 
 STORY_FILE = "Story file"
-# Options that change how fast a story is written: no checkpoint has them.
-SPEED_OPTIONS = ("gpu_layers", "threads", "threads_batch")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What to write: None is what the story had, or the default."""
-
-    prompt: str | None
-    max_tokens: int | None
-    until: list[str] | None
-    loop_guard: bool | None
-    ignore_eos: bool | None
-    checkpoint_every: int | None
 
 
 @takes_run_options
@@ -116,6 +99,26 @@ def generate(
             rich_help_panel=STORY_FILE,
         ),
     ] = None,
+    n_stories: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            min=1,
+            help="Write so many stories at once, with the seeds SEED, SEED + 1 and so on: FILE.txt "
+            "becomes FILE-01.txt, FILE-02.txt and so on.",
+            show_default="one, in FILE itself",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = None,
+    texts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Stories of --count that are written at once, each with a cache; others wait.",
+            show_default="all",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -133,6 +136,7 @@ def generate(
     """
     given = typed_options(context)
     _check_usage(prompt, prompt_file, output, force=force, resume=resume)
+    _check_count(n_stories, texts, output)
     if resume and "echo" in given:
         raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
     with reported_errors():
@@ -140,19 +144,19 @@ def generate(
         if prompt_file is not None:
             text = read_prompt(prompt_file)
         task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
-        if resume:
+        if n_stories is not None:
+            many = Many(cast(Path, output), n_stories, texts)
+            if resume:
+                go_on_many(options, given, task, many)
+            else:
+                files = [NewStoryFile(path, replace=force) for path in many.paths]
+                _check_prompt_stays(files, prompt_file, echo=echo)
+                begin_many(options, given, task, many, files, echo=echo)
+        elif resume:
             go_on(options, given, task, ResumedStoryFile(cast(Path, output)))
         else:
             file = None if output is None else NewStoryFile(output, replace=force)
-            if (
-                file
-                and not echo
-                and prompt_file
-                and prompt_file.expanduser().resolve() == file.path
-            ):
-                raise InputError(
-                    f"--no-echo would lose the prompt in {output}: give another --output"
-                )
+            _check_prompt_stays([file] if file else [], prompt_file, echo=echo)
             begin(options, given, task, file, echo=echo)
 
 
@@ -174,6 +178,26 @@ def _check_usage(
         raise typer.BadParameter("give either --resume or --force")
 
 
+def _check_count(n_stories: int | None, texts: int | None, output: Path | None) -> None:
+    if n_stories is not None and output is None:
+        raise typer.BadParameter("--count needs --output FILE, for the names of the stories")
+    if texts is not None and n_stories is None:
+        raise typer.BadParameter("--texts is for the stories of --count")
+
+
+def _check_prompt_stays(
+    files: Sequence[NewStoryFile], prompt_file: Path | None, *, echo: bool
+) -> None:
+    """Refuse to replace the file of the prompt by a story that does not begin with it."""
+    if echo or prompt_file is None:
+        return
+    for file in files:
+        if prompt_file.expanduser().resolve() == file.path:
+            raise InputError(
+                f"--no-echo would lose the prompt in {file.name}: give another --output"
+            )
+
+
 def begin(
     options: RunOptions, given: set[str], task: Task, file: NewStoryFile | None, *, echo: bool
 ) -> None:
@@ -183,21 +207,9 @@ def begin(
         PyH2OError: the library refused the model, the settings or the prompt.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.story import Story
-
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
-        story = Story(
-            llm,
-            cast(str, task.prompt),
-            sampling=options.sampling,
-            until=task.until or (),
-            echo=echo,
-            loop_guard=task.loop_guard is not False,
-            ignore_eos=task.ignore_eos is True,
-            on_loop=run.on_loop,
-        )
+        story = task.new_story(llm, options.sampling, run.on_loop, echo=echo)
         run.write(story, file, Plan().changed(task.max_tokens, task.checkpoint_every))
 
 
@@ -208,9 +220,10 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFi
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.saved_story import StoryHeader
     from pyh2o.sessions.session_file import read_session
-    from pyh2o.sessions.story import KIND, Story
+    from pyh2o.sessions.story import KIND
 
     session = read_session(file.checkpoint, KIND)
     header = asdict(StoryHeader.of(session))
@@ -218,58 +231,25 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFi
     options = options_of_header(options, given, header)
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
-        story = Story.resume(
-            session,
-            llm,
-            until=task.until,
-            loop_guard=task.loop_guard,
-            ignore_eos=task.ignore_eos,
-            on_loop=run.on_loop,
-            on_recompute=say_recompute,
+        story = task.resumed_story(
+            session, llm, file, on_loop=run.on_loop, on_recompute=say_recompute
         )
-        if task.prompt is not None and not story.begins_with(task.prompt):
-            raise InputError(
-                f"the story in {file.path} has another prompt: leave the prompt out to go on with "
-                "it, or give another --output"
-            )
         run.restore_archive(story)
         plan = Plan.of(story.notes).changed(task.max_tokens, task.checkpoint_every)
-        _say_own_sampling(story, sampling_given(options, given))
-        _read_edited(story, file)
+        for note in (
+            own_sampling_note(story, sampling_given(options, given)),
+            read_edited(story, file, str(file.name)),
+        ):
+            if note:
+                terminal.say(note)
         run.write(story, file, plan)
 
 
 def say_recompute(tokens: int) -> None:
     """Say that text is read once more, and what that may change."""
-    terminal.say(
-        f"reading {count(tokens, 'token')} again: the saved cache does not fit, and from here the "
-        "story may go on otherwise than it would have"
-    )
+    terminal.say(recompute_note(tokens))
 
 
 def how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:
     """The command line that goes on with a story, or "" if nothing can."""
-    if file is None or file.special:
-        return ""
-    words = ["pyh2o", "generate", "--resume", "--output", str(file.name)]
-    for name in SPEED_OPTIONS:
-        if name in given:
-            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    return shlex.join(words)
-
-
-def _read_edited(story: Story, file: ResumedStoryFile) -> None:
-    """Take over what somebody has made of the text since it was written."""
-    edited = file.expect(story.text(), end_of(story))
-    if edited is not None:
-        story.edit(edited)
-        tokens = count(len(story.tokens), "token")
-        terminal.say(f"{file.name} was edited: it is read again, with {tokens}")
-
-
-def _say_own_sampling(story: Story, given: dict[str, float]) -> None:
-    """A story keeps its sampling; say so to who typed another."""
-    own = {name: getattr(story.sampling, name) for name in given}
-    others = [f"{name} {value}" for name, value in own.items() if value != given[name]]
-    if others:
-        terminal.say(f"the story goes on with its own sampling: {', '.join(others)}")
+    return "" if file is None or file.special else resume_command(file.name, options, given)

@@ -24,6 +24,9 @@ class NewStoryFile(StoryFile):
     A file that is to be replaced is moved aside first, with its checkpoint and its records. It
     comes back if nothing was written, is removed once the new text is complete, and stays if the
     new text was cut short.
+
+    Attributes:
+        stays: whether the new file stays if nothing was written: it has a checkpoint to go on from.
     """
 
     def __init__(self, path: Path, replace: bool) -> None:
@@ -33,6 +36,7 @@ class NewStoryFile(StoryFile):
             InputError: the file cannot be written, or exists and is not to be replaced.
         """
         super().__init__(path)
+        self.stays = False
         self._replace = replace
         self._earlier: Path | None = None
         self._complete = False
@@ -70,7 +74,7 @@ class NewStoryFile(StoryFile):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        if not self.written and not self.special:
+        if not self.written and not self.stays and not self.special:
             self.path.unlink(missing_ok=True)
             self.checkpoint.unlink(missing_ok=True)
             remove_of_session(self.checkpoint)
