@@ -103,7 +103,7 @@ def batch(
             if journal.head is not None and not force and "seed" not in given:
                 seed = journal.head.manner.sampling.seed
                 manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
-            n_left = len(asked.requests) - (0 if force else len(journal.done))
+            n_left = len(asked.requests) - (0 if force else journal.n_done)
             texts = max(1, min(texts, n_left))
             bars = Bars(hidden=options.verbose)
             with closing(loading.load_engine(options, bars, texts)) as engine:
@@ -163,7 +163,7 @@ class _Run:
 
     @property
     def n_left(self) -> int:
-        return len(self._asked.requests) - len(self._journal.done)
+        return len(self._asked.requests) - self._journal.n_done
 
     def answer_all(self, n_at_once: int) -> None:
         """Answer the requests that have no result, until Ctrl-C is pressed.
@@ -175,13 +175,12 @@ class _Run:
         from pyh2o.batch.answering import Answers
         from pyh2o.batch.running import BatchRun
 
-        done = self._journal.done
-        if done:
-            n_all = count(len(self._asked.requests), "request")
-            terminal.say(f"going on: of {n_all} {len(done):,} have a result")
-        run = BatchRun(
-            [each for each in self._asked.requests if each.number not in done], n_at_once
-        )
+        requests, journal = self._asked.requests, self._journal
+        if journal.n_done:
+            n_all = count(len(requests), "request")
+            terminal.say(f"going on: of {n_all} {journal.n_done:,} have a result")
+        left = [request for request in requests if request.number not in journal]
+        run = BatchRun(left, n_at_once)
         answers = Answers(self._engine, self._asked, self._manner, run.check)
         started = time.monotonic()
         try:
@@ -212,8 +211,7 @@ class _Run:
     def summary(self, n_at_once: int) -> str:
         """What there is now, and what this run has done for it, as one line."""
         requests = count(len(self._asked.requests), "request")
-        n_done = len(self._journal.done)
-        stopped = f"stopped by Ctrl-C: of {requests} {n_done:,} have a result"
+        stopped = f"stopped by Ctrl-C: of {requests} {self._journal.n_done:,} have a result"
         parts = [
             stopped if self.n_left else requests,
             count(self._journal.n_failed, "error"),

@@ -219,9 +219,13 @@ class StoriesRun:
             typer.Exit: Ctrl-C was pressed; what was written stays.
         """
         started = time.monotonic()
-        with ExitStack() as stack:
-            self.begin(stack)
-            self._run(min(texts, len(self._stories)), started)
+        try:
+            with ExitStack() as stack:
+                self.begin(stack)
+                self._run(texts, started)
+        except KeyboardInterrupt:
+            terminal.say(f"to go on: {how_to_go_on}")
+            raise
         self._say_notes()
         if self._error is not None:
             raise self._error

@@ -118,10 +118,14 @@ class Journal:
         if not folder.is_dir():
             raise BatchError(f"there is no folder {folder}: create it, or give another one")
 
+    def __contains__(self, number: int) -> bool:
+        """Whether a request has a result."""
+        return number in self._entries
+
     @property
-    def done(self) -> set[int]:
-        """Numbers of the requests that have a result."""
-        return set(self._entries)
+    def n_done(self) -> int:
+        """Requests that have a result."""
+        return len(self._entries)
 
     @property
     def n_failed(self) -> int:
@@ -204,6 +208,8 @@ class Journal:
         """Remember where a result lies, at the end of what was read; whether it is one."""
         try:
             number, result = json.loads(line)
+            if type(number) is not int:
+                return False
             entry = _Entry(self._size, len(line), failed(result))
         except (ValueError, KeyError, TypeError, RecursionError):
             return False

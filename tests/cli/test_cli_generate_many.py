@@ -81,6 +81,17 @@ def test_records_and_checkpoints_of_each(tiny: Path) -> None:
         assert [json.loads(line)["tokens"] for line in lines] == [1, 20, 40, 50]
 
 
+def test_existing_stories_are_replaced_where_that_was_asked_for(tiny: Path, tmp_path: Path) -> None:
+    arguments = ["-n", "20", "-o", "story.txt", "--count", "2"]
+    assert run(*beginning(tiny, seed=9), *arguments).code == 0
+    earlier = text(1)
+    assert run(*beginning(tiny), *arguments).code == 1
+    assert text(1) == earlier
+    assert run(*beginning(tiny), *arguments, "--force").code == 0
+    assert text(1) != earlier
+    assert names(tmp_path) == files(2)
+
+
 def test_one_of_one(tiny: Path, tmp_path: Path) -> None:
     assert run(*beginning(tiny), "-n", "5", "-o", "story.txt", "--count", "1").code == 0
     assert names(tmp_path) == files(1)
