@@ -106,7 +106,7 @@ def batch(
             n_left = len(asked.requests) - (0 if force else journal.n_done)
             texts = max(1, min(texts, n_left))
             bars = Bars(hidden=options.verbose)
-            with closing(loading.load_engine(options, bars, texts)) as engine:
+            with closing(loading.load_engine(options, bars, texts=texts, store_mib=0)) as engine:
                 journal.begin(BatchHead.of(asked, engine.model, manner, replaces=force), anew=force)
                 run = _Run(engine, asked, manner, journal, bars)
                 run.answer_all(texts)

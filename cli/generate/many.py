@@ -116,6 +116,6 @@ def _write(
 
     n_texts = min(len(stories), many.texts or MOST_TEXTS)
     bars = Bars(hidden=options.verbose)
-    with closing(loading.load_engine(options, bars, n_texts)) as engine:
+    with closing(loading.load_engine(options, bars, texts=n_texts, store_mib=0)) as engine:
         run = StoriesRun(engine, stories, bars)
         run.write(n_texts, many.how_to_go_on(options, given))

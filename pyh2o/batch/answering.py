@@ -7,14 +7,13 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
 from ..engine import Engine
 from ..engine.requests import Completions, Terms
 from ..generation.sampling import LARGEST_SEED, Sampling
-from ..llama import Llama
 from ..openai.limits import Limits
 from ..openai.server.bodies import ChatBody, CompletionBody
 from ..openai.server.refusals import RefusedError, body_refusal, refusal_of
@@ -60,8 +59,7 @@ class Answers:
         self._engine = engine
         self._batch = batch
         self._manner = manner
-        self._terms = Terms(check=check)
-        self._name = Path(engine.model.model_path).stem
+        self._model = _OfflineModel(engine, Path(engine.model.model_path).stem, check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:
         """A line of the output: the answer, or why there is none.
@@ -90,9 +88,9 @@ class Answers:
         if body.seed is None:
             seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
-        completions = Completions(self._engine, self._terms)
-        model = ServedModel(cast(Llama, completions), self._name, LIMITS)
-        return model.chat(body) if isinstance(body, ChatBody) else model.complete(body)
+        if isinstance(body, ChatBody):
+            return self._model.chat(body, _nothing)
+        return self._model.complete(body, _nothing)
 
     def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
         if self._batch.has_prompts:
@@ -110,6 +108,21 @@ class Answers:
             fields["messages"] = [{"role": "user", "content": prompt}]
             return ChatBody.model_validate(fields)
         return CompletionBody.model_validate({**fields, "prompt": prompt})
+
+
+class _OfflineModel(ServedModel):
+    """The model for requests of a file: nobody waits for them, and threads of any kind ask it."""
+
+    def __init__(self, engine: Engine, name: str, check: Callable[[], None]) -> None:
+        super().__init__(engine, name, LIMITS)
+        self._terms = Terms(check=check)
+
+    def completions(self, on_read: Callable[[], None]) -> Completions:
+        return Completions(self.engine, self._terms)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _response(status: int, body: Any) -> dict[str, Any]:
