@@ -43,6 +43,7 @@ class Other(str, Enum):
     """Other programs that can be compared."""
 
     transformers = "transformers"
+    openvino = "openvino"
 
 
 @takes_run_options
@@ -86,7 +87,8 @@ def bench(
     compare: Annotated[
         Other | None,
         typer.Option(
-            help="Also Hugging Face transformers on the same weights, and kvpress if installed.",
+            help="Also another program on the same weights: Hugging Face transformers, and kvpress "
+            "if installed, or OpenVINO GenAI without and with its own eviction.",
             rich_help_panel=COMPARED,
         ),
     ] = None,
@@ -121,9 +123,7 @@ def bench(
     with reported_errors():
         results = Results(json, csv, plot)
         if compare is not None:
-            from pyh2o.measuring.speed.transformers_worker import check_packages
-
-            check_packages()
+            check_packages(compare)
         histories = None
         if history is not None:
             histories = tuple(sorted(parse_list("--history", history, int, "0,4096,8192")))
@@ -152,15 +152,26 @@ def bench(
             kv_types=kv_types,
             rounds=rounds,
             n=n,
-            transformers=compare is not None,
+            transformers=compare is Other.transformers,
+            openvino=compare is Other.openvino,
         )
-        caches = caches_to_compare(
-            settings, facts.n_ctx_train, kvpress=compare is not None and has_kvpress()
-        )
+        caches = caches_to_compare(settings, facts.n_ctx_train, kvpress=has_kvpress())
         tokens = repeated_tokens(path, words or english_text(), settings.text_tokens)
         bars = MeasuringBars()
         with closing(Comparison(settings, facts, caches, tokens, bars)) as comparison:
             measure(comparison, bars, results)
+
+
+def check_packages(compare: Other) -> None:
+    """Refuse to start without what another program needs.
+
+    Raises:
+        MissingPackageError: names what is missing, and the extra that brings it.
+    """
+    from pyh2o.measuring.speed import openvino_worker, transformers_worker
+
+    worker = openvino_worker if compare is Other.openvino else transformers_worker
+    worker.check_packages()
 
 
 def measure(comparison: Comparison, bars: MeasuringBars, results: Results) -> None:

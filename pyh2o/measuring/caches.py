@@ -14,7 +14,7 @@ from ..policies import Streaming
 if TYPE_CHECKING:
     from ..llama import Llama
 
-Kind = Literal["full", "evicting", "transformers", "kvpress"]
+Kind = Literal["full", "evicting", "transformers", "kvpress", "openvino"]
 
 FULL = "full"
 # The policy that all others are measured by: a few sinks and the newest tokens (Xiao et al. 2024).
@@ -73,6 +73,11 @@ class MeasuredCache:
     def is_full(self) -> bool:
         """Whether nothing is evicted."""
         return self.policy == FULL
+
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a text must be read as a whole, and into an empty cache."""
+        return self.kind in ("kvpress", "openvino")
 
     @property
     def is_streaming(self) -> bool:

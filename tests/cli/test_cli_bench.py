@@ -25,7 +25,13 @@ from cli_fakes import (
 from needed import needed
 from pyh2o.cli.measure.output import MeasuringBars
 from pyh2o.measuring import pictures
-from pyh2o.measuring.speed import bandwidth, comparison, process, transformers_worker
+from pyh2o.measuring.speed import (
+    bandwidth,
+    comparison,
+    openvino_worker,
+    process,
+    transformers_worker,
+)
 from pyh2o.measuring.speed.messages import Start
 from pyh2o.measuring.speed.process import WorkerProcess
 from tiny_gguf import write_tiny_gguf
@@ -381,10 +387,15 @@ def test_refusals(model: str, arguments: list[str], message: str) -> None:
 
 
 def test_missing_packages(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pictures, transformers_worker):
+    for module in (pictures, transformers_worker, openvino_worker):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    for extra, value in {"plot": "b.png", "compare": "transformers"}.items():
-        output = run("bench", "-m", model, f"--{extra}", value)
+    options = {
+        "plot": ["--plot", "b.png"],
+        "compare": ["--compare", "transformers"],
+        "openvino": ["--compare", "openvino"],
+    }
+    for extra, arguments in options.items():
+        output = run("bench", "-m", model, *arguments)
         assert output.code == 1
         assert output.notes.count("\n") == 1
         assert f"pip install 'pyh2o-llm[{extra}]'" in output.notes

@@ -12,7 +12,8 @@ The weights are normal random numbers, scaled so that each part of the model mat
   in the residual stream, so a row that is missing shows in the logits;
 * logits have a standard deviation of about 1.
 
-The tokenizer is a SentencePiece one ("llama") with all bytes, so any text can be tokenised.
+The tokenizer is a SentencePiece one ("llama"), or that of `tiny_bpe`, with all bytes, so any text
+can be tokenised.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 from tiny_architectures import ARCH_VARIANTS
+from tiny_bpe import add_bpe_tokenizer
 from tiny_hybrids import HYBRIDS
 from tiny_latent import LATENT
 from tiny_model import TinyModel
@@ -54,6 +56,7 @@ def write_tiny_gguf(
     tied_output: bool = False,
     chat_template: str | None = None,
     arch_variant: str = "llama",
+    bpe: bool = False,
 ) -> Path:
     """Write a random model; the same arguments give the same file.
 
@@ -77,6 +80,7 @@ def write_tiny_gguf(
             (Qwen 2), "partial" (StableLM) and "every_fourth_unrotated" (SmolLM 3). "capped" (Grok)
             caps its attention logits.
             Those of `tiny_hybrids` and `tiny_latent` have the names of their architectures.
+        bpe: with a byte pair tokenizer.
 
     Returns:
         The path.
@@ -105,7 +109,10 @@ def write_tiny_gguf(
     writer.add_feed_forward_length(n_ff)
     writer.add_head_count(n_head)
     writer.add_vocab_size(n_vocab)
-    _add_tokenizer(writer, n_vocab)
+    if bpe:
+        add_bpe_tokenizer(writer, n_vocab)
+    else:
+        _add_tokenizer(writer, n_vocab)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 

@@ -126,6 +126,15 @@ def test_caches_of_transformers_and_kvpress() -> None:
     assert [(cache.kind, cache.rows) for cache in both[14:]] == [("kvpress", 102), ("kvpress", 64)]
 
 
+def test_caches_of_openvino_have_room_for_a_whole_text() -> None:
+    caches = caches_to_compare(replace(SETTINGS, openvino=True), TRAINED)
+    assert [(cache.name, cache.kind, cache.rows, cache.cells) for cache in caches[13:]] == [
+        ("openvino", "openvino", 0, 512),
+        ("openvino, 20 %", "openvino", 102, 512),
+        ("openvino, 64 rows", "openvino", 64, 512),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

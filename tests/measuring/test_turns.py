@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyh2o.measuring.caches import FULL_CACHE, MeasuredCache
+from pyh2o.measuring.caches import FULL_CACHE, Kind, MeasuredCache
 from pyh2o.measuring.speed.messages import Command, Done, Generate, GoBack, KVUse, Read
 from pyh2o.measuring.speed.process import CacheFailedError
 from pyh2o.measuring.speed.turns import (
@@ -116,9 +116,10 @@ def test_cache_that_cannot_go_back_goes_on() -> None:
     assert (back.position, on.position) == (10, 10)
 
 
-def test_kvpress_reads_each_text_from_its_beginning() -> None:
+@pytest.mark.parametrize("kind", ["kvpress", "openvino"])
+def test_text_that_is_read_at_once_is_read_from_its_beginning(kind: Kind) -> None:
     log: list[tuple[str, Command]] = []
-    cache = MeasuredCache("k", "kvpress", cells=100, rows=5)
+    cache = MeasuredCache("k", kind, cells=100, rows=5)
     turns = Turns([(cache, FakeWorker("k", log, evicted=True))], longest=9, rounds=1, n=1)
     turns.measure(3)
     [run] = turns.measure(9)

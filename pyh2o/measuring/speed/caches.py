@@ -34,6 +34,7 @@ class BenchSettings:
         rounds: turns that every cache has at each history.
         n: tokens generated in a turn.
         transformers: also Hugging Face transformers, and kvpress where it is installed.
+        openvino: also OpenVINO GenAI, without and with its own eviction.
         policies: what makes a row worth keeping.
         recalls: evicted rows that come back beside those of a budget: fractions or counts likewise;
             0 is a cache without an archive.
@@ -48,6 +49,7 @@ class BenchSettings:
     rounds: int
     n: int
     transformers: bool = False
+    openvino: bool = False
     policies: tuple[str, ...] = (DEFAULT_POLICY,)
     recalls: tuple[float | int, ...] = (0,)
 
@@ -141,6 +143,12 @@ def caches_to_compare(
         for cache in budgets.values() if kvpress else ():
             name = f"kvpress, {cache.budget}"
             caches.append(MeasuredCache(name, "kvpress", rows=cache.rows, cells=tokens))
+    if settings.openvino:
+        # It evicts when a prompt has been read, so either needs room for all of it.
+        caches.append(MeasuredCache("openvino", "openvino", cells=cells))
+        for cache in budgets.values():
+            name = f"openvino, {cache.budget}"
+            caches.append(MeasuredCache(name, "openvino", rows=cache.rows, cells=cells))
     return caches
 
 

@@ -23,6 +23,10 @@ from .turns import StoppedEarly, Turns
 # Bytes of a weight that transformers has unpacked.
 UNPACKED_BYTES = 4
 
+# OpenVINO copies the weights, converts them, and packs them for its kernels: about so many times
+# the file, on three types of weights.
+OPENVINO_COPIES = 3
+
 # Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
 PAUSE = 0.01
 
@@ -81,10 +85,10 @@ class Comparison:
         if self._settings.compute.gpu_layers == 0:
             speed = bandwidth.bytes_per_second(self._settings.compute.threads)
         # The smallest of llama.cpp tells how much the others will take before they take it.
-        waiting = sorted(self._caches, key=lambda cache: (cache.kind in _TORCH, cache.cells))
+        waiting = sorted(self._caches, key=lambda cache: (_is_other(cache), cache.cells))
         first = waiting.pop(0)
         while not self._open(first):
-            if not waiting or waiting[0].kind in _TORCH:
+            if not waiting or _is_other(waiting[0]):
                 raise SettingsError(f"no cache could be made; {self._first_failure()}")
             first = waiting.pop(0)
         if not self._workers[first.name].ready.use.bytes_rows:
@@ -188,12 +192,11 @@ class Comparison:
         ready = self._workers[first.name].ready
         overhead = max(0, ready.own_bytes - ready.use.bytes_total)
         kv_rest = sum(_kv_bytes(cache, first, ready) for cache in rest)
-        unpacked = sum(cache.kind in _TORCH for cache in rest)
         still = (
             kv_rest
             + overhead * len(rest)
             + sum(_archive_bytes(cache, ready, first, self._settings) for cache in self._caches)
-            + UNPACKED_BYTES * self._model.n_params * unpacked
+            + sum(_weight_bytes(cache, self._model) for cache in rest)
             # All processes of llama.cpp map the same pages of the file.
             + self._model.file_bytes
         )
@@ -213,6 +216,18 @@ class Comparison:
 
 
 _TORCH = ("transformers", "kvpress")
+
+
+def _is_other(cache: MeasuredCache) -> bool:
+    """Whether another program than llama.cpp runs it."""
+    return cache.kind not in ("full", "evicting")
+
+
+def _weight_bytes(cache: MeasuredCache, model: ModelFacts) -> int:
+    """What the weights will take that a cache's process has for itself."""
+    if cache.kind in _TORCH:
+        return UNPACKED_BYTES * model.n_params
+    return OPENVINO_COPIES * model.file_bytes if cache.kind == "openvino" else 0
 
 
 def _kv_bytes(cache: MeasuredCache, first: MeasuredCache, ready: Ready) -> int:

@@ -202,8 +202,7 @@ class Turns:
 
     def _read(self, playing: Sequence[_Player], history: int) -> None:
         for player in playing:
-            if player.cache.kind == "kvpress" and player.position:
-                # It drops rows only of a text that is read into an empty cache.
+            if player.cache.reads_at_once and player.position:
                 self._turn(player, GoBack(0), "", 0)
                 player.target = 0
                 player.readings = []

@@ -135,6 +135,10 @@ def open_model(start: Start) -> Model:
     """
     if start.cache.kind in ("full", "evicting"):
         return LlamaModel(start)
+    if start.cache.kind == "openvino":
+        from .openvino_worker import open_openvino
+
+        return open_openvino(start)
     from .transformers_worker import open_transformers
 
     return open_transformers(start)
