@@ -66,8 +66,6 @@ clean: ## remove .venv and everything that was built
 	$(PIP) install --quiet --no-deps --no-cache-dir --requirement requirements.txt
 	@touch $@
 
-# With ggml's RPC backend, which stands for a GPU in tests/native/test_device.py.
-RPC        := --config-settings=cmake.define.GGML_RPC=ON
 BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later for seconds
 
 .venv/built: .venv/llama_cpp $(SOURCES)
@@ -79,6 +77,6 @@ BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later 
 .venv/tested: .venv/llama_cpp $(SOURCES)
 	@echo "==> pyh2o and the tools for its tests ($(BUILD_NOTE))"
 	@touch $@.begun
-	$(PIP) install --quiet $(RPC) '.[test,dev,integrations]'
+	$(PIP) install --quiet '.[test,dev,integrations]'
 	@mv $@.begun $@
 	@touch -r $@ .venv/built

@@ -9,7 +9,7 @@ import typer
 
 import pyh2o
 
-from . import batch, models, serve, sessions
+from . import batch, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .errors import reported_errors
 from .generate.command import generate
@@ -29,6 +29,7 @@ app.command("chat")(chat)
 app.command("generate")(generate)
 app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)
+app.command("rpc-server")(rpc_server.rpc_server)
 app.command("bench")(bench.bench)
 app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyh2o.models import find_model
 
+from .errors import EXIT_ERROR
 from .options import ModelOptions
 from .terminal.interrupts import Interrupts
 from .terminal.progress import Bars
@@ -33,7 +35,9 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
 
         return Llama(path, prompt_progress=on_read, on_exact_prefill=say_prefill, **settings)
 
-    return _loaded(make, options, bars)
+    llm = _loaded(make, options, bars)
+    _say_layers(llm, options)
+    return llm
 
 
 def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int) -> Engine:
@@ -50,7 +54,18 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
 
         return Engine(path, texts=texts, store_mib=store_mib, **settings)
 
-    return _loaded(make, options, bars)
+    engine = _loaded(make, options, bars)
+    _say_layers(engine.model, options)
+    return engine
+
+
+def _say_layers(llm: Llama, options: ModelOptions) -> None:
+    """Say on which machines the layers are, if there are several."""
+    if options.rpc and not options.verbose:  # which says so by itself
+        # Imported here because it loads llama.cpp.
+        from pyh2o.system.rpc import layers_text
+
+        terminal.say(layers_text(llm.layers_at()), style="dim")
 
 
 def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> Loaded:
@@ -59,6 +74,7 @@ def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> L
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.llama import KV_TYPES
 
+    servers = servers_of(options.rpc)
     kv_type = KV_TYPES[options.kv_type.value]
     with Interrupts() as interrupts:
 
@@ -72,7 +88,8 @@ def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> L
                 **vars(options.eviction),
                 evict=not options.no_evict,
                 n_ctx=options.ctx,
-                n_gpu_layers=usable_gpu_layers(options.gpu_layers),
+                n_gpu_layers=usable_gpu_layers(options.gpu_layers, servers),
+                rpc_servers=servers,
                 type_k=kv_type,
                 type_v=kv_type,
                 verbose=options.verbose,
@@ -85,12 +102,34 @@ def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> L
             interrupts.check()  # a load that was broken off fails like that of a damaged file
 
 
-def usable_gpu_layers(asked: int) -> int:
-    """How many layers to run on the GPU: none, and a line that says why, if there is no GPU."""
+def servers_of(given: list[str] | None) -> tuple[str, ...]:
+    """The servers of `--rpc`; if one is lost, the program ends with a line that says so.
+
+    Raises:
+        SettingsError: a text that is no host:port.
+    """
+    if not given:
+        return ()
+    # Imported here because it loads llama.cpp.
+    from pyh2o.system import rpc
+
+    def end(line: str) -> None:
+        terminal.say(f"error: {line}", style="red")
+        os._exit(EXIT_ERROR)  # llama.cpp would abort
+
+    rpc.report_loss(end)
+    return rpc.parse_servers(given)
+
+
+def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
+    """How many layers to offload: none, and a line that says why, if there is nowhere to."""
     # Imported here because it loads llama.cpp.
     from pyh2o.system.devices import why_no_gpu
+    from pyh2o.system.rpc import ALL_LAYERS
 
-    if asked and (missing := why_no_gpu()):
+    if asked is None:
+        return ALL_LAYERS if servers else 0
+    if asked and not servers and (missing := why_no_gpu()):
         terminal.say(missing)
         return 0
     return asked

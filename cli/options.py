@@ -237,14 +237,23 @@ class ModelOptions:
         ),
     ] = 0
     gpu_layers: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=-1,
             envvar="PYH2O_GPU_LAYERS",
-            help="Layers to run on the GPU; -1 is all of them.",
+            help="Layers to run on the GPU, or with --rpc on servers; -1 is all of them.",
+            show_default="none; all with --rpc",
             rich_help_panel=MODEL,
         ),
-    ] = 0
+    ] = None
+    rpc: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Other machines that compute layers (`pyh2o rpc-server`); may be given again.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         typer.Option(

@@ -63,6 +63,10 @@ class ForkedError(PyH2OError, RuntimeError):
     """A model that is used in a process forked from the one that loaded it."""
 
 
+class ServerError(PyH2OError, ConnectionError):
+    """A server for layers on another machine that cannot be used, or one that cannot be started."""
+
+
 class LibraryError(PyH2OError, ImportError):
     """The library that evicts is not there, or another llama.cpp is loaded already."""
 

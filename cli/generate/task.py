@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # Options that change how fast a story is written: no checkpoint has them.
-SPEED_OPTIONS = ("gpu_layers", "threads", "threads_batch")
+SPEED_OPTIONS = ("gpu_layers", "rpc", "threads", "threads_batch")
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,14 @@ def resume_command(output: Path, options: RunOptions, given: Collection[str], *w
         word
         for name in SPEED_OPTIONS
         if name in given
-        for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))
+        for word in (f"--{name.replace('_', '-')}", _typed(getattr(options, name)))
     ]
     return shlex.join(["pyh2o", "generate", "--resume", "--output", str(output), *words, *speed])
+
+
+def _typed(value: object) -> str:
+    """The value of an option as one would type it."""
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def recompute_note(tokens: int) -> str:

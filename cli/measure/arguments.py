@@ -50,7 +50,7 @@ class MeasuringOptions:
     """What all commands that measure have."""
 
     model: Annotated[Path | None, shared("model")] = None
-    gpu_layers: Annotated[int, shared("gpu_layers")] = 0
+    gpu_layers: Annotated[int | None, shared("gpu_layers")] = None
     threads: Annotated[int | None, shared("threads")] = None
 
     def compute(self) -> Compute:

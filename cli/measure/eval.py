@@ -12,11 +12,14 @@ import typer
 
 from pyh2o.cache.settings import DEFAULT_POLICY, Positions
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
+from pyh2o.measuring.caches import Compute
 from pyh2o.models import find_model
 from pyh2o.policies import Streaming
 from pyh2o.system.machine import machine_facts
+from pyh2o.system.threads import physical_cores
 
 from ..errors import reported_errors
+from ..loading import servers_of, usable_gpu_layers
 from ..options import takes_run_options
 from .arguments import (
     COMPARED,
@@ -52,6 +55,7 @@ app = typer.Typer(
 class EvalOptions(MeasuringOptions):
     """What all measurements share."""
 
+    rpc: Annotated[list[str] | None, shared("rpc")] = None
     policy: Annotated[list[str] | None, policy_option(",".join(POLICIES))] = None
     budget: Annotated[
         str, budget_option("Rows to keep: fractions of the text's tokens or counts.")
@@ -83,6 +87,12 @@ class EvalOptions(MeasuringOptions):
         ),
     ] = None
     plot: Annotated[Path | None, PLOT] = None
+
+    def compute(self) -> Compute:
+        """What to compute with, servers included."""
+        servers = servers_of(self.rpc)
+        layers = usable_gpu_layers(self.gpu_layers, servers)
+        return Compute(self.threads or physical_cores(), layers, servers)
 
 
 class Run:

@@ -26,6 +26,7 @@ from ..errors import BusyError, SettingsError, StateError
 from ..generation.drafts import FittingDrafts
 from ..openai import completion
 from ..policies import Policy, parse_policy
+from ..system.rpc import ALL_LAYERS, layers_text, parse_servers
 from . import recall as recalling
 from . import restoring, states
 from .arguments import KV_TYPES, check_arguments
@@ -72,6 +73,9 @@ class Llama(ReadingLlama):
         evict: False for the parent's full cache.
         n_ctx: the window, in tokens; 0 for the model's trained context. It chooses the factors of
             LongRoPE as it does for a full cache.
+        rpc_servers: other machines that compute layers (`pyh2o rpc-server`): host:port of each, or
+            all in one text with commas. All layers go to them and to the GPUs, by the memory that
+            each has, unless n_gpu_layers says how many.
         load_progress: called with 0 .. 1 while the model loads.
         prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
         on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
@@ -83,11 +87,13 @@ class Llama(ReadingLlama):
         SettingsError: settings that make no sense.
         ModelError: the file is missing or llama.cpp cannot read it.
         UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
+        ServerError: a server cannot be used: nobody listens there, it is busy, of another version.
 
     Attributes:
         evicting: whether rows are evicted.
         position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
         n_layer: layers of the model.
+        rpc_servers: host:port of each.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class Llama(ReadingLlama):
         recall_archive: str | os.PathLike[str] | None = None,
         evict: bool = True,
         n_ctx: int = 0,
+        rpc_servers: str | Sequence[str] | None = None,
         load_progress: Callable[[float], None] | None = None,
         prompt_progress: Callable[[int, int], None] | None = None,
         on_exact_prefill: Callable[[int, int], None] | None = None,
@@ -144,6 +151,9 @@ class Llama(ReadingLlama):
                 RuntimeWarning,
                 stacklevel=2,
             )
+        self.rpc_servers = parse_servers(rpc_servers)
+        if self.rpc_servers and kwargs.get("n_gpu_layers") is None:
+            kwargs["n_gpu_layers"] = ALL_LAYERS
         super().__init__(
             model_path,
             settings=settings,
@@ -153,6 +163,7 @@ class Llama(ReadingLlama):
             on_exact_prefill=on_exact_prefill,
             prompt_progress=prompt_progress,
             recall_archive=recall_archive,
+            rpc_servers=self.rpc_servers,
             verbose=verbose,
             **kwargs,
         )
@@ -164,6 +175,8 @@ class Llama(ReadingLlama):
         if self.verbose:
             kv = self.kv
             print(f"pyh2o: {kv.summary()}\npyh2o: {kv.details()}", file=sys.stderr)
+            if self.rpc_servers:
+                print(f"pyh2o: {layers_text(self.layers_at())}", file=sys.stderr)
 
     # ---------------------------------------------------------------------------------------------
     # Set-up
@@ -175,6 +188,7 @@ class Llama(ReadingLlama):
             vars(self.settings),
             n_ctx=self.n_ctx(),
             evict=self.evicting,
+            rpc_servers=self.rpc_servers,
             draft_model=self._draft_model and self._draft_model.model,
         )
         return state

@@ -32,7 +32,7 @@ _OTHER_KV_TYPES: dict[str, int] = {
 }
 
 # Arguments that llama_cpp's class had once, and passes over now. Programs still give them.
-_FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram", "rpc_servers")
+_FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram")
 
 
 def check_arguments(given: Mapping[str, Any], *, own: Collection[str]) -> None:

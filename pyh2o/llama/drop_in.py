@@ -17,6 +17,7 @@ from ..errors import ModelError, PyH2OError
 from ..generation.grammar import GrammarGuard, GuardedSampler
 from ..openai.chat import OpenAIChat, as_json_object
 from ..system.devices import why_no_gpu
+from ..system.rpc import Offloading
 from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
 from .arguments import StockLlama
@@ -36,10 +37,12 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         load_progress: called with 0 .. 1 while the model loads.
         weights: False to load no weights and to take no memory for rows: the sizes of all are then
             known, and nothing can be computed.
+        rpc_servers: host:port of other machines that compute layers.
         **kwargs: the parent's arguments.
 
     Raises:
         ModelError: the file is missing or llama.cpp cannot read it.
+        ServerError: a server cannot be used.
 
     Attributes:
         guard: to enter before native memory is touched.
@@ -57,6 +60,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         *,
         load_progress: Callable[[float], None] | None,
         weights: bool = True,
+        rpc_servers: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         self.guard = Guard()
@@ -68,7 +72,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         check_file(model_path)
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
-        if kwargs.get("n_gpu_layers") and (missing := why_no_gpu()):
+        self._offloading = Offloading(rpc_servers) if rpc_servers else None
+        if kwargs.get("n_gpu_layers") and not rpc_servers and (missing := why_no_gpu()):
             warnings.warn(missing, RuntimeWarning, stacklevel=3)
         try:
             super().__init__(model_path, **kwargs)
@@ -78,6 +83,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             if self._load_error is not None:
                 raise self._load_error from None
             raise ModelError(_load_failure(model_path, error)) from error
+        if self._offloading is not None:
+            self._offloading.hold()
 
     # ---------------------------------------------------------------------------------------------
     # Set-up. The parent loads the model and creates the context in one go, with no hook in between.
@@ -93,6 +100,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def model_params(self, params: Any) -> None:
         self._model_params = params
         params.no_alloc = not self._weights
+        if self._offloading is not None:
+            self._offloading.hand_to(params)
         if self._load_progress is not None:
             report = self._load_progress
 
@@ -155,6 +164,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             with self.guard:
                 self.guard.close()
                 super().close()
+            if self._offloading is not None:
+                self._offloading.release()
 
     # ---------------------------------------------------------------------------------------------
     # What the parent gets wrong

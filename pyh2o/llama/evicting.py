@@ -75,7 +75,8 @@ class EvictingLlama(DropIn):
             kwargs["flash_attn"] = True
         elif evict and settings.attention != "ops":
             # So does our own attention.
-            on_cpu = not kwargs.get("n_gpu_layers") or why_no_gpu() is not None
+            has_device = bool(kwargs.get("rpc_servers")) or why_no_gpu() is None
+            on_cpu = not (kwargs.get("n_gpu_layers") and has_device)
             if on_cpu or has_own_kernels():
                 kwargs.setdefault("flash_attn", True)
         # The parent sizes its batches by n_ctx; the real size of the cache is set once the model
@@ -223,9 +224,21 @@ class EvictingLlama(DropIn):
     # What the cache holds
     # ---------------------------------------------------------------------------------------------
 
+    def layers_at(self) -> dict[str, int]:
+        """How many layers are computed where: by server and GPU, and "here" on the CPU.
+
+        Without servers it is not known what llama.cpp has given to several GPUs: nothing is told.
+        """
+        if self._offloading is None:
+            return {}
+        # with the layers that predict further tokens, which llama.cpp spreads as well
+        metadata = self._model.metadata()
+        n_layer = int(metadata[f"{metadata['general.architecture']}.block_count"])
+        return self._offloading.layers(n_layer, self.model_params)
+
     @property
     def device_bytes(self) -> int:
-        """Memory of GPUs that weights, caches and work space take."""
+        """Memory of servers and GPUs that weights, caches and work space take."""
         with self.guard:
             return self._cache.device_bytes()
 

@@ -27,11 +27,13 @@ class Compute:
 
     Attributes:
         threads: of the CPU.
-        gpu_layers: layers to run on the GPU; -1 is all of them.
+        gpu_layers: layers to run on the GPU, or on servers; -1 is all of them.
+        rpc_servers: host:port of other machines that compute layers.
     """
 
     threads: int
     gpu_layers: int = 0
+    rpc_servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ def open_llama(
         n_threads=compute.threads,
         n_threads_batch=compute.threads,
         n_gpu_layers=compute.gpu_layers,
+        rpc_servers=compute.rpc_servers,
         verbose=False,
         **{**cache.eviction(), **more},
     )

@@ -169,7 +169,7 @@ class QualitySettings:
         """What the units of a file have in common, by the names that people know.
 
         What only decides which units there are, such as budgets and texts, is no part of it: a
-        later run may add some. A GPU rounds otherwise than the CPU.
+        later run may add some. A GPU rounds otherwise than the CPU, and so may other machines.
 
         Raises:
             ModelError: the model's file is missing or no model.
@@ -181,6 +181,7 @@ class QualitySettings:
             "--model": f"{identity['file']} ({identity['bytes']} bytes, {identity['sha256'][:12]})",
             **{name: facts[name] for name in ("pyh2o", "llama_cpp_commit", "patches")},
             "--gpu-layers": self.compute.gpu_layers,
+            **({"--rpc": len(servers)} if (servers := self.compute.rpc_servers) else {}),
             "--recent-share": self.caches.recent_share,
             "--pinned": self.caches.pinned,
             **{f"--{name}": value for name, value in self.options().items()},

@@ -11,15 +11,14 @@ machine's own.
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oracle import assert_same_rows, read, rows_of
 from pyh2o.errors import UnsupportedModelError
-from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.llama import KV_TYPES, Llama
 from pyh2o.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS
@@ -35,12 +34,9 @@ GPU = "gpu"
 GPU_TOLERANCE = 2e-2
 
 
-def add_device(endpoint: str) -> None:
-    """Make the server's device known to ggml."""
-    rpc = ctypes.CDLL(str(LIBRARY_FOLDER / "libggml-rpc.so"))
-    rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
-    ggml = ctypes.CDLL(str(LIBRARY_FOLDER / "libggml.so"))
-    ggml.ggml_backend_register(ctypes.c_void_p(rpc.ggml_backend_rpc_add_server(endpoint.encode())))
+def devices(device: str) -> dict[str, Any]:
+    """Settings: all layers on the device."""
+    return {"n_gpu_layers": -1} if device == GPU else {"rpc_servers": device}
 
 
 def compare_with_reference(
@@ -55,7 +51,7 @@ def compare_with_reference(
         recent=9,
         slack=CHUNK,
         policy=policy,
-        n_gpu_layers=-1,
+        **devices(device),
         **EXACT_ROWS,
         flash_attn=attention == "flash",
         logits_all=True,
@@ -97,7 +93,7 @@ def compare_with_host(
             hh=12,
             recent=9,
             slack=CHUNK,
-            n_gpu_layers=layers,
+            **{**place, "n_gpu_layers": layers},
             type_k=KV_TYPES[kv_type],
             type_v=KV_TYPES[kv_type],
             flash_attn=attention == "flash",
@@ -106,7 +102,7 @@ def compare_with_host(
             n_threads=1,
             verbose=True,
         )
-        for layers in (int(gpu_layers), 0)
+        for place, layers in ((devices(device), int(gpu_layers)), ({}, 0))
     )
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
@@ -123,7 +119,7 @@ def compare_with_host(
     on_host.close()
 
 
-def compare_recall_with_host(_device: str, path: str, kv_type: str) -> None:
+def compare_recall_with_host(device: str, path: str, kv_type: str) -> None:
     """The same rows are archived, asked for and fetched, before and after a re-base."""
     on_device, on_host = (
         Llama(
@@ -134,7 +130,7 @@ def compare_recall_with_host(_device: str, path: str, kv_type: str) -> None:
             recall=20,
             recall_type="f32",
             n_ctx=64,
-            n_gpu_layers=layers,
+            **place,
             type_k=KV_TYPES[kv_type],
             type_v=KV_TYPES[kv_type],
             flash_attn=True,
@@ -143,7 +139,7 @@ def compare_recall_with_host(_device: str, path: str, kv_type: str) -> None:
             n_threads=1,
             verbose=True,
         )
-        for layers in (-1, 0)
+        for place in (devices(device), {})
     )
     tokens = np.random.default_rng(6).integers(0, 384, 24 * CHUNK)
     for start in range(0, len(tokens), CHUNK):
@@ -172,12 +168,12 @@ def spans_of(llm: Llama) -> list[tuple[int, int]]:
     return [(span.start, span.end) for span in llm.recalled()]
 
 
-def refuse_split_heads(_device: str, path: str) -> None:
+def refuse_split_heads(device: str, path: str) -> None:
     """A compaction chooses rows head by head: all heads of a layer have to be in one place."""
     with pytest.raises(UnsupportedModelError, match="split_mode = LLAMA_SPLIT_MODE_LAYER"):
         Llama(
             path,
-            n_gpu_layers=-1,
+            **devices(device),
             split_mode=llama_cpp.LLAMA_SPLIT_MODE_TENSOR,
             flash_attn=True,
             verbose=False,
@@ -186,9 +182,6 @@ def refuse_split_heads(_device: str, path: str) -> None:
 
 if __name__ == "__main__":
     device, path, other, *settings = sys.argv[1:]
-    if device != GPU:
-        for endpoint in device.split(","):
-            add_device(endpoint)
     compare = {
         "reference": compare_with_reference,
         "host": compare_with_host,

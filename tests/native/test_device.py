@@ -1,44 +1,30 @@
 """A cache that is not in host memory: rows are moved and rotated where they lie.
 
 Runs on the GPU if there is one. Elsewhere ggml's RPC backend stands for it: its buffers cannot be
-reached by pointer. Needs a build with it, as `make test` makes: CMAKE_ARGS="-DGGML_RPC=ON".
+reached by pointer.
 """
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pyh2o import build_info
-from pyh2o.library import LIBRARY_FOLDER
 from pyh2o.system.devices import gpu_names
+from rpc_servers import rpc_server
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.skipif(
     not gpu_names() and "rpc" not in str(build_info()["backends"]),
-    reason="needs a GPU, or a build with GGML_RPC as make test makes it",
+    reason="needs a GPU, or a build without -DGGML_RPC=OFF",
 )
 
 # Tokens at once; a single one takes another way through the kernels of a GPU.
 CHUNK = 7
-
-SERVER = """
-import ctypes, sys
-folder, endpoint = sys.argv[1:]
-load = lambda name: ctypes.CDLL(f"{folder}/lib{name}.so", mode=ctypes.RTLD_GLOBAL)
-_, _, ggml, rpc = map(load, ("ggml-base", "ggml-cpu", "ggml", "ggml-rpc"))
-ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
-cpu = (ctypes.c_void_p * 1)(ggml.ggml_backend_dev_by_type(0))
-one = ctypes.c_size_t(1)
-rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, one, one, cpu)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +33,8 @@ def device() -> Iterator[str]:
     if gpu_names():
         yield "gpu"
         return
-    with server() as endpoint:
+    with rpc_server() as endpoint:
         yield endpoint
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """A server on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()
-    endpoint = f"127.0.0.1:{address[1]}"
-    process = subprocess.Popen([sys.executable, "-c", SERVER, str(LIBRARY_FOLDER), endpoint])
-    deadline = time.monotonic() + 30
-    while not _listens(address):
-        assert time.monotonic() < deadline, "the RPC server did not start"
-        time.sleep(0.1)
-    yield endpoint
-    process.terminate()
-    process.wait()
-
-
-def _listens(address: tuple[str, int]) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(address) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,7 +110,7 @@ def test_heads_of_a_layer_on_several_devices_are_refused(tmp_path: Path, device:
 @pytest.mark.skipif(gpu_names() != [], reason="needs two devices, which only servers are here")
 def test_layers_on_two_devices(tmp_path: Path, device: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_ctx_train=64)
-    with server() as other:
+    with rpc_server() as other:
         log = run_client(f"{device},{other}", path, "reference", "composed", "h2o", str(CHUNK))
     assert "dev = RPC0" in log
     assert "dev = RPC1" in log

@@ -1,0 +1,96 @@
+"""ggml's devices, as far as neither llama_cpp nor `_native` tells of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp.llama_cpp as loader
+
+# enum ggml_backend_dev_type
+_CPU, _GPU, _INTEGRATED_GPU = range(3)
+
+_Pointer = ctypes.c_void_p
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    # Looked up by item, each is an object of its own: llama_cpp may declare the same otherwise.
+    function = loader._lib[name]
+    function.restype, function.argtypes = result, arguments
+    return function  # type: ignore[no-any-return]
+
+
+_reg_by_name = _function("ggml_backend_reg_by_name", _Pointer, ctypes.c_char_p)
+_address_in = _function("ggml_backend_reg_get_proc_address", _Pointer, _Pointer, ctypes.c_char_p)
+_reg_count = _function("ggml_backend_reg_dev_count", ctypes.c_size_t, _Pointer)
+_reg_device = _function("ggml_backend_reg_dev_get", _Pointer, _Pointer, ctypes.c_size_t)
+_count = _function("ggml_backend_dev_count", ctypes.c_size_t)
+_device = _function("ggml_backend_dev_get", _Pointer, ctypes.c_size_t)
+_type = _function("ggml_backend_dev_type", ctypes.c_int, _Pointer)
+_description = _function("ggml_backend_dev_description", ctypes.c_char_p, _Pointer)
+_memory = _function(
+    "ggml_backend_dev_memory",
+    None,
+    _Pointer,
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+)
+
+
+_set_abort_callback = _function("ggml_set_abort_callback", _Pointer, _Pointer)
+
+
+class Device:
+    """What computes, on this machine or another.
+
+    Attributes:
+        address: of ggml's device.
+    """
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    @property
+    def name(self) -> str:
+        """The processor, or the address of the server that it is behind."""
+        return str(_description(self.address).decode())
+
+    def free_bytes(self) -> int:
+        """Memory that it says it has left; for a CPU that is all there is."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        _memory(self.address, ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+
+def local_devices() -> list[Device]:
+    """This machine's GPUs, integrated ones only if there are no others; its CPU is none of them."""
+    found = [Device(_device(i)) for i in range(_count())]
+    for kind in (_GPU, _INTEGRATED_GPU):
+        if devices := [each for each in found if _type(each.address) == kind]:
+            return devices
+    return []
+
+
+def cpu() -> Device:
+    """This machine's CPU."""
+    return next(Device(_device(i)) for i in range(_count()) if _type(_device(i)) == _CPU)
+
+
+def devices_of(registry: int) -> list[Device]:
+    """The devices of a backend, from the address of its registry."""
+    return [Device(_reg_device(registry, i)) for i in range(_reg_count(registry))]
+
+
+def backend_function(backend: str, name: str, result: Any, *arguments: Any) -> Any:
+    """A function that only one backend has; None if the build has not got that backend."""
+    registry = _reg_by_name(backend.encode())
+    if registry is None:
+        return None
+    address = _address_in(registry, name.encode())
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+def set_abort_callback(callback: Any) -> None:
+    """Have a function of C called with ggml's message before it aborts; it has to live on."""
+    _set_abort_callback(ctypes.cast(callback, _Pointer))

@@ -1,0 +1,126 @@
+"""This machine as a server that computes layers for others: ggml's RPC backend."""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import ServerError
+from . import backends
+from .backends import Device
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_address(host: str, port: int) -> tuple[str, int]:
+    """The IPv4 address and the port to listen on; a free port for 0.
+
+    Raises:
+        ServerError: another program has it, or there is no such address.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            address, port = probe.getsockname()
+            return address, port
+    except OSError as error:
+        no_name = isinstance(error, socket.gaierror)
+        reason = error.strerror if no_name else os.strerror(error.errno or 0)
+        raise ServerError(
+            f"cannot listen on {host} port {port}: {reason}; give another --host or --port"
+        ) from None
+
+
+def lets_others_in(address: str) -> bool:
+    """Whether other machines reach an address to listen on."""
+    return not ipaddress.ip_address(address).is_loopback
+
+
+def offered_devices() -> list[Device]:
+    """What computes for others: the GPUs, or else the CPU."""
+    return backends.local_devices() or [backends.cpu()]
+
+
+def run(
+    address: str,
+    port: int,
+    threads: int,
+    *,
+    on_ready: Callable[[], None],
+    on_end: Callable[[], None],
+) -> None:
+    """Serve one program after the other until Ctrl-C, which ends the process with exit code 0.
+
+    To be called in the main thread of a process that does nothing else.
+
+    Args:
+        address: IPv4, to listen on.
+        port: likewise.
+        threads: of the CPU.
+        on_ready: called in another thread when the server listens.
+        on_end: called in another thread at Ctrl-C.
+
+    Raises:
+        ServerError: the build has no RPC, or the port is taken.
+    """
+    start = backends.backend_function(
+        "RPC",
+        "ggml_backend_rpc_start_server",
+        None,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_void_p),
+    )
+    if start is None:
+        raise ServerError(
+            "this build of pyh2o has no RPC backend, so it cannot compute for other machines: "
+            "install it again without -DGGML_RPC=OFF"
+        )
+    devices = offered_devices()
+    addresses = (ctypes.c_void_p * len(devices))(*(device.address for device in devices))
+    _end_at_ctrl_c(on_end)
+    threading.Thread(target=_when_ready, args=(address, port, on_ready), daemon=True).start()
+    start(f"{address}:{port}".encode(), None, threads, len(devices), addresses)
+    raise ServerError(
+        f"the RPC server cannot listen on {address} port {port}: give another --host or --port"
+    )
+
+
+def _when_ready(address: str, port: int, on_ready: Callable[[], None]) -> None:
+    while True:
+        try:
+            socket.create_connection((address, port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        else:
+            on_ready()
+            return
+
+
+def _end_at_ctrl_c(on_end: Callable[[], None]) -> None:
+    """End the process at Ctrl-C while its main thread is in C, where it runs no handler of Python.
+
+    Python's own handler in C runs in any thread and writes the signal's number into the socket.
+    """
+    told, teller = socket.socketpair()
+    teller.setblocking(False)
+    signal.set_wakeup_fd(teller.detach())
+    # or else the server stops to wait for programs, and its end comes twice
+    signal.siginterrupt(signal.SIGINT, False)
+
+    def wait() -> None:
+        while told.recv(1) != bytes([signal.SIGINT]):
+            pass
+        on_end()
+        os._exit(0)  # the server never returns
+
+    threading.Thread(target=wait, daemon=True).start()

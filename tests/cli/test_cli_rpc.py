@@ -1,0 +1,111 @@
+"""`pyh2o rpc-server`, and `--rpc` of the commands that it computes for: the real program."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import ENDLESS, PATIENCE, run, run_program, start_program
+from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
+from tiny_gguf import write_tiny_gguf
+
+pytestmark = [needs_rpc, pytest.mark.usefixtures("surroundings")]
+
+real = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=5, n_ctx_train=512)
+
+
+@real
+def test_a_server_listens_on_loopback_until_ctrl_c() -> None:
+    server = RPCServer()
+    host, port = server.address.split(":")
+    assert host == "127.0.0.1"
+    assert "other machines" not in server.notes
+    with socket.socket() as elsewhere:
+        assert elsewhere.connect_ex(("127.0.0.2", int(port))) != 0
+    taken = run_program("rpc-server", "--port", port)
+    assert taken.code == 1
+    assert taken.notes.startswith(f"error: cannot listen on 127.0.0.1 port {port}: Address already")
+
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == (0, "stopped\n")
+
+
+@real
+def test_a_server_warns_when_it_lets_others_in() -> None:
+    server = RPCServer("--host", "0.0.0.0")
+    assert server.notes.startswith("other machines can reach this, and it has neither encryption")
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == (0, "stopped\n")
+
+
+@real
+def test_text_with_layers_on_two_servers(path: Path) -> None:
+    story = ["generate", "--model", path, "-p", "a", "-n", "80", "--hh", "8", "--recent", "8"]
+    story += [*ENDLESS, "--ignore-eos"]
+    alone = run_program(*story)
+    with rpc_server() as one, rpc_server() as other:
+        spread = run_program(*story, "--rpc", one, "--rpc", other)
+        assert spread.code == alone.code == 0, spread.notes
+        assert spread.text == alone.text
+        first = spread.notes.splitlines()[0]
+        assert first == f"layers: 2 at {one}, 1 at {other}, 0 here"
+        some = run_program(*story, "--rpc", f"{one},{other}", "--gpu-layers", "2")
+        assert some.text == alone.text
+        assert some.notes.startswith(f"layers: 1 at {one}, 0 at {other}, 2 here\n")
+
+
+@real
+def test_a_server_that_ends_at_ctrl_c_is_told_in_one_line(path: Path) -> None:
+    server = RPCServer()
+    program = start_program(
+        "generate", "--model", path, "-p", "a", *ENDLESS, "--ignore-eos", "--no-loop-guard",
+        "-n", "0", "--rpc", server.address,
+    )  # fmt: skip
+    assert program.stdout is not None
+    assert len(program.stdout.read(100)) == 100
+    server.process.send_signal(signal.SIGINT)
+    assert server.end() == (0, "stopped\n")
+    _, notes = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 1
+    assert notes.decode().splitlines()[-1].startswith("error: an RPC server has ended")
+    assert "Traceback" not in notes.decode()
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "serve"])
+def test_nobody_listens(path: Path, command: str) -> None:
+    address = unused_address()
+    more = {"generate": ["-p", "a"], "serve": ["--port", "0"], "chat": []}[command]
+    output = run(command, "--model", str(path), *more, "--rpc", address)
+    assert output.code == 1
+    (line,) = output.notes.splitlines()
+    assert line.startswith(f"error: no RPC server listens on {address}")
+
+
+def test_what_is_no_server(path: Path) -> None:
+    output = run("generate", "--model", str(path), "-p", "a", "--rpc", "here")
+    assert output.code == 1
+    assert output.notes.startswith("error: 'here' is no server: give host:port")
+
+
+def test_measuring_on_a_server(path: Path) -> None:
+    Path("text.txt").write_text("a quick brown fox jumps over the lazy dog. " * 20)
+    fidelity = [
+        "eval", "fidelity", "--model", str(path), "--text", "text.txt", "--tokens", "64",
+        "--budget", "16", "--policy", "h2o", "--threads", "1",
+    ]  # fmt: skip
+    with rpc_server() as address:
+        output = run(*fidelity, "--rpc", address, "--json", "a.json")
+    assert output.code == 0, output.notes
+    data = json.loads(Path("a.json").read_text())
+    assert data["basis"]["--rpc"] == 1
+    assert data["basis"]["--gpu-layers"] == -1
+    assert address not in Path("a.json").read_text()

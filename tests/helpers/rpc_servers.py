@@ -1,0 +1,63 @@
+"""Servers that compute layers for others, each a process of this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cli_fakes import PATIENCE, start_program
+from pyh2o import build_info
+
+needs_rpc = pytest.mark.skipif(
+    "rpc" not in str(build_info()["backends"]), reason="needs a build without -DGGML_RPC=OFF"
+)
+
+
+class RPCServer:
+    """`pyh2o rpc-server` on a free port.
+
+    Attributes:
+        notes: what it said until it listened.
+        address: host:port.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = start_program("rpc-server", "--port", "0", "--threads", "1", *arguments)
+        self.notes = ""
+        while (found := re.search(r"listening on (\S+:\d+)", self.notes)) is None:
+            assert self.process.stderr is not None
+            line = self.process.stderr.readline().decode()
+            assert line, f"it ended: {self.notes}"
+            self.notes += line
+        self.address = found[1]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end: the exit code, and what else it said."""
+        _, notes = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, notes.decode()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+@contextmanager
+def rpc_server() -> Iterator[str]:
+    """The address of a server on loopback."""
+    server = RPCServer()
+    try:
+        yield server.address
+    finally:
+        server.kill()
+
+
+def unused_address() -> str:
+    """An address on loopback where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"

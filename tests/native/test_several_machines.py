@@ -1,0 +1,236 @@
+"""Layers on servers of ggml's RPC backend: other processes here, other machines elsewhere."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.errors import ServerError
+from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, tiny_llama
+
+pytestmark = needs_rpc
+
+CHUNK = 7
+N_TOKENS = 24 * CHUNK
+SETTINGS: dict[str, Any] = {
+    "hh": 12,
+    "recent": 9,
+    "slack": CHUNK,
+    "attention": "ops",
+    "logits_all": True,
+    **EXACT_ROWS,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with rpc_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3, n_ctx_train=512, n_layer=4
+    )
+
+
+def random_tokens(n: int = N_TOKENS) -> list[int]:
+    return np.random.default_rng(6).integers(0, 384, n).tolist()
+
+
+def read(llm: Llama, tokens: list[int]) -> None:
+    for start in range(0, len(tokens), CHUNK):
+        llm.eval(tokens[start : start + CHUNK])
+
+
+def assert_same_cache(one: Llama, other: Llama) -> None:
+    assert one.kv.compactions == other.kv.compactions > 10
+    for layer in range(one.n_layer):
+        for ours, theirs in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def written(llm: Llama, prompt: list[int], n: int) -> list[int]:
+    llm.reset()
+    generator = llm.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    return [next(generator) for _ in range(n)]
+
+
+@pytest.mark.parametrize("gpu_layers", [None, 2], ids=["all layers", "two layers"])
+def test_rows_and_tokens_are_those_of_one_process(
+    path: Path, server: str, gpu_layers: int | None
+) -> None:
+    there = tiny_llama(path, rpc_servers=[server], n_gpu_layers=gpu_layers, **SETTINGS)
+    here = tiny_llama(path, **SETTINGS)
+    tokens = random_tokens()
+    for llm in (there, here):
+        read(llm, tokens)
+    assert_same_cache(there, here)
+    n = len(tokens)
+    np.testing.assert_array_equal(there.scores[:n], here.scores[:n])
+    assert there.device_bytes > 0 == here.device_bytes
+
+    prompt = tokens[:40]
+    assert written(there, prompt, 60) == written(here, prompt, 60)
+    assert_same_cache(there, here)
+    there.close()
+    here.close()
+
+
+def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
+    """Saved with rows on a server, it is loaded with them here, and the other way round."""
+    there, here = tiny_llama(path, rpc_servers=server, **SETTINGS), tiny_llama(path, **SETTINGS)
+    tokens, more = random_tokens(), random_tokens(30)
+    read(there, tokens)
+    state = there.kv_state()
+    for llm in (here, there):
+        llm.load_kv_state(state, tokens)
+        assert llm.kv_state() == state
+        read(llm, more)
+    n = len(tokens) + len(more)
+    np.testing.assert_array_equal(there.scores[len(tokens) : n], here.scores[len(tokens) : n])
+    assert_same_cache(there, here)
+    there.close()
+    here.close()
+
+
+def test_evicted_rows_come_back_from_a_server(path: Path, server: str) -> None:
+    settings = {**SETTINGS, "recall": 20, "recall_type": "f32", "n_ctx": 64}
+    there, here = tiny_llama(path, rpc_servers=server, **settings), tiny_llama(path, **settings)
+    prompt = random_tokens()
+    assert written(there, prompt, 20) == written(here, prompt, 20)
+    spans = [[(span.start, span.end) for span in llm.recalled()] for llm in (there, here)]
+    assert spans[0] == spans[1] != []
+    assert_same_cache(there, here)
+    there.close()
+    here.close()
+
+
+def test_other_models_of_the_process_stay_here(path: Path, server: str) -> None:
+    with tiny_llama(path, rpc_servers=server, hh=8, recent=8) as there:
+        with tiny_llama(path, rpc_servers=server, hh=8, recent=8) as second:
+            second.eval([1, 2, 3])  # the same connection
+        with tiny_llama(path, hh=8, recent=8) as here:
+            here.eval([1, 2, 3])
+            assert here.device_bytes == 0
+            assert here.layers_at() == {}
+        there.eval([1, 2, 3])
+        assert there.layers_at() == {server: 4, "here": 0}
+        again = pickle.loads(pickle.dumps(there))
+        assert again.rpc_servers == (server,)
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({}, (3, 1, 0)),
+        ({"n_gpu_layers": 3}, (2, 0, 2)),
+        ({"tensor_split": [1.0, 3.0]}, (2, 2, 0)),
+        ({"n_gpu_layers": 4, "tensor_split": [1.0, 9.0]}, (1, 2, 1)),
+        ({"n_gpu_layers": 0}, (0, 0, 4)),
+    ],
+)
+def test_layers_are_where_it_is_said(
+    path: Path,
+    server: str,
+    capfd: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    counts: tuple[int, ...],
+) -> None:
+    """Compared with the log of llama.cpp."""
+    with rpc_server() as other:
+        llm = tiny_llama(
+            path, rpc_servers=f"{server},{other}", hh=8, recent=8, verbose=True, **settings
+        )
+        llm.eval([1, 2, 3])
+        at = llm.layers_at()
+        llm.close()
+    log = capfd.readouterr().err
+    devices = re.findall(r"layer +[0-3] assigned to device (\w+)", log)
+    names = sorted({name for name in devices if name != "CPU"})
+    logged = [devices.count(name) for name in names]
+    assert [n for n in (at[server], at[other]) if n] == logged
+    assert at["here"] == devices.count("CPU")
+    assert tuple(at.values()) == counts
+    assert f"layers: {at[server]} at {server}, {at[other]} at {other}, " in log
+
+
+def test_nobody_listens(path: Path) -> None:
+    address = unused_address()
+    with pytest.raises(ServerError, match=f"no RPC server listens on {address}"):
+        tiny_llama(path, rpc_servers=address)
+
+
+def test_a_busy_server_is_not_waited_for(
+    path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has it."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), server],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"loaded\n"
+    monkeypatch.setattr("pyh2o.system.rpc.PATIENCE", 0.5)
+    with pytest.raises(ServerError, match="busy with another program"):
+        tiny_llama(path, rpc_servers=server)
+    monkeypatch.undo()
+    holder.communicate()
+    assert holder.returncode == 0
+    tiny_llama(path, rpc_servers=server, hh=8, recent=8).close()
+
+
+HOLDER = """
+import sys
+from pyh2o import Llama
+path, server = sys.argv[1:]
+with Llama(path, rpc_servers=server, hh=8, recent=8, n_threads=1) as llm:
+    llm.eval([1, 2, 3])
+    print("loaded", flush=True)
+    sys.stdin.read()
+    llm.eval([4, 5, 6])
+"""
+
+
+def test_a_server_that_ends_takes_the_process_along_with_one_line(path: Path) -> None:
+    """llama.cpp aborts, which cannot be caught: the line is what can be done."""
+    server = RPCServer()
+    client = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), server.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"loaded\n"
+    server.kill()
+    _, notes = client.communicate()
+    assert client.returncode == -signal.SIGABRT
+    (line,) = notes.decode().splitlines()
+    assert line.startswith("pyh2o: an RPC server has ended")
+
+
+@pytest.mark.parametrize("n_gpu_layers", [-1, 2])
+def test_a_model_that_cannot_be_loaded_leaves_the_server_free(
+    tmp_path: Path, path: Path, server: str, n_gpu_layers: int
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cannot load"):
+        tiny_llama(broken, rpc_servers=server, n_gpu_layers=n_gpu_layers)
+    tiny_llama(path, rpc_servers=server, hh=8, recent=8).close()
