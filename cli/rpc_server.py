@@ -11,7 +11,6 @@ import typer
 from pyh2o.system.threads import physical_cores
 
 from .errors import reported_errors
-from .options import option_named
 from .terminal.terminal import terminal
 from .terminal.wording import count
 
@@ -24,7 +23,15 @@ def rpc_server(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 50052,
-    threads: Annotated[int | None, option_named("threads").__metadata__[0]] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="PYH2O_THREADS",
+            help="CPU threads.",
+            show_default="one for each physical core",
+        ),
+    ] = None,
 ) -> None:
     """Compute layers for `--rpc` on another machine: on the GPUs of this one, or else on its CPU.
 

@@ -237,12 +237,12 @@ def test_checkpoint_of_an_earlier_version_has_no_length(fake: FakeModel, tmp_pat
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_says_how_to_go_on(fake: FakeModel, tmp_path: Path, presses: int) -> None:
     fake.script = [TALE[:9], *[press_ctrl_c] * presses, TALE[9:]]
-    arguments = ["-p", "I: ", "--threads", "1", "-n", "20"]
+    arguments = ["-p", "I: ", "--threads", "1", "-n", "20", "--rpc", "a:1", "--rpc", "b:2"]
     output = run("generate", *arguments, "-o", "my story.txt")
     assert output.code == 130
     [line] = [line for line in output.notes.splitlines() if line.startswith("to go on: ")]
     command = line.removeprefix("to go on: pyh2o ")
-    assert command == "generate --resume --output 'my story.txt' --threads 1"
+    assert command == "generate --resume --output 'my story.txt' --rpc a:1,b:2 --threads 1"
     fake.script = [TALE]
     assert run(*shlex.split(command)).code == 0
     assert (tmp_path / "my story.txt").read_text() == f"I: {TALE[:20]}\n"

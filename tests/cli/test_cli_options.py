@@ -34,7 +34,8 @@ def test_defaults_reach_the_model(fake: FakeModel) -> None:
 
 def test_every_option_reaches_the_model(fake: FakeModel) -> None:
     arguments = (
-        "-m m.gguf --ctx 512 --gpu-layers -1 --threads 3 --threads-batch 2 --verbose --hh 0.2 "
+        "-m m.gguf --ctx 512 --gpu-layers -1 --rpc a:1 --rpc b:2,c:3 "
+        "--threads 3 --threads-batch 2 --verbose --hh 0.2 "
         "--recent 30 --pinned 4 --slack 1 --policy snap:pool=7 --positions dense "
         "--prefill exact --prefill-mib 100 "
         "--no-evict --kv-type q8_0 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --repeat-penalty 1 "
@@ -45,6 +46,7 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
         model=Path("m.gguf"),
         ctx=512,
         gpu_layers=-1,
+        rpc=["a:1", "b:2,c:3"],
         threads=3,
         threads_batch=2,
         verbose=True,

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from many_texts import at_once, tiny_engine
 from pyh2o import Llama
 from pyh2o.errors import ServerError
 from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
@@ -116,6 +118,28 @@ def test_evicted_rows_come_back_from_a_server(path: Path, server: str) -> None:
     assert spans[0] == spans[1] != []
     assert_same_cache(there, here)
     there.close()
+    here.close()
+
+
+def test_texts_at_once_with_rows_on_a_server(path: Path, server: str) -> None:
+    texts = [random_tokens()[i : i + 90] for i in (0, 40)]
+    here = tiny_llama(path, **SETTINGS)
+    with tiny_engine(path, texts=2, rpc_servers=server, **SETTINGS) as engine:
+
+        def rows_and_last_logits(tokens: list[int]) -> tuple[Any, ...]:
+            with engine.text() as llm:
+                read(llm, tokens)
+                assert llm.layers_at() == {server: 4, "here": 0}
+                rows = [llm.kv_rows(layer)[0] for layer in range(llm.n_layer)]
+                return rows, llm.scores[llm.n_tokens - 1].copy()
+
+        found = at_once([partial(rows_and_last_logits, tokens) for tokens in texts])
+    for tokens, (rows, logits) in zip(texts, found, strict=True):
+        here.reset()
+        read(here, tokens)
+        for layer, positions in enumerate(rows):
+            np.testing.assert_array_equal(positions, here.kv_rows(layer)[0])
+        np.testing.assert_allclose(logits, here.scores[here.n_tokens - 1], atol=1e-3)
     here.close()
 
 
