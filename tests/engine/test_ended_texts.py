@@ -1,0 +1,174 @@
+"""Texts that have ended: they go on in their place, or come back from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from many_texts import tiny_engine
+from pyh2o.engine import Engine
+from pyh2o.sessions.story import Story
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+N_PLACES = 4
+N_VOCAB = 384
+BUDGET = {"hh": 24, "recent": 16, "slack": 12, "n_ctx": 256}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("engine") / "tiny.gguf", seed=11)
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=N_PLACES, **BUDGET) as engine:
+        yield engine
+
+
+def complete(engine: Engine, prompt: list[int], n: int) -> list[int]:
+    """The prompt and n tokens that the model likes best."""
+    with engine.text(prompt) as llm:
+        drawn = []
+        for token in llm.generate(prompt, temp=0.0):
+            drawn.append(token)
+            if len(drawn) == n:
+                break
+    return prompt + drawn
+
+
+def n_read(engine: Engine, prompt: list[int]) -> int:
+    """Tokens that are evaluated for one token behind this prompt."""
+    before = engine.batches.tokens
+    complete(engine, prompt, 1)
+    return engine.batches.tokens - before
+
+
+def test_a_conversation_goes_on_where_it_was(engine: Engine, rng: np.random.Generator) -> None:
+    """In its place, whoever else has come and gone in the others."""
+    prompt = rng.integers(3, N_VOCAB, 70).tolist()
+    text = complete(engine, prompt, 10)
+    for _ in range(N_PLACES - 1):
+        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
+    assert n_read(engine, [*text, 5, 6, 7]) == 4  # the newest token, too
+
+
+def test_a_conversation_that_lost_its_place_comes_back(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 10)
+    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+        expected = next(alone.generate([*text, 5, 6, 7], temp=0.0))
+    for _ in range(2 * N_PLACES):
+        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
+    before = engine.batches.tokens
+    assert complete(engine, [*text, 5, 6, 7], 1)[-1] == expected
+    assert engine.batches.tokens - before == 4
+    stored = engine.stored
+    assert (stored.moved_in, stored.dropped) == (1, 0)
+    assert stored.moved_out >= N_PLACES
+
+
+def test_the_store_drops_what_is_oldest(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=1, store_mib=1, **BUDGET) as engine:
+        texts = [complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5) for _ in range(30)]
+        stored = engine.stored
+        assert stored.bytes <= 2**20
+        assert 10 < stored.texts < 25
+        assert stored.dropped + stored.texts == stored.moved_out == 29
+        assert n_read(engine, [*texts[0], 5]) == len(texts[0]) + 1
+        assert n_read(engine, [*texts[-2], 5]) == 2
+
+
+def test_without_a_store_texts_are_read_again(path: Path, rng: np.random.Generator) -> None:
+    with tiny_engine(path, texts=1, store_mib=0, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        assert n_read(engine, [*text, 5]) == len(text) + 1
+        assert engine.stored.texts == 0
+
+
+def test_a_text_that_goes_on_otherwise_is_as_if_alone(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    common = rng.integers(3, N_VOCAB, 60).tolist()
+    for _ in range(3 * N_PLACES):
+        n = int(rng.integers(1, 60))
+        prompt = common[:n] + rng.integers(3, N_VOCAB, int(rng.integers(1, 60))).tolist()
+        with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+            expected = next(alone.generate(prompt, temp=0.0))
+        assert complete(engine, prompt, 1)[-1] == expected
+
+
+def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.Generator) -> None:
+    """The second one shows that it is shared; from the third on nobody reads it."""
+    shared = rng.integers(3, N_VOCAB, 150).tolist()
+    prompts = [shared + rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
+    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+        expected = [next(alone.generate(prompt, temp=0.0)) for prompt in prompts]
+    n_tokens = []
+    for prompt, token in zip(prompts, expected, strict=True):
+        before = engine.batches.tokens
+        assert complete(engine, prompt, 1)[-1] == token
+        n_tokens.append(engine.batches.tokens - before)
+    assert n_tokens == [170, 170, 20, 20, 20, 20]
+
+
+def test_a_beginning_that_is_often_used_outlives_others(
+    path: Path, rng: np.random.Generator
+) -> None:
+    shared = rng.integers(3, N_VOCAB, 150).tolist()
+    with tiny_engine(path, texts=1, store_mib=1, **BUDGET) as engine:
+        for _ in range(40):
+            complete(engine, shared + rng.integers(3, N_VOCAB, 20).tolist(), 1)
+        for _ in range(30):
+            complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 1)
+        assert engine.stored.dropped > 20
+        assert n_read(engine, [*shared, 5, 6, 7]) == 3
+
+
+def test_a_store_in_a_folder_leaves_nothing(
+    path: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = tmp_path / "store"
+    with tiny_engine(path, texts=1, store_dir=folder, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        files = list(folder.rglob("*.state"))
+        assert len(files) == 1
+        assert n_read(engine, [*text, 5]) == 2
+        complete(engine, rng.integers(3, N_VOCAB, 40).tolist(), 5)
+        for file in folder.rglob("*.state"):
+            file.write_bytes(b"damaged")
+        assert n_read(engine, [*text, 5, 6]) == len(text) + 2
+    assert list(folder.iterdir()) == []
+
+
+def test_the_archive_of_a_saved_text_stays_its_own(
+    path: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Whoever comes after it into its place."""
+    saved = tmp_path / "story.h2o"
+    settings = {**BUDGET, "recall": 16}
+    with tiny_engine(path, texts=1, **settings) as engine:
+        with engine.text() as llm:
+            story = Story(llm, rng.integers(3, N_VOCAB, 90).tolist(), ignore_eos=True)
+            "".join(story.write(40))
+            story.save(saved)
+            archived = llm.kv.archived
+        archive = tmp_path / "story.h2o.archive"
+        before = archive.read_bytes()
+        for prompt in ([*story.tokens, 5], rng.integers(3, N_VOCAB, 90).tolist()):
+            complete(engine, prompt, 60)
+            assert archive.read_bytes() == before
+            assert sorted(tmp_path.iterdir()) == [saved, archive]
+        with engine.text() as llm:
+            again = Story.load(saved, llm)
+            assert (llm.archive_trouble, llm.archive_lost) == ("", 0)
+            assert llm.kv.archived == archived > 0
+            assert again.tokens == story.tokens
+    assert sorted(tmp_path.iterdir()) == [saved, archive]
