@@ -70,10 +70,14 @@ class Engine:
         **settings: Any,
     ) -> None:
         self._model = SharedModel(model_path, n_texts=texts, n_reading=reading, **settings)
-        self._places = Places(
-            [Place(self._model, seq_id) for seq_id in range(texts)],
-            TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
-        )
+        try:
+            self._places = Places(
+                [Place(self._model, seq_id) for seq_id in range(texts)],
+                TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
+            )
+        except BaseException:
+            self._model.close()
+            raise
         self._turn = threading.Condition()
         self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
         self._arrivals = itertools.count()

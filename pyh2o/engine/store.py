@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import SettingsError
+
 IntArray = npt.NDArray[np.intc]
 
 
@@ -81,7 +83,11 @@ class TextStore:
     """
 
     def __init__(self, most_bytes: int, folder: Path | None = None) -> None:
-        """Room for so many bytes, in memory or in a folder, where files of its own come and go."""
+        """Room for so many bytes, in memory or in a folder, where files of its own come and go.
+
+        Raises:
+            SettingsError: no files can be made in the folder.
+        """
         self.counts = StoreCounts()
         self._most_bytes = most_bytes
         self._texts: list[StoredText] = []
@@ -91,8 +97,13 @@ class TextStore:
         self._lock = threading.Lock()
         self._folder = None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._folder = tempfile.TemporaryDirectory(prefix="texts-", dir=folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._folder = tempfile.TemporaryDirectory(prefix="texts-", dir=folder)
+            except OSError as error:
+                raise SettingsError(
+                    f"store_dir {folder} cannot be used: {error.strerror}; give another folder"
+                ) from error
 
     def close(self) -> None:
         """Drop all texts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from many_texts import tiny_engine
 from pyh2o.engine import Engine
+from pyh2o.errors import SettingsError
 from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -172,3 +174,12 @@ def test_the_archive_of_a_saved_text_stays_its_own(
             assert llm.kv.archived == archived > 0
             assert again.tokens == story.tokens
     assert sorted(tmp_path.iterdir()) == [saved, archive]
+
+
+def test_a_folder_that_cannot_be_used_leaves_no_model_open(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    before = threading.active_count()
+    with pytest.raises(SettingsError, match="store_dir"):
+        tiny_engine(path, texts=1, store_dir=file / "store", **BUDGET)
+    assert threading.active_count() == before
