@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError
+from .pace import Pace
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and at least so many seconds. Without it the others go on.
@@ -95,15 +96,15 @@ class Batcher:
             context: of several sequences; `close` comes before it is freed.
             n_vocab: logits of a token.
             n_batch: most tokens of a batch.
-            n_reading: most tokens of a batch that are read while another text is written: so long
-                is the pause between two tokens of that one.
+            n_reading: most tokens of a batch that are read while another text is written; fewer,
+                if that one would pause for too long (see `Pace`).
         """
         self.lock = threading.RLock()
         self.counts = BatchCounts()
         self._context = context
         self._n_vocab = n_vocab
         self._n_batch = n_batch
-        self._n_reading = n_reading
+        self._pace = Pace(n_reading)
         self._changed = threading.Condition(self.lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
@@ -184,7 +185,7 @@ class Batcher:
         plan = {job.seq_id: (job, 1) for job in jobs if job.n_left == 1}
         room = self._n_batch - len(plan)
         if plan:
-            room = min(room, self._n_reading)
+            room = min(room, self._pace.piece(len(plan)))
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
             n = min(job.n_left, room)
@@ -207,6 +208,8 @@ class Batcher:
                 self._decode_alone(job, n)
         seconds = time.perf_counter() - started
         self._patience = max(LEAST_PATIENCE, PATIENCE * seconds)
+        n_read = sum(n for _, n in pieces if n > 1)
+        self._pace.note(sum(n == 1 for _, n in pieces), n_read, seconds)
         self._expected = {job.seq_id for job, _ in pieces if job.error is None}
         for job, n in pieces:
             if n > 1:

@@ -49,8 +49,8 @@ class Engine:
     Args:
         model_path: a GGUF file.
         texts: places for texts; more have to wait.
-        reading: most tokens that are read at once while another text is written, which pauses so
-            long.
+        reading: most tokens that are read at once while another text is written; they are so few
+            that its next token comes within three times of what it takes otherwise.
         store_mib: most MiB that texts without a place may take; 0 for none.
         store_dir: a folder for them, so that they take no memory; their files go with the engine.
         **settings: as for `Llama`; the budget is that of each text.

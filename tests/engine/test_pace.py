@@ -1,0 +1,50 @@
+"""How many tokens are read beside texts that are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyh2o.engine.pace import FIRST_PIECE, LONGEST_PAUSE, Pace
+
+READ_SECONDS = 0.004
+
+
+def seconds_of(n_written: int, n_read: int) -> float:
+    return 0.010 + 0.006 * n_written + READ_SECONDS * n_read
+
+
+@pytest.mark.parametrize("n_written", [1, 3, 8, 32])
+def test_a_piece_makes_a_batch_no_longer_than_it_may(n_written: int) -> None:
+    pace = Pace(most=512)
+    assert pace.piece(n_written) == FIRST_PIECE
+    for _ in range(30):
+        pace.note(n_written, 0, seconds_of(n_written, 0))
+        n = pace.piece(n_written)
+        pace.note(n_written, n, seconds_of(n_written, n))
+    allowed = LONGEST_PAUSE * seconds_of(n_written, 0)
+    n = pace.piece(n_written)
+    assert seconds_of(n_written, n) <= allowed < seconds_of(n_written, n + 2)
+
+
+def test_what_is_known_of_other_batches_is_used_with_care() -> None:
+    pace = Pace(most=512)
+    pace.note(8, 0, seconds_of(8, 0))
+    pace.note(8, 16, seconds_of(8, 16))
+    for n_written in (1, 4, 8, 12):
+        n = pace.piece(n_written)
+        assert seconds_of(n_written, n) <= LONGEST_PAUSE * seconds_of(n_written, 0)
+
+
+def test_a_piece_has_a_token_at_least_and_no_more_than_allowed() -> None:
+    slow, fast = Pace(most=64), Pace(most=64)
+    for pace, each in ((slow, 10.0), (fast, 1e-6)):
+        pace.note(1, 0, 0.01)
+        pace.note(1, 10, 0.01 + 10 * each)
+    assert (slow.piece(1), fast.piece(1)) == (1, 64)
+    assert Pace(most=5).piece(3) == 5
+
+
+def test_reading_alone_teaches_nothing() -> None:
+    pace = Pace(most=64)
+    pace.note(0, 512, 2.0)
+    assert pace.piece(1) == FIRST_PIECE
