@@ -312,6 +312,8 @@ class Llama(ReadingLlama):
     def load_kv_state(self, data: bytes, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned: the text goes on from there, bit for bit.
 
+        With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
+
         At least one token has to be evaluated before the next one can be drawn.
 
         Args:

@@ -328,6 +328,8 @@ class Conversation:
     def save(self, path: str | Path, *, portable: bool = False) -> None:
         """Write everything to a file, from which `load` goes on bit for bit.
 
+        With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
+
         With recall there are two files: the rows that left the cache lie in PATH.archive, which
         the conversation goes on with.
 
