@@ -276,7 +276,7 @@ class Llama(ReadingLlama):
         differ = np.flatnonzero(self.input_ids[:n_both] != np.asarray(prompt[:n_both]))
         n_common = int(differ[0]) if differ.size else n_both
         if n_common == len(prompt) and (n_common < self.n_tokens or self._requires_eval):
-            n_common -= 1  # the last one gives the logits
+            n_common = max(0, n_common - 1)  # the last one gives the logits
         if n_common < self.n_tokens and self.recalls:
             # its end asks anew, behind what was computed from the text alone
             n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL, self._n_alone))

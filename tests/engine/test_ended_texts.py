@@ -75,6 +75,17 @@ def test_a_conversation_that_lost_its_place_comes_back(
     assert stored.moved_out >= N_PLACES
 
 
+def test_a_text_whose_beginning_nobody_tells_costs_no_other_one(
+    path: Path, rng: np.random.Generator
+) -> None:
+    with tiny_engine(path, texts=1, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5)
+        with engine.text() as llm:
+            assert llm.n_tokens == 0
+            llm.eval([3, 4])
+        assert n_read(engine, [*text, 5]) == 2
+
+
 def test_the_store_drops_what_is_oldest(path: Path, rng: np.random.Generator) -> None:
     with tiny_engine(path, texts=1, store_mib=1, **BUDGET) as engine:
         texts = [complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 5) for _ in range(30)]
