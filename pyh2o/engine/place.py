@@ -15,14 +15,13 @@ from ..cache.eviction import Eviction, FullCache
 from ..cache.kv_cache import KVCache
 from ..cache.statistics import KVStatistics
 from ..errors import PyH2OError, SettingsError
+from ..generation.candidates import Candidates
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
 from ..openai import completion
 from .batcher import Batcher, Job, LogitsArray
 from .shared_model import SharedModel
-
-_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
 
 
 @dataclass(frozen=True)
@@ -259,17 +258,8 @@ class PlaceSampler:
             context: of the text.
             idx: of its last evaluation's logits.
         """
-        logits = context.rows[idx]
-        candidates = np.zeros(len(logits), dtype=_CANDIDATE)
-        candidates["id"] = np.arange(len(logits))
-        candidates["logit"] = logits
-        array = llama_cpp.llama_token_data_array(
-            data=candidates.ctypes.data_as(llama_cpp.llama_token_data_p),
-            size=len(logits),
-            selected=-1,
-            sorted=False,
-        )
-        llama_cpp.llama_sampler_apply(self._chain.sampler, ctypes.byref(array))
-        token = int(array.data[array.selected].id)
+        candidates = Candidates(context.rows[idx])
+        candidates.apply(self._chain.sampler)
+        token = candidates.selected
         llama_cpp.llama_sampler_accept(self._chain.sampler, token)
         return token

@@ -8,7 +8,6 @@ its stack holds. Where a grammar allows no token at all, it throws an error that
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import weakref
@@ -21,13 +20,13 @@ import numpy.typing as npt
 from llama_cpp import Llama, LlamaGrammar
 
 from ..errors import GrammarError
+from .candidates import Candidates
 
 # Chains of rules, and brackets within brackets, of a multiple of this fit a stack of 8 MiB.
 MOST_BYTES = 2**18
 MOST_BRACKETS = 2000
 
 _LITERALS = re.compile(rb'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-_CANDIDATE = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)], align=True)
 
 
 class GrammarGuard:
@@ -48,19 +47,11 @@ class GrammarGuard:
         self, _tokens: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
     ) -> npt.NDArray[np.single]:
         """A logits processor: minus infinity for what may not come next; [n_vocab]."""
-        candidates = np.zeros(len(logits), dtype=_CANDIDATE)
-        candidates["id"] = np.arange(len(logits))
-        candidates["logit"] = logits
-        array = llama_cpp.llama_token_data_array(
-            data=candidates.ctypes.data_as(llama_cpp.llama_token_data_p),
-            size=len(logits),
-            selected=-1,
-            sorted=False,
-        )
-        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        self._allowed = np.isfinite(candidates["logit"])
+        candidates = Candidates(logits)
+        candidates.apply(self._sampler)
+        self._allowed = np.isfinite(candidates.logits)
         # Without a single token to draw, llama.cpp's samplers fail before `take` is asked.
-        return candidates["logit"] if self._allowed.any() else logits
+        return candidates.logits if self._allowed.any() else logits
 
     def take(self, token: int) -> None:
         """Go on after this token, which was drawn.
