@@ -109,7 +109,7 @@ class Batcher:
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
         self._patience = LEAST_PATIENCE
-        self._read_last: list[int] = []  # sequences, the one that waits longest first
+        self._read_at: dict[int, int] = {}  # the last batch in which a sequence read
         self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="pyh2o batches", daemon=True)
@@ -196,8 +196,7 @@ class Batcher:
 
     def _turn(self, job: Job) -> tuple[int, int]:
         """Sorts who is read next: by priority, then who has not been read for longest."""
-        waited = self._read_last.index(job.seq_id) if job.seq_id in self._read_last else -1
-        return -job.priority, waited
+        return -job.priority, self._read_at.get(job.seq_id, -1)
 
     def _decode_all(self, pieces: list[tuple[Job, int]]) -> None:
         """Decode pieces in one batch, or each by itself if that fails: one may be to blame."""
@@ -213,8 +212,7 @@ class Batcher:
         self._expected = {job.seq_id for job, _ in pieces if job.error is None}
         for job, n in pieces:
             if n > 1:
-                self._read_last = [seq for seq in self._read_last if seq != job.seq_id]
-                self._read_last.append(job.seq_id)
+                self._read_at[job.seq_id] = self.counts.batches
         counts = self.counts
         self.counts = BatchCounts(
             batches=counts.batches + 1,
