@@ -6,12 +6,13 @@ checkpoint.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
+
+from pyh2o.system.files import try_lock
 
 from ..errors import InputError
 
@@ -140,16 +141,12 @@ class StoryFile:
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep other runs off the file until it is closed, also by a crash."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             file.close()
             raise InputError(
                 f"{self.name} is being written by another run: wait for its end, or give another "
                 "--output"
-            ) from None
-        except OSError:
-            pass  # a file system that has no locks
+            )
 
     def _unwritable(self, error: OSError) -> InputError:
         go_on = "" if self.special else " and go on with --resume"

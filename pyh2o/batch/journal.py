@@ -8,7 +8,6 @@ disk costs no more than the answers in the making.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -22,7 +21,7 @@ from ..errors import BatchError
 from ..llama import Llama
 from ..sessions.records import record_of
 from ..sessions.session_file import model_identity, settings_identity
-from ..system.files import replacement
+from ..system.files import replacement, try_lock
 from .answering import Manner, failed
 from .reading import BatchInput
 
@@ -170,15 +169,11 @@ class Journal:
 
     def _lock(self) -> None:
         """Keep other runs off, until this one ends, also by a crash."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._file):
             raise BatchError(
                 f"{self.path} is being written by another run: wait for its end, or give another "
                 "name for the results"
-            ) from None
-        except OSError:
-            pass  # a file system that has no locks
+            )
 
     def _read(self) -> None:
         """Read head and results, up to a line that was cut off or damaged: that one comes again."""

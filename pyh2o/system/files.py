@@ -76,6 +76,21 @@ def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
         file.close()
 
 
+def try_lock(file: IO[bytes]) -> bool:
+    """Keep others off a file until it is closed, also by a crash.
+
+    Returns:
+        False if another process has it. On a file system that has no locks nobody has.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove files that no living process is writing: it would hold their lock."""
     for path in folder.glob(f"{prefix}*{SUFFIX}"):
