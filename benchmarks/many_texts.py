@@ -5,7 +5,7 @@
 Each engine has read the same tokens of a text; its places get copies of that state, and then each
 goes on with another seed. In every round each engine writes so many tokens in all of its texts, in
 a thread for each. "tok/s" is of all texts together, the gap is the longest time between two tokens
-of one text, and "reading" the same for the others while one text reads another 1,000 tokens.
+of one text, and "while one reads" the same for the others as long as one text reads a prompt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,6 @@ from pyh2o.engine import Engine
 from pyh2o.llama import Llama
 from pyh2o.models import find_model
 from pyh2o.system.threads import physical_cores
-
-N_READ = 1000
 
 
 @dataclass
@@ -60,17 +58,21 @@ class Pace:
         self._last[id(text)] = now
 
 
-def write(text: Llama, first: int, n: int, pace: Pace) -> None:
-    """Draw n tokens behind the text, and evaluate them."""
+def write(text: Llama, first: int, pace: Pace, go_on: Callable[[int], bool]) -> None:
+    """Draw tokens behind the text, and evaluate them."""
     text.eval([first])
-    for _ in range(n):
+    n = 0
+    while go_on(n):
         pace.token(text)
         text.eval([text.sample(temp=0.8)])
+        n += 1
 
 
-def write_all(texts: Sequence[Llama], first: int, n: int, pace: Pace) -> float:
-    """Seconds that it takes to write n tokens in each text."""
-    threads = [threading.Thread(target=write, args=(text, first, n, pace)) for text in texts]
+def write_all(
+    texts: Sequence[Llama], first: int, pace: Pace, go_on: Callable[[int], bool]
+) -> float:
+    """Seconds that it takes to write in each text for as long as it is to go on."""
+    threads = [threading.Thread(target=write, args=(text, first, pace, go_on)) for text in texts]
     started = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -82,22 +84,23 @@ def write_all(texts: Sequence[Llama], first: int, n: int, pace: Pace) -> float:
 def measure(measured: Measured, tokens: list[int], n: int) -> None:
     """One turn of an engine."""
     before, pace = measured.engine.batches, Pace()
-    seconds = write_all(measured.texts, tokens[0], n, pace)
+    seconds = write_all(measured.texts, tokens[0], pace, lambda written: written < n)
     after = measured.engine.batches
     measured.speeds.append(n * len(measured.texts) / seconds)
     measured.gaps.append(pace.longest)
     measured.per_batch = (after.texts - before.texts) / (after.batches - before.batches)
 
 
-def measure_beside_reading(measured: Measured, tokens: list[int], n: int) -> None:
-    """The gap of all texts but one, which reads meanwhile."""
+def measure_beside_reading(measured: Measured, prompt: list[int]) -> None:
+    """The gap of all texts but one, which reads a prompt meanwhile."""
     reader, *writers = measured.texts
     if not writers:
         return
     pace = Pace()
-    reading = threading.Thread(target=reader.eval, args=(tokens[:N_READ],))
+    reader.reset()
+    reading = threading.Thread(target=reader.eval, args=(prompt,))
     reading.start()
-    write_all(writers, tokens[0], n, pace)
+    write_all(writers, prompt[0], pace, lambda _: reading.is_alive())
     reading.join()
     measured.gaps_beside_reading.append(pace.longest)
 
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=4096, help="tokens that every text has")
     parser.add_argument("--budget", type=float, default=0.2, help="share of the window")
     parser.add_argument("--texts", default="1,8,16,32", help="at once, of ours; the first is 1")
+    parser.add_argument("--prompt", type=int, default=8000, help="tokens that one text reads")
     parser.add_argument("--full", type=int, default=8, help="texts with full caches")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("-n", type=int, default=32, help="tokens of each text in a round")
@@ -188,14 +192,15 @@ def main() -> None:
             opened(stack, name, arguments.full, arguments, n_ctx=room, evict=False, flash_attn=fa)
             for name, fa in (("full", False), ("full, flash attention", True))
         ]
-        tokens = full[0].engine.model.tokenize(arguments.text.read_bytes())[: arguments.history]
+        book = full[0].engine.model.tokenize(arguments.text.read_bytes())
+        tokens, prompt = book[: arguments.history], book[: arguments.prompt]
         for group in (ours, full[:1], full[1:]):
             prepare(group, tokens)
         for _ in range(arguments.rounds):
             for measured in [*full, *ours]:
                 measure(measured, tokens, arguments.n)
         for measured in [*full, *ours]:
-            measure_beside_reading(measured, tokens, arguments.n)
+            measure_beside_reading(measured, prompt)
         print(table([*full, *ours], full, ours[0]))
 
 
