@@ -110,7 +110,7 @@ int main() {
     printf("| kernel | rows | from | queries | ns per row and query | 10^9 multiply-adds/s | GB/s | scores, share |\n");
     printf("|---|---|---|---|---|---|---|---|\n");
 
-    for (const char * name : { "avx512", "avx2", "neon", "portable" }) {
+    for (const char * name : { "avx512bf16", "avx512", "avx2", "neon", "portable" }) {
         const llama_h2o_kernel * kernel = llama_h2o_find_kernel(name);
         if (!kernel) {
             continue;

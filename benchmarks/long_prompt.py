@@ -2,9 +2,10 @@
 
     python benchmarks/long_prompt.py model-Q4_0.gguf model-Q8_0.gguf
 
-The files are one model in several types. Each has three caches: this runtime's, OpenVINO's full one
-and OpenVINO's with its own eviction at as many tokens. All of all files take turns, each in
-a process of its own as with `pyh2o bench`: to read the whole prompt, then to generate.
+The files are one model in several types. Each has four caches: this runtime's with exact attention
+and with attention in bf16, OpenVINO's full one and OpenVINO's with its own eviction at as many
+tokens. All of all files take turns, each in a process of its own as with `pyh2o bench`: to read the
+whole prompt, then to generate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pyh2o.cache.statistics import mib_text
@@ -97,7 +99,7 @@ def main() -> None:
 
 
 def starts(model: Path, arguments: argparse.Namespace) -> list[Start]:
-    """The three caches of a file."""
+    """The caches of a file: ours, which is exact or multiplies in bf16, and OpenVINO's."""
     settings = BenchSettings(
         model=model,
         window=arguments.ctx,
@@ -111,11 +113,15 @@ def starts(model: Path, arguments: argparse.Namespace) -> list[Start]:
     )
     caches = caches_to_compare(settings, read_model(model).n_ctx_train)
     tokens = repeated_tokens(model, english_text(), settings.text_tokens)
-    return [
+    found = [
         Start(cache, model, settings.window, settings.compute, tokens)
         for cache in caches
         if is_shown(cache)
     ]
+    ours = found[0]
+    rounding = replace(ours.compute, attention="avx512bf16")
+    named = replace(ours.cache, name=f"{ours.cache.name}, attention in bf16")
+    return [ours, replace(ours, cache=named, compute=rounding), *found[1:]]
 
 
 def range_of(values: Iterable[float]) -> Range:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ def measure(measured: Measured, tokens: list[int], n: int) -> None:
     after = measured.engine.batches
     measured.speeds.append(n * len(measured.texts) / seconds)
     measured.gaps.append(pace.longest)
+    say(measured, f"{measured.speeds[-1]:.0f} tok/s, longest gap {pace.longest:.3f} s")
     measured.per_batch = (after.texts - before.texts) / (after.batches - before.batches)
 
 
@@ -103,6 +105,12 @@ def measure_beside_reading(measured: Measured, prompt: list[int]) -> None:
     write_all(writers, prompt[0], pace, lambda _: reading.is_alive())
     reading.join()
     measured.gaps_beside_reading.append(pace.longest)
+    say(measured, f"longest gap while one reads {pace.longest:.3f} s")
+
+
+def say(measured: Measured, what: str) -> None:
+    """Show how it goes."""
+    print(f"{measured.name}, {len(measured.texts)} texts: {what}", file=sys.stderr, flush=True)
 
 
 def opened(

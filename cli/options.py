@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import ArchiveType, EvictionSettings, Positions, Prefill
+from pyh2o.cache.settings import ArchiveType, Attention, EvictionSettings, Positions, Prefill
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
 
@@ -104,6 +104,14 @@ EVICTION_OPTIONS: dict[str, Any] = {
         typer.Option(
             help="Positions of the rows: the text's own until the trained context is used up, or "
             "dense ones at every compaction.",
+            rich_help_panel=CACHE,
+        ),
+    ],
+    "attention": Annotated[
+        Attention,
+        typer.Option(
+            help="What computes attention; avx512bf16 reads long prompts faster on processors that "
+            "have it, and rounds them.",
             rich_help_panel=CACHE,
         ),
     ],

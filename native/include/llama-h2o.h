@@ -115,12 +115,13 @@ enum llama_h2o_positions {
 // What computes attention and scores. The others are one op for both, each for another instruction
 // set. They need rows in the CPU's memory and the layout of flash attention.
 enum llama_h2o_attention_type {
-    LLAMA_H2O_ATTENTION_AUTO     = 0, // the fastest, layer by layer
-    LLAMA_H2O_ATTENTION_OPS      = 1, // ggml ops, on every backend
-    LLAMA_H2O_ATTENTION_PORTABLE = 2,
-    LLAMA_H2O_ATTENTION_NEON     = 3,
-    LLAMA_H2O_ATTENTION_AVX2     = 4,
-    LLAMA_H2O_ATTENTION_AVX512   = 5,
+    LLAMA_H2O_ATTENTION_AUTO       = 0, // the fastest exact one, layer by layer
+    LLAMA_H2O_ATTENTION_OPS        = 1, // ggml ops, on every backend
+    LLAMA_H2O_ATTENTION_PORTABLE   = 2,
+    LLAMA_H2O_ATTENTION_NEON       = 3,
+    LLAMA_H2O_ATTENTION_AVX2       = 4,
+    LLAMA_H2O_ATTENTION_AVX512     = 5,
+    LLAMA_H2O_ATTENTION_AVX512BF16 = 6, // many queries are rounded to bf16: faster, not exact
 };
 
 // Of the rows in the archive.

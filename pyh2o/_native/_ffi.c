@@ -794,6 +794,13 @@ static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512BF16(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ATTENTION_AVX512BF16) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX512BF16) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX512BF16 is an integer */
+  return n;
+}
+
 static int _cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL(unsigned long long *o)
 {
   int n = (LLAMA_H2O_POSITIONS_ORIGINAL) <= 0;
@@ -2686,6 +2693,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ATTENTION_AUTO", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AUTO, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_AVX2", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX2, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_AVX512", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX512, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ATTENTION_AVX512BF16", (void *)_cffi_const_LLAMA_H2O_ATTENTION_AVX512BF16, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_NEON", (void *)_cffi_const_LLAMA_H2O_ATTENTION_NEON, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_OPS", (void *)_cffi_const_LLAMA_H2O_ATTENTION_OPS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2942,7 +2950,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
   { "llama_h2o_attention_type", 123, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
-    "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512" },
+    "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
   { "llama_h2o_positions", 124, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
   { "llama_h2o_state_versions", 125, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
@@ -2964,7 +2972,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  75,  /* num_globals */
+  76,  /* num_globals */
   8,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */

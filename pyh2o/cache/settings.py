@@ -13,9 +13,9 @@ from ..policies import Policy, parse_policy
 # 0 again at every compaction (the paper's streaming variant).
 Positions = Literal["original", "dense"]
 
-# What computes attention and scores: the fastest there is, llama.cpp's own ops (which run on every
-# device), or the op of ours for one instruction set.
-Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512"]
+# What computes attention and scores: the fastest exact one there is, llama.cpp's own ops (which run
+# on every device), or the op of ours for one instruction set; that for bf16 rounds prompts to it.
+Attention = Literal["auto", "ops", "portable", "neon", "avx2", "avx512", "avx512bf16"]
 
 # How a text that is longer than the cache is read: in chunks with compactions between them, or in
 # full in a larger cache, which is compacted once.
@@ -58,7 +58,8 @@ class EvictionSettings:
             on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
             the order of the text, at every compaction.
         attention: what computes attention and scores. Everything but "auto" and "ops" is refused
-            where it cannot be used; all give the same result but for the order of additions.
+            where it cannot be used; all give the same result but for the order of additions. Only
+            "avx512bf16" rounds what it multiplies, to 8 bits, where many tokens are read at once.
         prefill: "stream" reads a text that is longer than the cache in chunks, with compactions
             between them; "exact" reads it in full in a larger cache, which is compacted once and
             freed.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..cache.settings import EvictionSettings, Positions
+from ..cache.settings import Attention, EvictionSettings, Positions
 from ..errors import SettingsError
 from ..policies import Streaming
 
@@ -29,11 +29,13 @@ class Compute:
         threads: of the CPU.
         gpu_layers: layers to run on the GPU, or on servers; -1 is all of them.
         rpc_servers: host:port of other machines that compute layers.
+        attention: of caches that evict (see `EvictionSettings`).
     """
 
     threads: int
     gpu_layers: int = 0
     rpc_servers: tuple[str, ...] = ()
+    attention: Attention = "auto"
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def open_llama(
         n_threads_batch=compute.threads,
         n_gpu_layers=compute.gpu_layers,
         rpc_servers=compute.rpc_servers,
+        attention=compute.attention,
         verbose=False,
         **{**cache.eviction(), **more},
     )

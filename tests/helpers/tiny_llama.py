@@ -44,6 +44,11 @@ def kernels_here(path: Path) -> tuple[Attention, ...]:
     return tuple(kind for kind in get_args(Attention)[2:] if _runs_here(path, kind))
 
 
+def exact_kernels(path: Path) -> tuple[Attention, ...]:
+    """Those of them that round nothing before they multiply it."""
+    return tuple(kind for kind in kernels_here(path) if kind != "avx512bf16")
+
+
 def _runs_here(path: Path, attention: Attention) -> bool:
     try:
         tiny_llama(path, hh=8, recent=8, attention=attention).close()

@@ -65,7 +65,7 @@ def is_attached(llm: llama_cpp.Llama) -> bool:
         ({"n_pos": 2**31}, "PARAMS"),
         ({"positions": 2}, "PARAMS"),
         ({"positions": HUGE}, "PARAMS"),
-        ({"attention": 6}, "PARAMS"),
+        ({"attention": 7}, "PARAMS"),
         ({"attention": HUGE}, "PARAMS"),
         ({"slack": 256}, "CELLS"),
         ({"slack": 2**31 - 40}, "CELLS"),

@@ -15,11 +15,13 @@ from pyh2o.cache.settings import Attention
 from pyh2o.errors import SettingsError
 from pyh2o.llama import KV_TYPES
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import kernels_here, tiny_llama
+from tiny_llama import exact_kernels, kernels_here, tiny_llama
 
 # Of logits with standard deviation 1: kernels differ only in the order of their additions. The
 # models have one layer: the rows of a second one would be rounded to its type from other numbers.
 ROUNDING = 1e-4
+# The same, where what is multiplied is rounded to bf16.
+BF16 = 0.05
 
 SHAPES: dict[str, dict[str, int]] = {
     "gqa of 3": {"n_head": 6, "n_head_kv": 2},
@@ -72,6 +74,7 @@ def test_this_machine_has_the_kernels_of_its_kind(path: Path) -> None:
     else:
         assert "neon" not in here
         assert "avx2" in here or "avx512" not in here
+        assert "avx512" in here or "avx512bf16" not in here
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -82,7 +85,7 @@ def test_kernels_agree(
     """Where no choice was closer than rounding; a text with a close choice is drawn again."""
     model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=1, **SHAPES[shape])
     types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
-    portable, *others = kernels_here(path)
+    portable, *others = exact_kernels(path)
     for attempt in range(3):
         tokens = rng.integers(0, 384, 300)
         expected = result(model, tokens, portable, **types)
@@ -111,7 +114,7 @@ def test_threads_change_nothing_but_rounding(
 def test_k_and_v_of_different_types(path: Path, rng: np.random.Generator) -> None:
     tokens = rng.integers(0, 384, 300)
     types = {"type_k": KV_TYPES["q8_0"], "type_v": KV_TYPES["f16"]}
-    portable, *others = kernels_here(path)
+    portable, *others = exact_kernels(path)
     expected = result(path, tokens, portable, **types)
     for kernel in others:
         assert_same(result(path, tokens, kernel, **types), expected)
@@ -128,6 +131,33 @@ def test_close_to_the_ops_of_ggml(path: Path, rng: np.random.Generator, flash_at
         llm.eval(tokens.tolist())
     np.testing.assert_allclose(ours.scores[:100], theirs.scores[:100], atol=0.02, rtol=0)
     np.testing.assert_allclose(ours.kv_rows(0)[1], theirs.kv_rows(0)[1], atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_queries_in_bf16(
+    tmp_path: Path, path: Path, rng: np.random.Generator, shape: str, kv_type: str
+) -> None:
+    """Rounded to 8 bits before they are multiplied; few queries, of one token say, are not."""
+    if "avx512bf16" not in kernels_here(path):
+        pytest.skip("this processor does not multiply bf16 numbers")
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=1, **SHAPES[shape])
+    types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
+    settings: dict[str, Any] = {"hh": 100, "recent": 100, "logits_all": True, **types}
+    tokens = rng.integers(0, 384, 130).tolist()
+    exact, rounded = (
+        tiny_llama(model, attention=attention, **settings) for attention in ("avx512", "avx512bf16")
+    )
+    for llm in (exact, rounded):
+        for token in tokens[:3]:
+            llm.eval([token])
+    is_few = SHAPES[shape]["n_head"] <= 16 * SHAPES[shape]["n_head_kv"]
+    assert (rounded.scores[:3] == exact.scores[:3]).all() == is_few
+    for llm in (exact, rounded):
+        llm.eval(tokens[3:])
+    assert (rounded.scores[3:130] != exact.scores[3:130]).any()
+    np.testing.assert_allclose(rounded.scores[:130], exact.scores[:130], atol=BF16, rtol=0)
+    np.testing.assert_allclose(rounded.kv_rows(0)[1], exact.kv_rows(0)[1], atol=BF16, rtol=BF16)
 
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path, path: Path) -> None:

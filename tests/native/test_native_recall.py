@@ -14,7 +14,7 @@ from pyh2o.cache.kv_cache import KVCache
 from pyh2o.errors import NativeError
 from pyh2o.reference import Recalled, ReferenceLlama, as_float32
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, kernels_here, tiny_llama, tiny_parent, told_to_recall
+from tiny_llama import EXACT_ROWS, exact_kernels, tiny_llama, tiny_parent, told_to_recall
 
 HEAVY, RECENT, RECALL = 24, 20, 30
 N_VOCAB = 384
@@ -131,7 +131,7 @@ def test_recall_equals_the_reference(tmp_path: Path, rng: np.random.Generator, c
     assert any(step.recalled.n_rows == RECALL for step in steps)
     with llm:
         assert_recalls(llm, steps, recalls)
-    for attention in ("ops", *kernels_here(path)):
+    for attention in ("ops", *exact_kernels(path)):
         _, llm = models(path, CASES[case], attention=attention, flash_attn=attention != "ops")
         with llm:
             assert_recalls(llm, steps, recalls)

@@ -12,7 +12,7 @@ from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, kernels_here, stored_as, tiny_llama
+from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama
 
 HEAVY, RECENT = 12, 9
 N_LAYER, N_VOCAB = 3, 384
@@ -49,7 +49,7 @@ def test_every_step_equals_the_reference(
     """With every way to compute attention that this machine has."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_head_kv=n_head_kv)
     steps, reference = clear_steps(reference_of(path, slack), rng, [ubatch] * (320 // ubatch))
-    for attention in ("auto", "ops", *kernels_here(path)):
+    for attention in ("auto", "ops", *exact_kernels(path)):
         # ggml's op for flash attention rounds f32 rows to f16
         with llama_of(
             path,

@@ -215,6 +215,8 @@ static const char * kernel_name(llama_h2o_attention_type type) {
             return "avx2";
         case LLAMA_H2O_ATTENTION_AVX512:
             return "avx512";
+        case LLAMA_H2O_ATTENTION_AVX512BF16:
+            return "avx512bf16";
         case LLAMA_H2O_ATTENTION_AUTO:
         case LLAMA_H2O_ATTENTION_OPS:
             break;

@@ -3,19 +3,20 @@
 
 #pragma once
 
-#include "kernels/h2o-kernel-product.h"
+#include "kernels/h2o-kernel-factors.h"
 
 #include <cfloat>
 
 namespace {
 
 struct many_work {
-    float * exps; // [n_kv][BLOCK]                   exp(logit - top)
-    float * q;    // [n_embd_k][BLOCK]               queries, scaled
-    float * out;  // [n_embd_v][BLOCK]               sum of exps * V
-    float * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
-    float * mask; // [TILE][BLOCK]
-    float * sums; // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
+    float * exps;  // [n_kv][BLOCK]                   exp(logit - top)
+    factor * q;    // [n_embd_k][BLOCK]               queries, scaled; factors take up to this
+    float * out;   // [n_embd_v][BLOCK]               sum of exps * V
+    factor * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
+    float * mask;  // [TILE][BLOCK]
+    factor * mix;  // at the same place: exps of a tile
+    float * sums;  // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
 
     size_t n_kv;
     size_t n_parts; // n_pairs + n_slots
@@ -26,10 +27,11 @@ struct many_work {
 
         sums = a.work;
         exps = sums + a.n_sums() * n_parts * n_kv + slot * n_slot;
-        q    = exps + n_kv * BLOCK;
-        out  = q + a.n_embd_head_k * BLOCK;
-        rows = out + a.n_embd_head_v * BLOCK;
-        mask = rows + n_embd * TILE;
+        out  = exps + n_kv * BLOCK;
+        mask = out + a.n_embd_head_v * BLOCK;
+        mix  = reinterpret_cast<factor *>(mask);
+        q    = reinterpret_cast<factor *>(mask + TILE * BLOCK);
+        rows = q + a.n_embd_head_k * BLOCK;
     }
 
     // no two threads have the same place, because a thread goes on with the pair where the last one ended
@@ -37,12 +39,6 @@ struct many_work {
         return sums + (i * n_parts + pair + slot) * n_kv;
     }
 };
-
-// A tile of K or V as floats, [TILE][n].
-void read_tile(const llama_h2o_attention::operand & x, uint32_t s, uint32_t h, uint32_t cell, uint32_t n, float * res) {
-    const char * rows = rows_of(x, s, h, cell);
-    row_types::with(x.type, [&](auto type) { read_rows<decltype(type)>(rows, x.nb_row, TILE, n, res); });
-}
 
 // A block of queries of one KV head.
 struct block {
@@ -105,12 +101,11 @@ void add_mask(const llama_h2o_attention & a, const many_work & w, const block & 
 void many_logits(const llama_h2o_attention & a, const many_work & w, const block & b, float * tops) {
     for (uint32_t r = 0; r < b.n_lanes(); ++r) {
         const float * q = query(a, b.s, b.h, b.row + min_u32(r, b.n - 1));
-        for (uint32_t i = 0; i < a.n_embd_head_k; ++i) {
-            w.q[i * BLOCK + r] = q[i] * a.scale;
-        }
+        store_query(q, a.scale, a.n_embd_head_k, w.q + r);
         tops[r] = MINUS_INF;
     }
 
+    const uint32_t n = a.n_embd_head_k / N_FACTOR;
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float * x = w.exps + cell * BLOCK;
 
@@ -122,8 +117,10 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
             continue;
         }
 
-        read_tile(a.k, b.s, b.h, cell, a.n_embd_head_k, w.rows);
-        product<false>(w.rows, a.n_embd_head_k, 1, w.q, a.n_embd_head_k, x, TILE, b.n_lanes());
+        const char * rows = rows_of(a.k, b.s, b.h, cell);
+        row_types::with(
+                a.k.type, [&](auto type) { read_keys<decltype(type)>(rows, a.k.nb_row, a.n_embd_head_k, w.rows); });
+        product<false>(w.rows, n, 1, w.q, n, x, TILE, b.n_lanes());
 
         if (mask == tile_mask::some) {
             add_mask(a, w, b, cell);
@@ -168,8 +165,12 @@ void many_mix(
         }
 
         if (!is_zero) {
-            read_tile(a.v, b.s, b.h, cell, a.n_embd_head_v, w.rows);
-            product<true>(w.rows, 1, a.n_embd_head_v, x, TILE, w.out, a.n_embd_head_v, b.n_lanes());
+            const uint32_t n  = a.n_embd_head_v;
+            const char * rows = rows_of(a.v, b.s, b.h, cell);
+            row_types::with(a.v.type, [&](auto type) { read_values<decltype(type)>(rows, a.v.nb_row, n, w.rows); });
+
+            const factor * mix = as_factors(x, b.n_lanes(), w.mix);
+            product<true>(w.rows, 1, n, mix, TILE / N_FACTOR, w.out, n, b.n_lanes());
         }
     }
 
@@ -211,14 +212,20 @@ void many_collect(
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float f[BLOCK];
         if (many_credit(a, b, cell, factors, f)) {
-            for (uint32_t j = cell; j < cell + TILE; ++j) {
-                vec sum = v_set(0.0f);
+            for (uint32_t j = cell; j < cell + TILE; j += 4) {
+                vec sum[4] = { v_set(0.0f), v_set(0.0f), v_set(0.0f), v_set(0.0f) };
                 for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-                    const vec y = v_load(w.exps + j * BLOCK + r);
                     const vec x = v_load(f + r);
-                    sum         = SQUARED ? v_fma(v_mul(y, x), v_mul(y, x), sum) : v_fma(y, x, sum);
+                    for (uint32_t k = 0; k < 4; ++k) {
+                        const vec y = v_load(w.exps + (j + k) * BLOCK + r);
+                        sum[k]      = SQUARED ? v_fma(v_mul(y, x), v_mul(y, x), sum[k]) : v_fma(y, x, sum[k]);
+                    }
                 }
-                res[j] += v_sum(sum) * mean;
+                float four[4];
+                v_store_sums(four, sum[0], sum[1], sum[2], sum[3]);
+                for (uint32_t k = 0; k < 4; ++k) {
+                    res[j + k] += four[k] * mean;
+                }
             }
             continue;
         }

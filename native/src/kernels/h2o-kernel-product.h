@@ -1,4 +1,5 @@
-// Products of rows with a block of columns, such as keys with queries that lie side by side, one in each lane.
+// Products of rows with a block of columns, such as keys with queries that lie side by side, one in each lane. Factors
+// are floats, or pairs of bf16 numbers: then the sum is over both.
 
 #pragma once
 
@@ -11,8 +12,8 @@ constexpr int COLUMN_VECTORS = W == 8 ? 3 : 4;
 
 // c[k][r] (+)= sum over i of a[k*step_k + i*step_i] * b[i][r], for NK rows and NR vectors of r; b and c have
 // BLOCK columns.
-template <int NK, int NR, bool ADD>
-inline void outer(const float * a, size_t step_k, size_t step_i, const float * b, uint32_t n, float * c) {
+template <int NK, int NR, bool ADD, typename T>
+inline void outer(const T * a, size_t step_k, size_t step_i, const T * b, uint32_t n, float * c) {
     vec acc[NK][NR];
     for (int k = 0; k < NK; ++k) {
         for (int r = 0; r < NR; ++r) {
@@ -21,12 +22,12 @@ inline void outer(const float * a, size_t step_k, size_t step_i, const float * b
     }
 
     for (uint32_t i = 0; i < n; ++i) {
-        vec x[NR];
+        decltype(v_load(b)) x[NR];
         for (int r = 0; r < NR; ++r) {
             x[r] = v_load(b + i * BLOCK + r * W);
         }
         for (int k = 0; k < NK; ++k) {
-            const vec y = v_set(a[k * step_k + i * step_i]);
+            const auto y = v_set(a[k * step_k + i * step_i]);
             for (int r = 0; r < NR; ++r) {
                 acc[k][r] = v_fma(y, x[r], acc[k][r]);
             }
@@ -42,24 +43,18 @@ inline void outer(const float * a, size_t step_k, size_t step_i, const float * b
 
 // The same for n_k rows, a multiple of four, and n_r columns, a multiple of W: NR vectors of columns at a time, and
 // fewer where those are left.
-template <bool ADD, int NR = COLUMN_VECTORS>
-void product(const float * a,
-        size_t step_k,
-        size_t step_i,
-        const float * b,
-        uint32_t n,
-        float * c,
-        uint32_t n_k,
-        uint32_t n_r) {
+template <bool ADD, int NR = COLUMN_VECTORS, typename T>
+void product(
+        const T * a, size_t step_k, size_t step_i, const T * b, uint32_t n, float * c, uint32_t n_k, uint32_t n_r) {
     uint32_t r = 0;
     for (; r + NR * W <= n_r; r += NR * W) {
         for (uint32_t k = 0; k < n_k; k += 4) {
-            outer<4, NR, ADD>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
+            outer<4, NR, ADD, T>(a + k * step_k, step_k, step_i, b + r, n, c + k * BLOCK + r);
         }
     }
     if constexpr (NR > 1) {
         if (r < n_r) {
-            product<ADD, NR - 1>(a, step_k, step_i, b + r, n, c + r, n_k, n_r - r);
+            product<ADD, NR - 1, T>(a, step_k, step_i, b + r, n, c + r, n_k, n_r - r);
         }
     }
 }

@@ -4,9 +4,10 @@
 #include <array>
 #include <cstring>
 
-// from the widest vectors down
-static std::array<const llama_h2o_kernel *, 4> all_kernels() {
+// from the fastest down
+static std::array<const llama_h2o_kernel *, 5> all_kernels() {
     return {
+        llama_h2o_kernel_avx512bf16,
         llama_h2o_kernel_avx512,
         llama_h2o_kernel_avx2,
         llama_h2o_kernel_neon,
@@ -23,6 +24,9 @@ static bool can_run(const llama_h2o_kernel * kernel) {
     __builtin_cpu_init();
 
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (kernel == llama_h2o_kernel_avx512bf16) {
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+    }
     if (kernel == llama_h2o_kernel_avx512) {
         return avx2 && __builtin_cpu_supports("avx512f");
     }
@@ -45,7 +49,10 @@ const llama_h2o_kernel * llama_h2o_find_kernel(const char * name) {
 
 const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t n_embd_head_v) {
     for (const auto * kernel : all_kernels()) {
-        if (can_run(kernel) && n_embd_head_k % kernel->n_lanes == 0 && n_embd_head_v % kernel->n_lanes == 0) {
+        if (!can_run(kernel) || !kernel->is_exact) {
+            continue;
+        }
+        if (n_embd_head_k % kernel->n_lanes == 0 && n_embd_head_v % kernel->n_lanes == 0) {
             return kernel;
         }
     }

@@ -75,6 +75,7 @@ struct llama_h2o_scan;
 struct llama_h2o_kernel {
     const char * name;
     uint32_t n_lanes; // elements of a row have to be a multiple of this
+    bool is_exact;    // nothing is rounded before it is multiplied
 
     void (*attend)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
     void (*combine)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
@@ -85,10 +86,11 @@ struct llama_h2o_kernel {
 // The kernel of that name, or null if this build or this machine does not have it.
 const llama_h2o_kernel * llama_h2o_find_kernel(const char * name);
 
-// The fastest kernel for rows of so many elements, or null if there is none.
+// The fastest exact kernel for rows of so many elements, or null if there is none.
 const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t n_embd_head_v);
 
 // one per instruction set; null where the compiler has no such instructions
+extern const llama_h2o_kernel * const llama_h2o_kernel_avx512bf16;
 extern const llama_h2o_kernel * const llama_h2o_kernel_avx512;
 extern const llama_h2o_kernel * const llama_h2o_kernel_avx2;
 extern const llama_h2o_kernel * const llama_h2o_kernel_neon;

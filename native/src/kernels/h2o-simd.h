@@ -107,6 +107,49 @@ inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
+#    if defined(__AVX512BF16__)
+
+// Two bf16 numbers, the first one in the low half.
+struct bf16_pair {
+    uint32_t bits;
+};
+
+// A pair in each lane.
+struct vec_pairs {
+    __m512i v;
+};
+
+inline vec_pairs v_set(bf16_pair x) {
+    return { _mm512_set1_epi32(int(x.bits)) };
+}
+inline vec_pairs v_load(const bf16_pair * p) {
+    return { _mm512_loadu_si512(p) };
+}
+inline void v_store(bf16_pair * p, vec_pairs a) {
+    _mm512_storeu_si512(p, a.v);
+}
+
+// a * b of both halves, added to c
+inline vec v_fma(vec_pairs a, vec_pairs b, vec c) {
+    return { _mm512_dpbf16_ps(c.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v)) };
+}
+
+inline __m512i v_to_bf16(vec a) {
+    return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+}
+
+// the elements of a as first ones, those of b as second ones
+inline vec_pairs v_pair(vec a, vec b) {
+    return { _mm512_or_si512(v_to_bf16(a), _mm512_slli_epi32(v_to_bf16(b), 16)) };
+}
+
+// the elements of a, two side by side in a pair
+inline void v_store_pairs(bf16_pair * p, vec a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+}
+
+#    endif
+
 #elif !defined(H2O_PORTABLE) && defined(__AVX2__)
 
 struct vec {
