@@ -31,9 +31,9 @@ from common import median_and_range
 from pyh2o import Llama
 from pyh2o.models import find_model
 
-SAMPLING = {"temperature": 0.8, "top_p": 0.95}
-# What OpenAI's clients do not know is the server's default; here it is the same for both.
-MORE_SAMPLING = {"top_k": 40, "min_p": 0.05, "repeat_penalty": 1.1}
+SAMPLING = {
+    "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
+}  # fmt: skip
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -114,8 +114,7 @@ class Load:
             max_tokens=asked.max_tokens,
             seed=asked.seed,
             stream=True,
-            extra_body=MORE_SAMPLING,
-            **SAMPLING,
+            extra_body=SAMPLING,
         )
         text, n = "", 0
         async with chunks:
@@ -155,7 +154,7 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
     """A server in a process of its own: its address and its process id."""
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
     command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
-    command += ["--ctx", str(arguments.window)]
+    command += ["--ctx", str(arguments.window), "--attention", arguments.attention]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -176,7 +175,6 @@ def n_alike(answers: dict[int, str], asked: list[Asked], llm: Llama) -> int:
             max_tokens=asked[i].max_tokens,
             seed=asked[i].seed,
             **SAMPLING,
-            **MORE_SAMPLING,
         )
         n += alone["choices"][0]["text"] == text
     return n
@@ -192,6 +190,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="places of the server")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--store-mib", type=int, default=64)
+    parser.add_argument("--attention", default="auto", help="ops: no rounding by a batch's size")
     parser.add_argument("--words", type=int, default=90, help="most words of a prompt")
     parser.add_argument("-n", type=int, default=32, help="most tokens of an answer")
     parser.add_argument("--seed", type=int, default=1)
@@ -210,7 +209,9 @@ def main() -> None:
     for name, part in (("second", used[quarter : 2 * quarter]), ("last", used[-quarter:])):
         print(f"memory in the {name} quarter: {median_and_range(part, '.1f', 'MiB')}")
     print(f"memory per minute since then: {slope(used[quarter:]):+.2f} MiB")
-    with Llama(str(model), n_ctx=arguments.window, verbose=False) as llm:
+    with Llama(
+        str(model), n_ctx=arguments.window, attention=arguments.attention, verbose=False
+    ) as llm:
         n = n_alike(load.answers, asked, llm)
     print(f"as alone: {n:,} of {len(load.answers):,}")
 

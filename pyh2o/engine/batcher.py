@@ -2,6 +2,11 @@
 
 Each text runs in a thread of its own and waits here while its tokens are evaluated. A batch has the
 next token of every text that is being written, and a piece of one that is being read.
+
+A token's logits do not depend on the other texts in its batch, but kernels for one or few tokens
+of a text round otherwise than those for many. So a piece is decoded by itself, where llama.cpp
+would decode its first token beside those that are written, and no piece is short unless all that
+its text reads is.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ from .pace import Pace
 # took, and at least so many seconds. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
+# A piece of what a text reads has at least so many tokens, or all of them.
+LEAST_PIECE = 16
 
 LogitsArray = npt.NDArray[np.single]
 
@@ -188,8 +195,8 @@ class Batcher:
             room = min(room, self._pace.piece(len(plan)))
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
-            n = min(job.n_left, room)
-            if n > 0:
+            if room > 0:
+                n = _piece(job.n_left, room)
                 plan[job.seq_id] = (job, n)
                 room -= n
         return [plan[seq_id] for seq_id in sorted(plan)]
@@ -199,12 +206,12 @@ class Batcher:
         return -job.priority, self._read_at.get(job.seq_id, -1)
 
     def _decode_all(self, pieces: list[tuple[Job, int]]) -> None:
-        """Decode pieces in one batch, or each by itself if that fails: one may be to blame."""
+        """Decode all single tokens in one batch, and each longer piece."""
         started = time.perf_counter()
-        status = self._decode(pieces)
-        if status != 0:
-            for job, n in pieces:
-                self._decode_alone(job, n)
+        self._decode_or_each([piece for piece in pieces if piece[1] == 1])
+        for piece in pieces:
+            if piece[1] > 1:
+                self._decode_or_each([piece])
         seconds = time.perf_counter() - started
         self._patience = max(LEAST_PATIENCE, PATIENCE * seconds)
         n_read = sum(n for _, n in pieces if n > 1)
@@ -220,6 +227,12 @@ class Batcher:
             texts=counts.texts + len(pieces),
             seconds=counts.seconds + seconds,
         )
+
+    def _decode_or_each(self, pieces: list[tuple[Job, int]]) -> None:
+        """Decode pieces together, or each by itself if that fails: one may be to blame."""
+        if pieces and self._decode(pieces) != 0:
+            for job, n in pieces:
+                self._decode_alone(job, n)
 
     def _decode_alone(self, job: Job, n: int) -> None:
         memory = llama_cpp.llama_get_memory(self._context)
@@ -258,3 +271,11 @@ class Batcher:
         address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
         logits: LogitsArray = np.ctypeslib.as_array(address, (self._n_vocab,)).copy()
         return logits
+
+
+def _piece(n_left: int, room: int) -> int:
+    """How many of the tokens that a text reads are next; about as many as there is room for."""
+    n = max(room, LEAST_PIECE)
+    if n_left - n >= LEAST_PIECE:
+        return n
+    return n_left if n_left <= room or n_left < 2 * LEAST_PIECE else n_left - LEAST_PIECE

@@ -94,7 +94,7 @@ class Place(Llama):
         # the parent would clear the states of all texts with one
         self._is_recurrent = self._is_hybrid = False
         self.input_ids = shared.input_ids.copy()
-        self.scores = shared.scores.copy()
+        self.scores = np.empty_like(shared.scores)  # a copy would take memory for each row of it
         self.n_tokens = 0
 
     def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
+from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
@@ -35,6 +39,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(path: Path) -> Iterator[Engine]:
     with tiny_engine(path, texts=N_PLACES, **BUDGET) as engine:
         yield engine
+
+
+def memory_used() -> int:
+    """Bytes of this process that are no pages of a file."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read it from")
+def test_a_place_takes_no_memory_for_logits_of_whole_batches(tmp_path: Path) -> None:
+    n_vocab = 18_000
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_vocab=n_vocab, n_layer=1)
+    with tiny_engine(model, texts=1, **BUDGET):
+        before = memory_used()
+        with tiny_engine(model, texts=9, **BUDGET) as engine:
+            logits_of_a_batch = engine.model.n_batch * n_vocab * 4
+            assert memory_used() - before < 8 * logits_of_a_batch / 2
 
 
 # -------------------------------------------------------------------------------------------------
@@ -72,6 +94,43 @@ def test_a_text_among_others_is_what_it_is_alone(
     for mine, theirs in zip(logits, expected, strict=True):
         close = np.abs(mine - theirs).max(axis=1) < 1e-3
         assert close.mean() > 0.9  # another choice at a near tie may change what follows
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
+@pytest.mark.parametrize("weights", ["Q4_0", "Q4_1", "Q8_0"])
+def test_not_a_bit_depends_on_the_others(
+    weights: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """With our kernels, rows in f16, and weights that ggml multiplies token by token."""
+    dtype = GGMLQuantizationType[weights]
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, dtype=dtype)
+
+    def read_and_write(llm: Llama, prompt: list[int]) -> np.ndarray:
+        llm.reset()
+        llm.eval(prompt)
+        logits = [llm.scores[llm.n_tokens - 1].copy()]
+        for _ in range(30):
+            llm.eval([int(logits[-1].argmax())])
+            logits.append(llm.scores[llm.n_tokens - 1].copy())
+        return np.array(logits)
+
+    settings = {**BUDGET, "logits_all": True}
+    with tiny_llama(model, **settings) as alone:
+        n_vocab = alone.n_vocab()
+        lengths = [1, 2, 17, 33, *rng.integers(1, 150, 8).tolist()]
+        prompts = [rng.integers(3, n_vocab, n).tolist() for n in lengths]
+        expected = [read_and_write(alone, prompt) for prompt in prompts]
+
+    with tiny_engine(model, texts=N_PLACES, **settings) as engine:
+
+        def read(prompt: list[int]) -> np.ndarray:
+            with engine.text() as llm:
+                return read_and_write(llm, prompt)
+
+        logits = at_once([lambda prompt=prompt: read(prompt) for prompt in prompts])
+        assert engine.batches.texts > 1.5 * engine.batches.batches
+    for mine, theirs, prompt in zip(logits, expected, prompts, strict=True):
+        np.testing.assert_array_equal(mine, theirs, err_msg=f"{len(prompt)} tokens")
 
 
 def test_completions_are_those_of_one_text_at_a_time(path: Path, rng: np.random.Generator) -> None:
