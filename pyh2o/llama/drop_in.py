@@ -82,7 +82,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         except ValueError as error:
             if self._load_error is not None:
                 raise self._load_error from None
-            raise ModelError(_load_failure(model_path, error)) from error
+            raise ModelError(load_failure(model_path, error)) from error
         if self._offloading is not None:
             self._offloading.hold()
 
@@ -244,7 +244,8 @@ def check_file(model_path: str) -> None:
             raise ModelError(f"{model_path} is not a GGUF file: convert the model to GGUF first")
 
 
-def _load_failure(model_path: str, error: ValueError) -> str:
+def load_failure(model_path: str, error: ValueError) -> str:
+    """Why llama_cpp could not load a model, in a line."""
     if "context" in str(error):
         return (
             f"llama.cpp cannot create a context for {model_path}: too little memory, or a cache "

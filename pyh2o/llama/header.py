@@ -1,0 +1,90 @@
+"""What a model's file says of itself, read without its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp
+from llama_cpp import _internals as internals
+
+from ..errors import ModelError
+from .drop_in import check_file, load_failure
+
+# The kinds of pooling that make one vector of a text, by llama.cpp's numbers. RANK makes a score.
+_POOLED = (
+    llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+    llama_cpp.LLAMA_POOLING_TYPE_CLS,
+    llama_cpp.LLAMA_POOLING_TYPE_LAST,
+)
+# Every file of a model in several says which one it is: this is the first.
+_FIRST_FILE = "-00001-of-"
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What a file says of its model.
+
+    Attributes:
+        architecture: llama.cpp's name of it.
+        has_embeddings: whether it was made to turn a text into one vector, and says how.
+        trained_context: tokens.
+        causal: whether a token sees earlier ones only.
+        n_head: query heads, the most that a layer has.
+        n_vocab: tokens in the vocabulary.
+        file_bytes: of all its files.
+    """
+
+    architecture: str
+    has_embeddings: bool
+    trained_context: int
+    causal: bool
+    n_head: int
+    n_vocab: int
+    file_bytes: int
+
+
+def read_header(path: str | os.PathLike[str]) -> ModelHeader:
+    """Read what a model's file says, the vocabulary included; no weights are read.
+
+    Raises:
+        ModelError: the file is missing or llama.cpp cannot read it.
+    """
+    name = os.fspath(path)
+    check_file(name)
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    llama_cpp.llama_backend_init()
+    try:
+        model = internals.LlamaModel(path_model=name, params=params, verbose=False)
+    except ValueError as error:
+        raise ModelError(load_failure(name, error)) from error
+    with contextlib.closing(model):
+        metadata = model.metadata()
+        architecture = metadata.get("general.architecture", "")
+        pooling = metadata.get(f"{architecture}.pooling_type", "")
+        # llama.cpp computes no embeddings of models that have an encoder and a decoder
+        pooled = pooling in map(str, _POOLED) and not llama_cpp.llama_model_has_encoder(model.model)
+        return ModelHeader(
+            architecture=architecture,
+            has_embeddings=pooled,
+            trained_context=_largest(metadata.get(f"{architecture}.context_length")),
+            causal=metadata.get(f"{architecture}.attention.causal") != "false",
+            n_head=_largest(metadata.get(f"{architecture}.attention.head_count")),
+            n_vocab=int(model.n_vocab()),
+            file_bytes=_file_bytes(Path(name)),
+        )
+
+
+def _largest(text: str | None) -> int:
+    """Of the numbers in a value that is one number or one for each layer; 0 if there are none."""
+    return max(map(int, re.findall(r"\d+", text or "")), default=0)
+
+
+def _file_bytes(path: Path) -> int:
+    pattern = glob.escape(path.name).replace(_FIRST_FILE, "-*-of-")
+    return sum(file.stat().st_size for file in path.parent.glob(pattern))
