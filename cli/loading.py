@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyh2o.models import find_model
@@ -36,7 +37,7 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
         return Llama(path, prompt_progress=on_read, on_exact_prefill=say_prefill, **settings)
 
     llm = _loaded(make, options, bars)
-    _say_layers(llm, options)
+    say_layers(llm, options)
     return llm
 
 
@@ -55,11 +56,11 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
         return Engine(path, texts=texts, store_mib=store_mib, **settings)
 
     engine = _loaded(make, options, bars)
-    _say_layers(engine.model, options)
+    say_layers(engine.model, options)
     return engine
 
 
-def _say_layers(llm: Llama, options: ModelOptions) -> None:
+def say_layers(llm: Llama, options: ModelOptions) -> None:
     """Say on which machines the layers are, if there are several."""
     if options.rpc and not options.verbose:  # which says so by itself
         # Imported here because it loads llama.cpp.
@@ -71,11 +72,18 @@ def _say_layers(llm: Llama, options: ModelOptions) -> None:
 def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> Loaded:
     """What `make` makes of the model's path and the settings that `Llama` takes."""
     path = find_model(options.model)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.llama import KV_TYPES
+    settings = {**machine_settings(options), **cache_settings(options)}
+    with watched_load(bars) as on_load:
+        return make(str(path), load_progress=on_load, **settings)
 
-    servers = servers_of(options.rpc)
-    kv_type = KV_TYPES[options.kv_type.value]
+
+@contextmanager
+def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
+    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
@@ -83,23 +91,41 @@ def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> L
             interrupts.check()
 
         try:
-            return make(
-                str(path),
-                **vars(options.eviction),
-                evict=not options.no_evict,
-                n_ctx=options.ctx,
-                n_gpu_layers=usable_gpu_layers(options.gpu_layers, servers),
-                rpc_servers=servers,
-                type_k=kv_type,
-                type_v=kv_type,
-                verbose=options.verbose,
-                load_progress=on_load,
-                n_threads=options.threads,
-                n_threads_batch=options.threads_batch or options.threads,
-            )
+            yield on_load
         finally:
             bars.clear()
             interrupts.check()  # a load that was broken off fails like that of a damaged file
+
+
+def machine_settings(options: ModelOptions) -> dict[str, Any]:
+    """What `Llama` takes of where and how a model is computed.
+
+    Raises:
+        SettingsError: a server's address that is none.
+    """
+    servers = servers_of(options.rpc)
+    return {
+        "n_gpu_layers": usable_gpu_layers(options.gpu_layers, servers),
+        "rpc_servers": servers,
+        "verbose": options.verbose,
+        "n_threads": options.threads,
+        "n_threads_batch": options.threads_batch or options.threads,
+    }
+
+
+def cache_settings(options: ModelOptions) -> dict[str, Any]:
+    """What `Llama` takes of the cache."""
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.llama import KV_TYPES
+
+    kv_type = KV_TYPES[options.kv_type.value]
+    return {
+        **vars(options.eviction),
+        "evict": not options.no_evict,
+        "n_ctx": options.ctx,
+        "type_k": kv_type,
+        "type_v": kv_type,
+    }
 
 
 def servers_of(given: list[str] | None) -> tuple[str, ...]:

@@ -309,15 +309,18 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Typer reads the options of a command from its signature, so the fields are spliced in there, and
     in the place of a record of the library the options that make it. Where the command's `options`
-    have a default, theirs are the defaults of the options.
+    have a default, theirs are the defaults of the options. A parameter of the command that is
+    called like a field takes its place, and leaves the field its default.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     options = own.pop("options")
     record: type[ModelOptions] = options.annotation
-    shared = _parameters(record() if options.default is options.empty else options.default)
+    defaults = record() if options.default is options.empty else options.default
+    shared = [each for each in _parameters(defaults) if each.name not in own]
+    replaced = {name: getattr(defaults, name) for name in own if hasattr(defaults, name)}
 
     def with_options(**values: Any) -> None:
-        given = {parameter.name: values.pop(parameter.name) for parameter in shared}
+        given = replaced | {parameter.name: values.pop(parameter.name) for parameter in shared}
         with reported_errors():
             options = _made(record, given)
         command(options=options, **values)

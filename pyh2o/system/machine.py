@@ -13,6 +13,7 @@ from .threads import physical_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 
 
 def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
@@ -58,3 +59,18 @@ def available_bytes() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def spare_bytes() -> int | None:
+    """Memory that can be taken while what this process uses stays in RAM; None if not known.
+
+    The weights of a loaded model are a mapped file, which the system calls available: it could read
+    them again, for every token.
+    """
+    available = available_bytes()
+    if available is None or not _STATUS.exists():
+        return available
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("RssFile:"):
+            return max(0, available - int(line.split()[1]) * 1024)
+    return available
