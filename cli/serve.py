@@ -1,4 +1,4 @@
-"""`pyh2o serve`: the model behind an HTTP server that OpenAI's clients can talk to."""
+"""`pyh2o serve`: models behind an HTTP server that OpenAI's clients can talk to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from pyh2o.openai.limits import (
 
 from . import loading
 from .errors import InputError, reported_errors
-from .options import ModelOptions, takes_run_options
+from .options import MODEL, ModelOptions, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 from .terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.engine import Engine
+    from pyh2o.openai.server import ServedModels
+    from pyh2o.openai.server.models import AnyModel
 
 SERVER = "Server"
 
@@ -95,26 +96,45 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = DEFAULT_WAIT_SECONDS,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            envvar="PYH2O_MODEL",
+            help="GGUF file of a model, or a name from `pyh2o models list`; may be given again: "
+            "requests name the one they want.",
+            show_default="the demo model, see `pyh2o models`",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
 ) -> None:
-    """Serve the model over HTTP, to OpenAI's clients and all that speak like them.
+    """Serve models over HTTP, to OpenAI's clients and all that speak like them.
 
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
-    goes on is not read again. The sampling comes with each request.
+    goes on is not read again. The sampling comes with each request. Of several models the first is
+    loaded at once and the others when they are asked for; those that nobody uses make room. A model
+    that was made for embeddings has those.
     """
     with reported_errors():
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.openai import server
 
+        from .served import model_sources
+
         with closing(listen(host, port)) as listener:
-            bars = Bars(hidden=options.verbose)
-            loaded = loading.load_engine(options, bars, texts=texts, store_mib=store_mib)
-            with closing(loaded) as engine:
-                name = Path(engine.model.model_path).stem
-                limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
-                app = server.create_app(engine, name=name, api_key=api_key, limits=limits)
+            limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+            sources = model_sources(
+                options, model or [None], texts=texts, store_mib=store_mib, limits=limits
+            )
+            with server.ServedModels(sources, limits) as models:
+                with loading.watched_load(Bars(hidden=options.verbose)) as on_load:
+                    first = models.start(on_load)
+                app = server.create_app(models, api_key=api_key)
                 warn_of_strangers(listener, api_key)
                 with suppress(KeyboardInterrupt):  # the ordinary end
-                    say_where(listener, name, engine)
+                    say_what(first, models)
+                    say_where(listener)
                     server.run(app, listener, verbose=options.verbose)
         terminal.say("stopped")
 
@@ -136,13 +156,32 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def say_where(listener: socket.socket, name: str, engine: Engine) -> None:
-    """Say where clients find the model, and what the cache of each text is."""
+def say_what(first: AnyModel, models: ServedModels) -> None:
+    """Say what is served: of the first model also what the cache of each text is."""
+    terminal.say(f"{first.name} · {_work_of(first)}", style="dim")
+    for source in models.sources[1:]:
+        work = "embeddings" if source.embeds else count(source.n_at_once, "text") + " at once"
+        terminal.say(f"{source.name} · {work}, loaded when it is asked for", style="dim")
+
+
+def _work_of(model: AnyModel) -> str:
+    # Imported here because it loads llama.cpp.
+    from pyh2o.openai.server import EmbeddingModel
+
+    if isinstance(model, EmbeddingModel):
+        n_values, n_ctx = model.llama.n_values, model.llama.n_ctx()
+        return f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
+    n = model.engine.n_places
+    return (
+        f"{count(n, 'text')} at once{', each' if n > 1 else ''}: "
+        f"{model.engine.report()[0].kv.summary()}"
+    )
+
+
+def say_where(listener: socket.socket) -> None:
+    """Say where clients find the server."""
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    n, cache = engine.n_places, engine.report()[0].kv.summary()
-    at_once = f"{count(n, 'text')} at once" + (", each" if n > 1 else "")
-    terminal.say(f"{name} · {at_once}: {cache}", style="dim")
     terminal.say(f"listening on http://{shown}:{port}/v1 · Ctrl-C stops")
 
 

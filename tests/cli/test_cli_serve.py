@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
 import subprocess
@@ -25,14 +23,13 @@ from tiny_llama import EXACT_ROWS, ONE_THREAD
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
+serving = needed("serving_program", name="the server's packages")
 PATIENCE, get, wait_until = loopback.PATIENCE, loopback.get, loopback.wait_until
+OUTSIDE, Program = serving.OUTSIDE, serving.Program
 
 WINDOW = 256
 EOS = 2
 MESSAGES: Any = [{"role": "user", "content": "Hello?"}]
-
-# In the checkout, Python would take the source folder for the installed package.
-OUTSIDE = Path(__file__).parent
 
 real = pytest.mark.real
 
@@ -63,39 +60,6 @@ def chat(client: openai.OpenAI, **arguments: Any) -> Any:
 
 def text_of(chunks: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-
-class Program:
-    """`pyh2o serve` as a process, and what it says."""
-
-    def __init__(self, *arguments: str | Path) -> None:
-        environment = {**os.environ, "PYH2O_THREADS": "1"}
-        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
-            env=environment,
-            cwd=OUTSIDE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        signal.signal(signal.SIGINT, before)
-        self.notes = ""
-
-    def address(self) -> str:
-        """Where it listens, once it does."""
-        while not (found := re.search(r"http://\S+/v1", self.notes)):
-            assert self.process.stderr is not None
-            line = self.process.stderr.readline()
-            assert line, f"it ended: {self.notes}"
-            self.notes += line
-        return found[0]
-
-    def end(self) -> int:
-        """Wait for its end; returns the exit code."""
-        assert self.process.stderr is not None
-        self.notes += self.process.stderr.read()
-        return self.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -177,7 +141,7 @@ def test_as_many_texts_as_are_asked_for(program: Callable[..., Program]) -> None
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(chat, client, max_tokens=10**8) for _ in range(3)]
         wait_until_busy(client, 2)
-        wait_until(lambda: "pyh2o_requests_waiting 1\n" in metrics(client))
+        wait_until(lambda: 'pyh2o_requests_waiting{model="tiny"} 1\n' in metrics(client))
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
         for answer in answers:
@@ -207,7 +171,7 @@ def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> 
 
 def wait_until_busy(client: openai.OpenAI, n: int = 1) -> None:
     """Wait until the model answers so many at the same time."""
-    wait_until(lambda: f"pyh2o_requests_running {n}\n" in metrics(client))
+    wait_until(lambda: f'pyh2o_requests_running{{model="tiny"}} {n}\n' in metrics(client))
 
 
 def metrics(client: openai.OpenAI) -> str:

@@ -15,7 +15,7 @@ import uvicorn
 
 from good_bodies import CHAT, COMPLETIONS, GOOD
 from pyh2o.engine import Engine
-from pyh2o.openai.server import create_app
+from pyh2o.openai.server import Limits, ModelSource, ServedModel, ServedModels, create_app
 
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
@@ -89,14 +89,26 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class LoopbackServer:
-    """Serves an engine on a free port until it is closed."""
+def only(engine: Engine, limits: Limits | None = None) -> ServedModels:
+    """One model to serve, which is loaded."""
+    limits = limits or Limits()
+    model = ServedModel(engine, "tiny", limits)
+    models = ServedModels([ModelSource("tiny", lambda _: model, engine.n_places)], limits)
+    models.start(lambda _: None)
+    return models
 
-    def __init__(self, engine: Engine, **settings: Any) -> None:
+
+class LoopbackServer:
+    """Serves an engine, or several models, on a free port until it is closed."""
+
+    def __init__(
+        self, served: Engine | ServedModels, *, limits: Limits | None = None, **settings: Any
+    ) -> None:
+        self.models = only(served, limits) if isinstance(served, Engine) else served
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/v1"
-        app = create_app(engine, name="tiny", **settings)
+        app = create_app(self.models, **settings)
         # Without a configuration of logs, tests see what is logged.
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})

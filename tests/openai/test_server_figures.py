@@ -22,6 +22,7 @@ wait_until = loopback.wait_until
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16, "recall": 16}
 NO_END = {"2": -100}
 ENDLESS = {"prompt": "secretive", "max_tokens": 10**9, "logit_bias": NO_END}
+OF_MODEL = '{model="tiny"}'
 SAMPLE = re.compile(r"(?P<name>[a-z0-9_]+)(?P<labels>\{[^{}]*\})? (?P<value>[0-9.e+-]+)")
 
 
@@ -39,7 +40,7 @@ def server(engine: Engine) -> Iterator[Any]:
 
 
 def metrics(server: Any) -> dict[str, float]:
-    """All samples, by name and labels; each belongs to a metric with a type and a help."""
+    """All samples, by name and labels but for the only model's; each has a type and a help."""
     reply = server.get("/metrics")
     assert reply.status == 200
     samples: dict[str, float] = {}
@@ -59,7 +60,9 @@ def metrics(server: Any) -> dict[str, float]:
             expected = {f"{name}_sum", f"{name}_count"} if kind == "summary" else {name}
             assert found["name"] in expected
             assert (kind == "counter") == name.endswith("_total")
-            samples[found["name"] + (found["labels"] or "")] = float(found["value"])
+            labels = found["labels"] or ""
+            assert ("model=" in labels) == (name != "pyh2o_responses_total")
+            samples[found["name"] + labels.replace(OF_MODEL, "")] = float(found["value"])
     assert all(each.startswith("pyh2o_") for each in samples)
     return samples
 
@@ -95,6 +98,7 @@ def test_work_is_counted(server: Any, engine: Engine) -> None:
     assert told["pyh2o_batch_tokens_total"] == engine.batches.tokens
     assert told["pyh2o_batch_seconds_total"] == engine.batches.seconds > 0
     assert told["pyh2o_places"] == 2
+    assert told["pyh2o_model_loaded"] == 1
     assert told["pyh2o_requests_running"] == told["pyh2o_requests_waiting"] == 0
 
 
@@ -133,7 +137,7 @@ def test_what_places_hold_is_told(server: Any, engine: Engine) -> None:
     wait_until(lambda: engine.texts.drawn_tokens > 100)
     reply = server.get("/v1/kv")
     idle, running = reply.json["data"]
-    assert (idle["place"], idle["state"]) == (0, "idle")
+    assert (idle["model"], idle["place"], idle["state"]) == ("tiny", 0, "idle")
     assert (running["place"], running["state"]) == (1, "running")
     assert idle["tokens"] == usage["total_tokens"] - 1  # the newest token has not been read
     for place, cache in zip((idle, running), engine.report(), strict=True):

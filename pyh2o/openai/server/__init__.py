@@ -1,7 +1,8 @@
-"""An HTTP server in OpenAI's words, with an evicting model behind.
+"""An HTTP server in OpenAI's words, with evicting models behind.
 
-One model, and many requests at the same time: as many as the engine has places are answered, each
-batch with the next token of all of them, and others wait.
+Models go by name (`models`), and many requests to one are answered at the same time: as many as its
+engine has places, each batch with the next token of all of them, and others wait. A model that was
+made for it has embeddings instead (`embeddings`).
 
 * A body is checked before the model sees it (`bodies`); what is refused is the client's error, with
   the field's name, and no error takes more than a line (`refusals`).
@@ -29,5 +30,16 @@ except ModuleNotFoundError as error:
 
 from ..limits import Limits
 from .app import create_app, run
+from .embeddings import EmbeddingModel
+from .models import ModelSource, ServedModels
+from .served_model import ServedModel
 
-__all__ = ["Limits", "create_app", "run"]
+__all__ = [
+    "EmbeddingModel",
+    "Limits",
+    "ModelSource",
+    "ServedModel",
+    "ServedModels",
+    "create_app",
+    "run",
+]

@@ -16,7 +16,6 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from fastapi.responses import JSONResponse, Response
 
 from .refusals import RefusedError, refusal_of, report
-from .served_model import ServedModel
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,11 +34,16 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class Threads:
-    """Threads for the requests that have a place or wait for one."""
+    """Threads for the requests to one model that are answered or wait.
 
-    def __init__(self, model: ServedModel) -> None:
-        self._waiting = model.limits.waiting
-        self._most = model.engine.n_places + self._waiting
+    Args:
+        n_at_once: requests that are answered at the same time.
+        waiting: most of them that wait.
+    """
+
+    def __init__(self, n_at_once: int, waiting: int) -> None:
+        self._waiting = waiting
+        self._most = n_at_once + waiting
         self._n = 0
 
     @cached_property
@@ -74,10 +78,13 @@ class Answer(Response):
         """Answer, or be silent if the client leaves."""
         async with _while_connected(receive):
             try:
-                response: Response = JSONResponse(await self._run(partial(self._work, _nothing)))
+                response: Response = await self._run(self._made)
             except Exception as error:
                 response = refused(scope, error)
             await response(scope, receive, send)
+
+    def _made(self) -> Response:
+        return JSONResponse(self._work(_nothing))  # written there, too: a long one takes its time
 
 
 class EventAnswer(Answer):

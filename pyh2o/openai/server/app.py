@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
 import uvicorn
-from anyio import to_thread
+from anyio import from_thread, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
@@ -17,11 +18,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from ... import __version__
-from ...engine import Engine
 from ..limits import Limits
-from .answers import Answer, EventAnswer, Threads, Work, refused
+from .answers import Answer, EventAnswer, Threads, refused
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .embeddings import EmbeddingModel
 from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
+from .models import AnyModel, ModelSource, ServedModels
 from .refusals import RefusedError, body_refusal
 from .served_model import ServedModel
 
@@ -32,20 +34,18 @@ DRAIN_SECONDS = 10
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
-def create_app(
-    engine: Engine, *, name: str, api_key: str | None = None, limits: Limits | None = None
-) -> FastAPI:
+def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     """The application, for any ASGI server.
 
     Args:
-        engine: the model and its places for texts; only this application may use it from now on.
-        name: what clients know the model by.
+        models: what is served; only this application may use them from now on.
         api_key: what clients have to send as bearer token; None lets everyone in.
-        limits: what a request may ask for; None for the defaults of `Limits`.
     """
     app = FastAPI(title="pyh2o", version=__version__)
-    app.state.model = ServedModel(engine, name, limits or Limits())
-    app.state.threads = Threads(app.state.model)
+    app.state.models = models
+    app.state.threads = {
+        source.name: Threads(source.n_at_once, models.limits.waiting) for source in models.sources
+    }
     app.state.api_key = api_key
     app.state.answered = Counter()
     app.include_router(routes)
@@ -77,10 +77,10 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 
 class _Server(uvicorn.Server):
-    """Tells the model when it is to end; by itself it would wait for whole answers."""
+    """Tells the models when they are to end; by itself it would wait for whole answers."""
 
     def handle_exit(self, *args: Any) -> None:
-        self.config.app.state.model.shutting_down = True  # type: ignore[union-attr]
+        self.config.app.state.models.shut_down()  # type: ignore[union-attr]
         super().handle_exit(*args)
 
 
@@ -110,7 +110,7 @@ async def _read(request: Request, kind: type[AnyBody]) -> AnyBody:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RefusedError(415, "the header Content-Type has to be application/json")
-    data = await _body(request, request.app.state.model.limits)
+    data = await _body(request, _models(request).limits)
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -141,14 +141,37 @@ def _takes(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _answer(request: Request, work: Work, *, stream: bool) -> Answer:
-    kind = EventAnswer if stream else Answer
-    return kind(request.app.state.threads.run, work)
+def _models(request: Request) -> ServedModels:
+    models: ServedModels = request.app.state.models
+    return models
 
 
-def _model(request: Request) -> ServedModel:
-    model: ServedModel = request.app.state.model
-    return model
+def _answer(
+    request: Request,
+    source: ModelSource,
+    ask: Callable[[Any, Callable[[], None]], Any],
+    *,
+    stream: bool = False,
+    waits: bool = True,
+) -> Answer:
+    """The answer that a model gives.
+
+    Args:
+        request: the request.
+        source: of the model.
+        ask: gets the model, loaded, and what is to be called after each piece of a prompt.
+        stream: whether it is sent as it is made.
+        waits: whether it takes a place, which there may be none of. Else only a model that has to
+            be loaded makes it wait.
+    """
+    models = _models(request)
+
+    def work(on_read: Callable[[], None]) -> Any:
+        return models.ask(source, lambda model: ask(model, on_read), from_thread.check_cancelled)
+
+    threads: Threads = request.app.state.threads[source.name]
+    run = threads.run if waits or not models.is_loaded(source) else to_thread.run_sync
+    return EventAnswer(run, work) if stream else Answer(run, work)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -162,60 +185,93 @@ routes = APIRouter(dependencies=[Depends(_check_key)])
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
 async def _complete(request: Request) -> Response:
     body = await _read(request, CompletionBody)
-    model = _model(request)
-    return _answer(request, lambda on_read: model.complete(body, on_read), stream=body.stream)
+    source = _models(request).find(body.model, embeds=False)
+
+    def complete(model: ServedModel, on_read: Callable[[], None]) -> Any:
+        return model.complete(body, on_read)
+
+    return _answer(request, source, complete, stream=body.stream)
 
 
 @routes.post("/v1/chat/completions", summary="Chat", openapi_extra=_takes(ChatBody))
 async def _chat(request: Request) -> Response:
     body = await _read(request, ChatBody)
-    model = _model(request)
-    return _answer(request, lambda on_read: model.chat(body, on_read), stream=body.stream)
+    source = _models(request).find(body.model, embeds=False)
+
+    def chat(model: ServedModel, on_read: Callable[[], None]) -> Any:
+        return model.chat(body, on_read)
+
+    return _answer(request, source, chat, stream=body.stream)
 
 
-@routes.post("/v1/embeddings", summary="Embeddings: refused")
+@routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=_takes(EmbeddingBody))
 async def _embed(request: Request) -> Response:
-    await _read(request, EmbeddingBody)
-    raise RefusedError(400, "this server has no embeddings: its model is loaded to write text")
+    body = await _read(request, EmbeddingBody)
+    source = _models(request).find(body.model, embeds=True)
+
+    def embed(model: EmbeddingModel, _on_read: Callable[[], None]) -> Any:
+        return model.embed(body)
+
+    return _answer(request, source, embed)
 
 
 @routes.get("/v1/models", summary="Models")
-async def _models(request: Request) -> dict[str, Any]:
-    model = {"id": _model(request).name, "object": "model", "created": 0, "owned_by": "pyh2o"}
-    return {"object": "list", "data": [model]}
+async def _list(request: Request) -> dict[str, Any]:
+    return {"object": "list", "data": [_listed(source) for source in _models(request).sources]}
+
+
+@routes.get("/v1/models/{name}", summary="Model")
+async def _model(request: Request, name: str) -> dict[str, Any]:
+    return _listed(_models(request).named(name))
+
+
+def _listed(source: ModelSource) -> dict[str, Any]:
+    return {"id": source.name, "object": "model", "created": 0, "owned_by": "pyh2o"}
 
 
 @routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=_takes(TextBody))
 async def _tokenize(request: Request) -> Response:
     body = await _read(request, TextBody)
-    model = _model(request)
-    return Answer(to_thread.run_sync, lambda _: {"tokens": model.tokenize(body.input)})
+    source = _models(request).find(body.model)
+
+    def tokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
+        return {"tokens": model.tokenize(body.input)}
+
+    return _answer(request, source, tokenize, waits=False)
 
 
 @routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=_takes(TextBody))
 async def _count(request: Request) -> Response:
     body = await _read(request, TextBody)
-    model = _model(request)
-    return Answer(to_thread.run_sync, lambda _: {"count": len(model.tokenize(body.input))})
+    source = _models(request).find(body.model)
+
+    def count(model: AnyModel, _on_read: Callable[[], None]) -> Any:
+        return {"count": len(model.tokenize(body.input))}
+
+    return _answer(request, source, count, waits=False)
 
 
 @routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=_takes(TokensBody))
 async def _detokenize(request: Request) -> Response:
     body = await _read(request, TokensBody)
-    model = _model(request)
-    return Answer(to_thread.run_sync, lambda _: {"text": model.detokenize(body.tokens)})
+    source = _models(request).find(body.model)
+
+    def detokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
+        return {"text": model.detokenize(body.tokens)}
+
+    return _answer(request, source, detokenize, waits=False)
 
 
 @routes.get("/v1/kv", summary="What the places of texts hold")
 async def _kv(request: Request) -> Response:
-    engine = _model(request).engine
-    return Answer(to_thread.run_sync, lambda _: kv_json(engine))
+    models = _models(request)
+    return Answer(to_thread.run_sync, lambda _: kv_json(models))
 
 
 @routes.get("/metrics", summary="Figures for Prometheus")
 async def _metrics(request: Request) -> Response:
-    engine, answered = _model(request).engine, request.app.state.answered
-    text = await to_thread.run_sync(metrics_text, engine, answered.copy())
+    models, answered = _models(request), request.app.state.answered
+    text = await to_thread.run_sync(metrics_text, models, answered.copy())
     return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -11,7 +11,6 @@ from llama_cpp import LlamaGrammar
 from ...errors import BusyError
 from ..chat import in_openai_words
 from .bodies import Body, ChatBody
-from .refusals import RefusedError
 
 if TYPE_CHECKING:
     from .served_model import ServedModel
@@ -60,11 +59,7 @@ class AskedModel:
         try:
             result = self._completions.create_completion(prompt=prompt, **arguments)
         except BusyError:
-            raise RefusedError(
-                503,
-                f"the model was busy for {served.limits.wait_seconds:g} seconds: try again later, "
-                "or start the server with a higher --max-wait",
-            ) from None
+            raise served.busy() from None
         if body.stream:
             result = self._without_usage(result)
         return in_openai_words(result)

@@ -303,19 +303,44 @@ class ChatBody(Body):
 # ---------------------------------------------------------------------------------------------
 
 
+def _texts(given: object) -> object:
+    """A list of texts, of each its characters or its tokens."""
+    if isinstance(given, str) or (isinstance(given, list) and given and _is_token(given[0])):
+        given = [given]
+    if not isinstance(given, list) or not given:
+        raise ValueError("give a text, its tokens, or a list of such")
+    for each in given:
+        is_tokens = isinstance(each, list) and all(map(_is_token, each))
+        if not (isinstance(each, str) or is_tokens):
+            raise ValueError("give a text, its tokens, or a list of such")
+        if not each:
+            raise ValueError("an empty text has no embedding")
+    return given
+
+
+def _is_token(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
 class EmbeddingBody(Strict):
     """The body of /v1/embeddings."""
 
-    input: Any
+    model: str | None = None
+    # the most that OpenAI takes
+    input: Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None
 
 
 class TextBody(Strict):
     """The body of /extras/tokenize."""
 
+    model: str | None = None
     input: str
 
 
 class TokensBody(Strict):
     """The body of /extras/detokenize."""
 
+    model: str | None = None
     tokens: list[int]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...engine import Engine
+from ...errors import ClosedError
+from .embeddings import EmbeddingModel
+from .models import AnyModel, ModelSource, ServedModels
+from .served_model import ServedModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,31 +59,61 @@ class _Metric:
     meaning: str
     samples: Mapping[str, float]
 
-    def lines(self) -> Iterator[str]:
-        """As Prometheus reads it."""
-        name = f"pyh2o_{self.name}"
-        yield f"# HELP {name} {self.meaning}"
-        yield f"# TYPE {name} {self.kind}"
-        for suffix, value in self.samples.items():
+    def of(self, model: AnyModel | ModelSource) -> _Metric:
+        """The figure of one model."""
+        name = model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        samples = {f'{part}{{model="{name}"}}': value for part, value in self.samples.items()}
+        return replace(self, samples=samples)
+
+
+def metrics_text(models: ServedModels, answered: Answered) -> str:
+    """All figures in Prometheus' text format; waits for the batches that are in the making."""
+    metrics = [_responses(answered)]
+    for source in models.sources:
+        loaded = float(models.is_loaded(source))
+        metrics.append(_gauge("model_loaded", "Whether the model is loaded.", loaded).of(source))
+    for model in models.loaded():
+        with suppress(ClosedError):  # to make room for another one
+            metrics += [metric.of(model) for metric in _figures(model)]
+    by_name: dict[str, list[_Metric]] = {}
+    for metric in metrics:
+        by_name.setdefault(metric.name, []).append(metric)
+    return "".join(f"{line}\n" for same in by_name.values() for line in _lines(same))
+
+
+def _lines(metrics: Sequence[_Metric]) -> Iterator[str]:
+    """One figure of several models, as Prometheus reads it."""
+    name = f"pyh2o_{metrics[0].name}"
+    yield f"# HELP {name} {metrics[0].meaning}"
+    yield f"# TYPE {name} {metrics[0].kind}"
+    for metric in metrics:
+        for suffix, value in metric.samples.items():
             yield f"{name}{suffix} {value}"
 
 
-def metrics_text(engine: Engine, answered: Answered) -> str:
-    """All figures in Prometheus' text format; waits for the batch that is in the making."""
-    metrics = [*_requests(engine, answered), *_batches(engine), *_memory(engine)]
-    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+def _figures(model: AnyModel) -> Iterator[_Metric]:
+    """What a model that is loaded tells of itself."""
+    if isinstance(model, EmbeddingModel):
+        yield _prompt_tokens(model.n_tokens)
+        return
+    yield from _requests(model.engine)
+    yield from _batches(model.engine)
+    yield from _memory(model.engine)
 
 
-def _requests(engine: Engine, answered: Answered) -> Iterator[_Metric]:
-    texts = engine.texts
-    yield _gauge("requests_running", "Requests that have a place.", engine.n_running)
-    yield _gauge("requests_waiting", "Requests that wait for a place.", engine.n_waiting)
+def _responses(answered: Answered) -> _Metric:
     statuses = {
         f'{{route="{route}",status="{status}"}}': n
         for (route, status), n in sorted(answered.items())
     }
-    yield _Metric("responses_total", "counter", "Responses, by route and status.", statuses)
-    yield _counter("prompt_tokens", "Tokens of prompts.", texts.prompt_tokens)
+    return _Metric("responses_total", "counter", "Responses, by route and status.", statuses)
+
+
+def _requests(engine: Engine) -> Iterator[_Metric]:
+    texts = engine.texts
+    yield _gauge("requests_running", "Requests that have a place.", engine.n_running)
+    yield _gauge("requests_waiting", "Requests that wait for a place.", engine.n_waiting)
+    yield _prompt_tokens(texts.prompt_tokens)
     yield _counter(
         "cached_prompt_tokens",
         "Tokens of prompts that were in the cache, and not read again.",
@@ -87,6 +122,10 @@ def _requests(engine: Engine, answered: Answered) -> Iterator[_Metric]:
     yield _counter(
         "generated_tokens", "Tokens drawn, the ends of texts among them.", texts.drawn_tokens
     )
+
+
+def _prompt_tokens(n_tokens: int) -> _Metric:
+    return _counter("prompt_tokens", "Tokens of prompts.", n_tokens)
 
 
 def _batches(engine: Engine) -> Iterator[_Metric]:
@@ -119,10 +158,20 @@ def _counter(name: str, meaning: str, value: float) -> _Metric:
     return _Metric(f"{name}_total", "counter", meaning, {"": value})
 
 
-def kv_json(engine: Engine) -> dict[str, Any]:
-    """What each place holds, for clients; waits for the batch that is in the making."""
-    places = [
+def kv_json(models: ServedModels) -> dict[str, Any]:
+    """What each place holds, for clients; waits for the batches that are in the making."""
+    places: list[dict[str, Any]] = []
+    for model in models.loaded():
+        if isinstance(model, ServedModel):
+            with suppress(ClosedError):  # to make room for another one
+                places += _places(model)
+    return {"object": "list", "data": places}
+
+
+def _places(model: ServedModel) -> list[dict[str, Any]]:
+    return [
         {
+            "model": model.name,
             "place": number,
             "state": "running" if place.running else "idle",
             "tokens": place.kv.position,
@@ -131,6 +180,5 @@ def kv_json(engine: Engine) -> dict[str, Any]:
             "recalled": [list(span) for span in place.recalled],
             "bytes": place.kv.bytes_total + place.kv.bytes_archive,
         }
-        for number, place in enumerate(engine.report())
+        for number, place in enumerate(model.engine.report())
     ]
-    return {"object": "list", "data": places}

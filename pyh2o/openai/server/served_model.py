@@ -1,11 +1,9 @@
-"""The model as the routes ask it: its name and its limits, and work that can be broken off."""
+"""A model that writes, as the routes ask it: work that can be broken off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
-
-from anyio import from_thread
 
 from ...engine import Engine
 from ...engine.requests import Completions, Terms
@@ -13,25 +11,25 @@ from ...llama import Llama
 from ..limits import Limits
 from .asked_model import AskedModel
 from .bodies import Body, ChatBody, CompletionBody
-from .refusals import RefusedError, ShutdownError, one_line, without_folders
+from .refusals import RefusedError, one_line, without_folders
 from .schemas import schema_grammar
+from .served_llama import ServedLlama
 
 
-class ServedModel:
-    """A model that many requests use at the same time, each in a thread of anyio's.
+class ServedModel(ServedLlama):
+    """A model that writes many texts at the same time.
 
     Attributes:
         engine: has the model, and places for texts.
-        name: what clients know it by.
-        limits: what a request may take.
-        shutting_down: set to end all answers in the making.
     """
 
     def __init__(self, engine: Engine, name: str, limits: Limits) -> None:
+        super().__init__(name, limits)
         self.engine = engine
-        self.name = name
-        self.limits = limits
-        self.shutting_down = False
+
+    def close(self) -> None:
+        """Free the model; texts in the making end."""
+        self.engine.close()
 
     @property
     def _llama(self) -> Llama:
@@ -50,15 +48,10 @@ class ServedModel:
             self.engine,
             Terms(
                 wait_seconds=self.limits.wait_seconds,
-                check=self._check,
+                check=self.check,
                 on_read=lambda _done, _all: on_read(),
             ),
         )
-
-    def _check(self) -> None:
-        if self.shutting_down:
-            raise ShutdownError("the server is shutting down")
-        from_thread.check_cancelled()
 
     # ---------------------------------------------------------------------------------------------
     # Work
@@ -134,38 +127,9 @@ class ServedModel:
             ) from error
         return asked.answer(result)
 
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, without one that begins it."""
-        return list(self._llama.tokenize(text.encode(), special=True))
-
-    def detokenize(self, tokens: list[int]) -> str:
-        """The text of tokens.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
-        self.check_tokens(tokens, "tokens")
-        return self._llama.detokenize(tokens).decode(errors="replace")
-
     # ---------------------------------------------------------------------------------------------
     # Checks that need the model
     # ---------------------------------------------------------------------------------------------
-
-    def check_tokens(self, tokens: list[int], param: str) -> None:
-        """Refuse numbers that are no tokens: llama.cpp ends the program.
-
-        Raises:
-            RefusedError: one is not in the vocabulary.
-        """
-        n_vocab = self._llama.n_vocab()
-        wrong = [token for token in tokens if not 0 <= token < n_vocab]
-        if wrong:
-            raise RefusedError(
-                400,
-                f"{param}: the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take "
-                "the numbers from /extras/tokenize",
-                param=param,
-            )
 
     def check_prompt(self, prompt: str | list[int], param: str) -> None:
         """Refuse a prompt that is longer than the limit.

@@ -1,0 +1,48 @@
+"""`pyh2o serve` as a program of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from loopback import PATIENCE
+
+# In the checkout, Python would take the source folder for the installed package.
+OUTSIDE = Path(__file__).parent
+
+
+class Program:
+    """`pyh2o serve` as a process, and what it says."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        environment = {**os.environ, "PYH2O_THREADS": "1"}
+        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
+            env=environment,
+            cwd=OUTSIDE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        signal.signal(signal.SIGINT, before)
+        self.notes = ""
+
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        while not (found := re.search(r"http://\S+/v1", self.notes)):
+            assert self.process.stderr is not None
+            line = self.process.stderr.readline()
+            assert line, f"it ended: {self.notes}"
+            self.notes += line
+        return found[0]
+
+    def end(self) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self.process.stderr is not None
+        self.notes += self.process.stderr.read()
+        return self.process.wait(PATIENCE)

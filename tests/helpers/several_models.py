@@ -1,0 +1,78 @@
+"""Several tiny models for one server, and what became of each."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from many_texts import tiny_engine
+from pyh2o.llama.embedding import EmbeddingLlama
+from pyh2o.openai.server import EmbeddingModel, Limits, ModelSource, ServedModel
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import ONE_THREAD
+
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
+TRAINED = 128
+"""Tokens that the embedding models have learned positions for."""
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """Two models that write, and one for embeddings."""
+    paths = {
+        name: write_tiny_gguf(
+            folder / f"{name}.gguf", seed=seed, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
+        )
+        for seed, name in enumerate(("first", "second", "third"))
+    }
+    paths["bert"] = write_encoder(folder / "bert.gguf")
+    return paths
+
+
+def write_encoder(path: Path) -> Path:
+    return write_tiny_gguf(
+        path, seed=9, n_layer=2, n_head_kv=4, n_ctx_train=TRAINED, arch_variant="encoder"
+    )
+
+
+class Loads:
+    """Loads models, and counts it.
+
+    Attributes:
+        counts: how often each was loaded.
+        held: names of models that are not loaded before `go_on` is set.
+        failures: by name, what is raised in the place of a model.
+    """
+
+    def __init__(self, paths: dict[str, Path], limits: Limits | None = None) -> None:
+        self.paths = paths
+        self.limits = limits or Limits()
+        self.counts: Counter[str] = Counter()
+        self.held: set[str] = set()
+        self.go_on = threading.Event()
+        self.failures: dict[str, Exception] = {}
+
+    def source(self, name: str, *, texts: int = 2, needed_bytes: int = 0) -> ModelSource:
+        """A model as a server takes it."""
+        embeds = name == "bert"
+        load = self._embedding if embeds else self._writing
+
+        def counted(on_load: Callable[[float], None]) -> Any:
+            self.counts[name] += 1
+            while name in self.held and not self.go_on.wait(0.01):
+                on_load(0.5)
+            if name in self.failures:
+                raise self.failures[name]
+            return load(name, texts, on_load)
+
+        return ModelSource(name, counted, texts, embeds=embeds, needed_bytes=needed_bytes)
+
+    def _writing(self, name: str, texts: int, on_load: Callable[[float], None]) -> ServedModel:
+        engine = tiny_engine(self.paths[name], texts=texts, load_progress=on_load, **CACHE)
+        return ServedModel(engine, name, self.limits)
+
+    def _embedding(self, name: str, _texts: int, on_load: Callable[[float], None]) -> Any:
+        llama = EmbeddingLlama(self.paths[name], load_progress=on_load, **ONE_THREAD)
+        return EmbeddingModel(llama, name, self.limits)
