@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import PoolingType
 
+import tiny_gguf
 from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD
 from needed import needed
 from pyh2o.errors import ModelError, UnsupportedModelError
@@ -20,6 +22,7 @@ from pyh2o.llama.embedding import EmbeddingLlama
 from pyh2o.llama.header import read_header
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import ONE_THREAD, tiny_parent
+from tiny_model import TinyModel
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
@@ -298,6 +301,30 @@ def test_the_window_is_the_trained_one_at_most(
         assert llm.n_ctx() == window
         vector = llm.embed_tokens([3] * window)
         assert vector.shape == (llm.n_values,) == (128,)
+
+
+def test_a_model_whose_last_token_is_its_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """It writes text by its architecture; what its file says counts."""
+    architecture, add_layers = tiny_gguf.ALL_VARIANTS["llama"]
+
+    def add(model: TinyModel) -> None:
+        add_layers(model)
+        model.writer.add_pooling_type(PoolingType.LAST)
+
+    monkeypatch.setitem(tiny_gguf.ALL_VARIANTS, "pooled", (architecture, add))
+    path = write_tiny_gguf(tmp_path / "last.gguf", seed=2, n_ctx_train=600, arch_variant="pooled")
+    header = read_header(path)
+    assert (header.has_embeddings, header.causal) == (True, True)
+    texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in (3, 20, 500)]
+    window = {"n_ctx": 600, "n_batch": 600, "n_ubatch": 600}
+    with contextlib.closing(tiny_parent(path, embedding=True, **window)) as parent:
+        expected = [parent.embed(text, normalize=True) for text in texts]
+    with EmbeddingLlama(path, **ONE_THREAD) as llm:
+        for text, vector in zip(texts, expected, strict=True):
+            got = llm.embed_tokens(llm.tokenize(text.encode()))
+            np.testing.assert_allclose(got, vector, atol=1e-6)
 
 
 def test_the_window_is_not_larger_than_memory_likes(tmp_path: Path) -> None:

@@ -279,8 +279,8 @@ def test_a_model_in_use_is_not_closed(
     reply = served.complete("second")
     assert reply.status == 503
     assert reply.error["message"] == (
-        "the model second takes about 10 MiB of memory, and 5 MiB are left beside the models in "
-        "use: try again later, or serve fewer models"
+        "the model second takes about 10 MiB of memory, and 5 MiB are left, with too little in "
+        "models that nobody uses: try again later, or serve fewer models"
     )
     assert served.loaded() == {"first"}
     at_work.close()
@@ -296,8 +296,26 @@ def test_a_model_without_any_room_does_not_hurt_the_others(
     spare(served, 25)
     served.text("second")
     assert served.complete("third").status == 503
+    assert served.loaded() == {"first", "second"}
     assert served.text("first")
     assert served.text("second")
+
+
+def test_what_a_model_has_stored_makes_room_too(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kib = 1024
+    served = serve(first=10 * kib, second=100 * kib)
+    first = served.models.loaded()[0]
+    monkeypatch.setattr(
+        models_module, "spare_bytes", lambda: (0 if "first" in served.loaded() else 100) * kib
+    )
+    assert served.complete("second").status == 503
+    for i in range(10):
+        served.text("first", prompt=f"{i} sheep on the hill")
+    assert first.grown_bytes() == first.engine.stored.bytes > 100 * kib
+    assert served.text("second")
+    assert served.loaded() == {"second"}
 
 
 def test_models_come_and_go_while_all_are_asked(

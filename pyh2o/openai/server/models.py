@@ -10,6 +10,7 @@ What holds:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ OnLoad = Callable[[float], None]
 
 # Between two looks at whether a request that waits for its model is still wanted.
 LOOK_SECONDS = 0.1
+
+logger = logging.getLogger("uvicorn.error")
 
 Self = TypeVar("Self", bound="ServedModels")
 
@@ -75,6 +78,12 @@ class _Entry:
         """The model, if it is loaded."""
         made = self.made
         return made.result() if made is not None and made.done() and not made.exception() else None
+
+    @property
+    def n_bytes(self) -> int:
+        """About what is free when the model is closed."""
+        model = self.model
+        return 0 if model is None else self.source.needed_bytes + model.grown_bytes()
 
 
 class ServedModels:
@@ -226,6 +235,7 @@ class ServedModels:
         else:
             made.set_result(model)
             model.shutting_down = self._shutting_down
+            logger.info(f"loaded the model {model.name}")
 
     def _go_on(self, _fraction: float = 0.0) -> None:
         if self._shutting_down:
@@ -235,25 +245,29 @@ class ServedModels:
         """Close models that nobody uses until there is room for another one.
 
         Raises:
-            RefusedError: those that are in use leave too little.
+            RefusedError: those that are in use leave too little; then none is closed.
         """
         while (spare := spare_bytes()) is not None and spare < source.needed_bytes:
-            idle = self._take_idle()
+            idle = self._take_idle(source.needed_bytes - spare)
             if idle is None:
                 raise RefusedError(
                     503,
                     f"the model {source.name} takes about {_mib(source.needed_bytes)} MiB of "
-                    f"memory, and {_mib(spare)} MiB are left beside the models in use: try again "
-                    "later, or serve fewer models",
+                    f"memory, and {_mib(spare)} MiB are left, with too little in models that "
+                    "nobody uses: try again later, or serve fewer models",
                 )
             idle.close()
+            logger.info(f"closed the model {idle.name} to make room for {source.name}")
 
-    def _take_idle(self) -> AnyModel | None:
-        """The model that has been idle for longest, which is not among the loaded ones any more."""
+    def _take_idle(self, needed_bytes: int) -> AnyModel | None:
+        """The model that has been idle for longest, which is not among the loaded ones any more.
+
+        None, if all that are idle take less than these bytes.
+        """
         with self._lock:
             entries = self._entries.values()
             idle = [each for each in entries if each.model is not None and each.n_leases == 0]
-            if not idle:
+            if sum(each.n_bytes for each in idle) < needed_bytes:
                 return None
             oldest = min(idle, key=lambda each: each.idle_since)
             model, oldest.made = oldest.model, None

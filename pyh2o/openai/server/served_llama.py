@@ -27,6 +27,10 @@ class ServedLlama:
     def _llama(self) -> Llama:
         raise NotImplementedError
 
+    def grown_bytes(self) -> int:
+        """Memory that it has taken since it was loaded."""
+        return 0
+
     def check(self) -> None:
         """End the work of a request, if nobody wants it.
 

@@ -31,6 +31,11 @@ class ServedModel(ServedLlama):
         """Free the model; texts in the making end."""
         self.engine.close()
 
+    def grown_bytes(self) -> int:
+        """Of texts without a place, and of archives; it waits for the batch in the making."""
+        archives = sum(place.kv.bytes_archive for place in self.engine.report())
+        return self.engine.stored.bytes + archives
+
     @property
     def _llama(self) -> Llama:
         return self.engine.model
