@@ -17,8 +17,9 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -160,6 +161,8 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
             assert process.stderr is not None
             lines = iter(process.stderr.readline, "")
             address = next(found[0] for line in lines if (found := re.search(r"http\S+", line)))
+            # whom it turns away is told there, too, and somebody has to read it
+            threading.Thread(target=deque, args=(lines, 0), daemon=True).start()
             yield address, process.pid
         finally:
             process.terminate()
