@@ -92,7 +92,7 @@ class Load:
     async def _ask_all(self) -> None:
         for i, asked in self._left:
             while not await self._was_taken(i, asked):
-                await asyncio.sleep(random.uniform(0.1, 1.0))
+                await asyncio.sleep(random.uniform(2, 10))
 
     async def _was_taken(self, i: int, asked: Asked) -> bool:
         try:
@@ -155,7 +155,7 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
     """A server in a process of its own: its address and its process id."""
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
     command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
-    command += ["--ctx", str(arguments.window), "--attention", arguments.attention]
+    command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -191,11 +191,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--leaving", type=float, default=0.2, help="share that leaves")
     parser.add_argument("--texts", type=int, default=8, help="places of the server")
-    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--slack", type=int, default=16)
     parser.add_argument("--store-mib", type=int, default=64)
-    parser.add_argument("--attention", default="auto", help="ops: no rounding by a batch's size")
-    parser.add_argument("--words", type=int, default=90, help="most words of a prompt")
-    parser.add_argument("-n", type=int, default=32, help="most tokens of an answer")
+    parser.add_argument("--words", type=int, default=45, help="most words of a prompt")
+    parser.add_argument("-n", type=int, default=16, help="most tokens of an answer")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
 
@@ -212,9 +212,7 @@ def main() -> None:
     for name, part in (("second", used[quarter : 2 * quarter]), ("last", used[-quarter:])):
         print(f"memory in the {name} quarter: {median_and_range(part, '.1f', 'MiB')}")
     print(f"memory per minute since then: {slope(used[quarter:]):+.2f} MiB")
-    with Llama(
-        str(model), n_ctx=arguments.window, attention=arguments.attention, verbose=False
-    ) as llm:
+    with Llama(str(model), n_ctx=arguments.window, slack=arguments.slack, verbose=False) as llm:
         n = n_alike(load.answers, asked, llm)
     print(f"as alone: {n:,} of {len(load.answers):,}")
 
