@@ -28,8 +28,9 @@ from .pace import Pace
 # took, and at least so many seconds. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
-# A piece of what a text reads has at least so many tokens, or all of them.
-LEAST_PIECE = 16
+# A piece of what a text reads has at least so many tokens, or all of them: more than kernels for
+# few queries take.
+LEAST_PIECE = 17
 
 LogitsArray = npt.NDArray[np.single]
 
@@ -196,7 +197,7 @@ class Batcher:
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
             if room > 0:
-                n = _piece(job.n_left, room)
+                n = next_piece(job.n_left, room)
                 plan[job.seq_id] = (job, n)
                 room -= n
         return [plan[seq_id] for seq_id in sorted(plan)]
@@ -273,9 +274,7 @@ class Batcher:
         return logits
 
 
-def _piece(n_left: int, room: int) -> int:
-    """How many of the tokens that a text reads are next; about as many as there is room for."""
-    n = max(room, LEAST_PIECE)
-    if n_left - n >= LEAST_PIECE:
-        return n
-    return n_left if n_left <= room or n_left < 2 * LEAST_PIECE else n_left - LEAST_PIECE
+def next_piece(n_left: int, room: int) -> int:
+    """How many of the tokens that a text reads are next, in pieces of one size."""
+    n_pieces = max(1, min(-(-n_left // room), n_left // LEAST_PIECE))
+    return -(-n_left // n_pieces)

@@ -97,6 +97,8 @@ class Engine:
             self._closed = True
             self._turn.notify_all()
         self._model.batcher.close()
+        for place in self._places.all:
+            place.guard.wait_and_close()
         with self._model.batcher.lock:  # nobody uses the context now
             self._model.close()
         self._places.store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -76,7 +77,7 @@ class Place(Llama):
     def __init__(self, shared: SharedModel, seq_id: int) -> None:
         self.__dict__.update(vars(shared))
         self.seq_id = seq_id
-        self.guard = PlaceGuard(shared.guard, shared.batcher)
+        self.guard: PlaceGuard = PlaceGuard(shared.guard, shared.batcher)
         self.priority = 0
         self.shared_end = 0
         self.on_shared_end: Callable[[Place], None] = _nothing
@@ -109,6 +110,9 @@ class Place(Llama):
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return PlaceSampler(super()._stock_sampler(*args, **kwargs))
+
+    def _guard_of_logits(self) -> AbstractContextManager[None]:
+        return self.guard.without_context()  # they are a copy: other texts can be drawn meanwhile
 
     def _empty_cache(self) -> None:
         memory = llama_cpp.llama_get_memory(self.ctx)
@@ -193,6 +197,21 @@ class PlaceGuard(Guard):
         """End to use it."""
         self._batcher.lock.release()
         super().__exit__(*error)
+
+    @contextmanager
+    def without_context(self) -> Iterator[None]:
+        """Use the text and the model, but not the context, which others may use meanwhile."""
+        super().__enter__()
+        try:
+            self.check()
+            yield
+        finally:
+            super().__exit__()
+
+    def wait_and_close(self) -> None:
+        """Let nobody in any more, as soon as nobody uses the text."""
+        with self._lock:
+            self.close()
 
 
 class PlaceContext:

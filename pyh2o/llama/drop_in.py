@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -188,8 +189,12 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's."""
-        with self.guard:
+        with self._guard_of_logits():
             return int(super().sample(*args, **kwargs))
+
+    def _guard_of_logits(self) -> AbstractContextManager[None]:
+        """What holds the logits of the last evaluation, and the model."""
+        return self.guard
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's."""

@@ -97,13 +97,15 @@ def test_a_text_among_others_is_what_it_is_alone(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
-@pytest.mark.parametrize("weights", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize(
+    ("weights", "n_head_kv"), [("Q4_0", 2), ("Q4_1", 2), ("Q4_1", 4), ("Q8_0", 2)]
+)
 def test_not_a_bit_depends_on_the_others(
-    weights: str, tmp_path: Path, rng: np.random.Generator
+    weights: str, n_head_kv: int, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """With our kernels, rows in f16, and weights that ggml multiplies token by token."""
     dtype = GGMLQuantizationType[weights]
-    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, dtype=dtype)
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, dtype=dtype, n_head_kv=n_head_kv)
 
     def read_and_write(llm: Llama, prompt: list[int]) -> np.ndarray:
         llm.reset()
