@@ -82,6 +82,7 @@ class Place(Llama):
         self.shared_end = 0
         self.on_shared_end: Callable[[Place], None] = _nothing
         self.counts = TextCounts()
+        self._begun: list[int] | None = None
         self._batcher = shared.batcher
         self._context = PlaceContext(shared._context, self, shared.batcher)
         self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
@@ -119,11 +120,12 @@ class Place(Llama):
         llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
 
     def begin_prompt(self, tokens: Sequence[int]) -> int:
-        """Count the tokens of a prompt that comes next.
+        """Take the tokens of the prompt that is completed next, and count them.
 
         Returns:
             How many of them are in the cache, and are not read again.
         """
+        self._begun = list(tokens)
         n_cached = max(0, min(self.n_to_go_on(tokens), len(tokens) - 1))
         self.counts += TextCounts(len(tokens), n_cached)
         return n_cached
@@ -145,7 +147,9 @@ class Place(Llama):
             return PlaceReport(running, kv, recalled)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        return self._complete(completion.CompletionRequest(*args, **kwargs), usage_in_stream=True)
+        request = completion.CompletionRequest(*args, **kwargs)
+        tokens, self._begun = self._begun, None
+        return self._complete(request, tokens=tokens, usage_in_stream=True)
 
     def leave_session(self) -> None:
         """Drop a text whose archive lies beside a session: its file is that session's alone."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import PyH2OError
+from ..text.beginnings import n_common
 from .place import Place
-from .store import IntArray, StoredText, TextStore, n_common
+from .store import IntArray, StoredText, TextStore
 
 # A beginning that several texts have is kept for the next ones if it has so many tokens.
 LEAST_SHARED = 64

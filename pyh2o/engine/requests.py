@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llama_cpp import StoppingCriteriaList
 
 from ..llama import Llama
-from ..text.prompt import InfillTokens, prompt_tokens
+from ..openai.completion import completion_tokens
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -69,7 +69,7 @@ class Completions:
             PyH2OError: as `Llama.create_completion` does.
         """
         model = self._engine.model
-        tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+        tokens = completion_tokens(model, prompt, suffix)
         chunks = self._completed(tokens, prompt, suffix, stream=stream, **arguments)
         if not stream:
             return next(chunks)

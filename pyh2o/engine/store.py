@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SettingsError
+from ..text.beginnings import is_beginning, n_common
 
 IntArray = npt.NDArray[np.intc]
 
@@ -198,15 +199,3 @@ class TextStore:
 def _is_outgrown(text: StoredText, tokens: IntArray) -> bool:
     """Whether this was the beginning of one text only, which is longer now."""
     return not text.shared and is_beginning(text.tokens, tokens)
-
-
-def is_beginning(tokens: IntArray, of: IntArray) -> bool:
-    """Whether a text begins with these tokens."""
-    return len(tokens) <= len(of) and bool(np.array_equal(tokens, of[: len(tokens)]))
-
-
-def n_common(a: IntArray, b: IntArray) -> int:
-    """How many of the first tokens of two texts are the same."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if differ.size else n

@@ -27,6 +27,7 @@ from ..generation.drafts import FittingDrafts
 from ..openai import completion
 from ..policies import Policy, parse_policy
 from ..system.rpc import ALL_LAYERS, layers_text, parse_servers
+from ..text.drawn import DrawnTexts
 from . import recall as recalling
 from . import restoring, states
 from .arguments import KV_TYPES, check_arguments
@@ -94,6 +95,8 @@ class Llama(ReadingLlama):
         position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
         n_layer: layers of the model.
         rpc_servers: host:port of each.
+        drawn: texts that completions have written in, as the tokens that were drawn; a prompt that
+            begins with such a text gets these.
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class Llama(ReadingLlama):
             verbose=verbose,
             **kwargs,
         )
+        self.drawn = DrawnTexts()
         # Programs that read these want to know how much text they can give.
         if self.evicting:
             self.context_params.n_ctx = self.n_ctx()
@@ -286,13 +290,18 @@ class Llama(ReadingLlama):
         return self._complete(completion.CompletionRequest(*args, **kwargs))
 
     def _complete(
-        self, request: completion.CompletionRequest, *, usage_in_stream: bool = False
+        self,
+        request: completion.CompletionRequest,
+        *,
+        tokens: list[int] | None = None,
+        usage_in_stream: bool = False,
     ) -> Iterator[Any]:
         return completion.complete(
             self,
             request,
             position_limit=self.position_limit,
             evicting=self.evicting,
+            tokens=tokens,
             usage_in_stream=usage_in_stream,
         )
 

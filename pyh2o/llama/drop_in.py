@@ -21,6 +21,7 @@ from ..system.devices import why_no_gpu
 from ..system.rpc import Offloading
 from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
+from ..text.drawn import TextTokens
 from .arguments import StockLlama
 from .guard import Guard
 
@@ -212,11 +213,10 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         chat = OpenAIChat(self)
         return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
         """The parent's."""
         self.guard.check()  # the tokenizer has kept the model's address
-        tokens: list[int] = super().tokenize(text, add_bos, special)
-        return tokens
+        return TextTokens(super().tokenize(text, add_bos, special))
 
     def detokenize(
         self,

@@ -45,6 +45,7 @@ from llama_cpp.llama_types import (
 from ..generation.finish import FINISH_STOP, finish_without_room
 from ..generation.generation import Generation
 from ..text.detokenizer import detokenizer
+from ..text.drawn import is_text
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
 from ..text.vocabulary import is_end_token
@@ -99,6 +100,7 @@ def complete(
     *,
     position_limit: int,
     evicting: bool,
+    tokens: list[int] | None = None,
     usage_in_stream: bool = False,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
@@ -112,6 +114,7 @@ def complete(
             for.
         evicting: whether the KV cache evicts rows. If so, the end of the positions is reported
             as "trained_context".
+        tokens: of the prompt, as `completion_tokens` gave them; None to cut it here.
         usage_in_stream: whether the last chunk of a stream has the number of tokens used, which
             llama_cpp's has not.
 
@@ -121,8 +124,8 @@ def complete(
             not keep, or a logit bias for a token that is not in the vocabulary.
     """
     envelope = _Envelope(llama.model_path if request.model is None else request.model)
-    infill = InfillTokens.of(llama)
-    tokens = prompt_tokens(llama, request.prompt, request.suffix, infill)
+    if tokens is None:
+        tokens = completion_tokens(llama, request.prompt, request.suffix)
     check_prompt(llama, tokens, position_limit, evicting)
     _check_logprobs(llama, request)
     if llama.cache is not None:
@@ -136,11 +139,19 @@ def complete(
         if llama.cache is not None:
             _save_state(llama, tokens + completion.generation.tokens)
         return
-    appended = request.suffix if request.suffix is not None and infill is None else ""
+    fills_gap = InfillTokens.of(llama) is not None
+    appended = request.suffix if request.suffix is not None and not fills_gap else ""
     result = _result(completion, envelope, appended)
     if llama.cache is not None:
         _save_state(llama, tokens + completion.generation.tokens)
     yield result
+
+
+def completion_tokens(llama: Llama, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
+    """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
+    tokens = prompt_tokens(llama, prompt, suffix, InfillTokens.of(llama))
+    drawn: list[int] = llama.drawn.as_drawn(llama, tokens) if is_text(prompt, suffix) else tokens
+    return drawn
 
 
 # ---------------------------------------------------------------------------------------------
@@ -189,8 +200,12 @@ class Completion:
         """Generate to the end, yielding text as soon as no stop string can begin in it."""
         if self.llama.verbose:
             self.llama._ctx.reset_timings()
-        for pieces in self.generation.run(self._generate()):
-            yield from pieces
+        try:
+            for pieces in self.generation.run(self._generate()):
+                yield from pieces
+        finally:  # a stream may be left at any token
+            if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
+                self.llama.drawn.note(self.prompt + self.generation.tokens)
         self.finish_reason = self.generation.finish or self._why_generate_ended()
         if self.llama.verbose:
             self.llama._ctx.print_timings()

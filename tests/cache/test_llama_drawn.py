@@ -1,0 +1,136 @@
+"""A chat with `Llama` goes on in its cache, whatever tokens its answers were drawn in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_cpp import LlamaGrammar, LlamaRAMCache
+
+from drawn_answers import SPACED, drawn_alone, said, words
+from pyh2o import Llama
+from tiny_chat import CHATML, LLAMA_3, write_chat_gguf
+from tiny_llama import tiny_llama
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "evicting": {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16},
+    "recalling": {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16, "recall": 16},
+    "full": {"n_ctx": 1024, "evict": False},
+}
+TRIMMING = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_gguf(tmp_path_factory.mktemp("drawn") / "tiny.gguf", CHATML)
+
+
+@pytest.fixture(params=SETTINGS)
+def llm(request: pytest.FixtureRequest, path: Path) -> Iterator[Llama]:
+    with tiny_llama(path, **SETTINGS[request.param]) as model:
+        yield model
+
+
+class Counter:
+    """Counts the tokens that a model evaluates."""
+
+    def __init__(self, llm: Llama) -> None:
+        self.n = 0
+        decode = llm._ctx.decode
+
+        def counting(batch: Any) -> Any:
+            self.n += batch.batch.n_tokens
+            return decode(batch)
+
+        llm._ctx.decode = counting
+
+
+def spaced() -> LlamaGrammar:
+    """Answers have spaces, and may end with some."""
+    return LlamaGrammar.from_string(SPACED, verbose=False)
+
+
+def ask(llm: Llama, messages: list[Any], **arguments: Any) -> tuple[str, dict[str, int]]:
+    arguments = {"max_tokens": 20, **drawn_alone(), **arguments}
+    answer: Any = llm.create_chat_completion(messages, **arguments)
+    return answer["choices"][0]["message"]["content"], answer["usage"]
+
+
+def test_a_chat_evaluates_only_what_is_new(llm: Llama, rng: np.random.Generator) -> None:
+    counter = Counter(llm)
+    messages, used = [said(words(rng, 16))], 0
+    for _ in range(5):
+        counter.n = 0
+        text, usage = ask(llm, messages)
+        n_new = usage["prompt_tokens"] - max(0, used - 1)
+        asked = 32 if llm.recalls else 0  # the end of a prompt is read twice, once to ask
+        assert counter.n <= n_new + usage["completion_tokens"] - 1 + asked
+        used = usage["total_tokens"]
+        messages += [said(text, by="assistant"), said(words(rng, 2))]
+    assert llm.kv.position == used - 1
+    assert llm.kv.compactions > 0 or not llm.evicting
+
+
+def test_a_stop_string_is_cut_off_the_tokens_too(llm: Llama, rng: np.random.Generator) -> None:
+    """The history goes on behind the tokens before it, if the text ends where one does."""
+    n_kept = 0
+    for _ in range(6):
+        messages = [said(words(rng, 4))]
+        text, usage = ask(llm, messages, stop=[" "], max_tokens=200, grammar=spaced())
+        drawn = llm.input_ids[usage["prompt_tokens"] : llm.n_tokens].tolist()
+        messages += [said(text, by="assistant"), said("and")]
+        ask(llm, messages, max_tokens=1)
+        after = llm.input_ids[usage["prompt_tokens"] : llm.n_tokens].tolist()
+        assert llm.detokenize(after, special=True).startswith(text.encode() + b"<|im_end|>")
+        assert after[: len(drawn)] == drawn  # the stop string itself was not evaluated
+        n_kept += len(drawn)
+    assert n_kept > 6
+
+
+@pytest.mark.parametrize("template", [TRIMMING, LLAMA_3], ids=["chatml", "llama 3"])
+def test_a_template_may_strip_answers(
+    template: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """White space that the model wrote last is no part of the history: the tokens before it are."""
+    model = write_chat_gguf(tmp_path / "tiny.gguf", template)
+    with tiny_llama(model, **SETTINGS["full"]) as llm:
+        for _ in range(5):
+            messages = [said(words(rng, 4))]
+            text, usage = ask(llm, messages, max_tokens=12, grammar=spaced())
+            before = llm.input_ids[: usage["total_tokens"] - 1].tolist()
+            space = llm.tokenize(b"\n ", add_bos=False)[-1]
+            messages += [said(text + " \n", by="assistant"), said("and")]
+            _, usage = ask(llm, messages, max_tokens=1)
+            after = llm.input_ids[: usage["prompt_tokens"]].tolist()
+            assert " <|im_end|>" not in llm.detokenize(after, special=True).decode()
+            while before[-1] == space:
+                del before[-1]
+            assert after[: len(before)] == before
+
+
+def test_states_of_a_prompt_cache_are_found(path: Path, rng: np.random.Generator) -> None:
+    with tiny_llama(path, **SETTINGS["evicting"]) as llm:
+        llm.set_cache(LlamaRAMCache())
+        messages = [said(words(rng, 30))]
+        text, usage = ask(llm, messages)
+        ask(llm, [said(words(rng, 30))])
+        counter = Counter(llm)
+        messages += [said(text, by="assistant"), said("and")]
+        _, again = ask(llm, messages, max_tokens=1)
+        assert counter.n == again["prompt_tokens"] - usage["total_tokens"] + 1
+
+
+def test_tokens_are_taken_as_they_are(path: Path) -> None:
+    """Whoever gives tokens wants these."""
+    with tiny_llama(path, **SETTINGS["full"]) as llm:
+        done: Any = llm.create_completion("once", max_tokens=20, **drawn_alone())
+        tokens = llm.tokenize(b"once" + done["choices"][0]["text"].encode())
+        drawn = llm.input_ids[: llm.n_tokens].tolist()
+        assert tokens[: len(drawn)] != drawn
+        llm.create_completion(list(tokens), max_tokens=1)
+        assert llm.input_ids[: len(tokens)].tolist() == tokens
+        llm.create_completion(tokens, max_tokens=1)  # a text, as `tokenize` cuts it
+        assert llm.input_ids[: len(drawn)].tolist() == drawn

@@ -1,0 +1,96 @@
+"""Answers as they were drawn: in streams that are left, with stop strings, among other texts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drawn_answers import drawn_alone, said, words
+from many_texts import at_once, tiny_engine
+from pyh2o.engine import Engine
+from pyh2o.engine.requests import Completions, Terms
+from tiny_chat import CHATML, write_chat_gguf
+
+BUDGET: dict[str, Any] = {"n_ctx": 256, "hh": 24, "recent": 24, "slack": 16}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_gguf(tmp_path_factory.mktemp("drawn") / "tiny.gguf", CHATML)
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=4, **BUDGET) as running:
+        yield running
+
+
+def ask(engine: Engine, messages: list[Any], **arguments: Any) -> Any:
+    completions = Completions(engine, Terms())
+    arguments = {"max_tokens": 20, **drawn_alone(), **arguments}
+    return completions.create_chat_completion(messages, **arguments)
+
+
+def content(answer: Any) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def n_cached(answer: Any) -> int:
+    n: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return n
+
+
+def test_a_stream_that_is_left_goes_on_with_what_had_come(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    messages = [said(words(rng, 30))]
+    stream = ask(engine, messages, stream=True, max_tokens=None)
+    came = [chunk["choices"][0]["delta"] for chunk in itertools.islice(stream, 25)]
+    stream.close()
+    text = "".join(delta.get("content", "") for delta in came)
+    assert len(text) >= 24
+    n_there = max(place.kv.position for place in engine.report())
+    messages += [said(text, by="assistant"), said("go on")]
+    assert n_cached(ask(engine, messages)) == n_there
+
+
+def test_texts_at_once_stay_apart(engine: Engine, rng: np.random.Generator) -> None:
+    """Each goes on in its own tokens, though they share a beginning and are written at once."""
+    system = said(words(rng, 20), by="system")
+
+    def talk(seed: int) -> None:
+        mine = np.random.default_rng(seed)
+        messages, used = [system, said(words(mine, 4))], 0
+        for _ in range(4):
+            answer = ask(engine, messages, seed=seed)
+            if used:
+                assert n_cached(answer) == used - 1
+            used = answer["usage"]["total_tokens"]
+            messages += [said(content(answer), by="assistant"), said(words(mine, 2))]
+
+    seeds = rng.integers(0, 2**31, 4).tolist()
+    at_once([lambda seed=seed: talk(seed) for seed in seeds])
+
+
+def test_the_prompt_is_cut_once(engine: Engine, rng: np.random.Generator) -> None:
+    """What is noted between the way to a place and the reading there cannot part the two."""
+    messages = [said(words(rng, 10))]
+    answer = ask(engine, messages)
+    messages += [said(content(answer), by="assistant"), said("and")]
+    cuts = 0
+    cut = engine.model.drawn.as_drawn
+
+    def counted(*args: Any) -> Any:
+        nonlocal cuts
+        cuts += 1
+        return cut(*args)
+
+    engine.model.drawn.as_drawn = counted  # type: ignore[method-assign]
+    ask(engine, messages)
+    assert cuts == 1

@@ -1,0 +1,207 @@
+"""Prompts in the tokens that were drawn: their text is the same, whatever was noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp.llama_tokenizer import LlamaHFTokenizer
+
+from drawn_answers import words
+from pyh2o import Llama
+from pyh2o.text.detokenizer import PieceDetokenizer
+from pyh2o.text.drawn import DrawnTexts, TextTokens, is_text
+from random_cases import Cases
+from spacing_tokenizer import SpacingTokenizer
+from tiny_chat import CHATML, MARKS, write_chat_gguf
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+USER_DEFINED = ("<|im_end|>",)
+
+
+@pytest.fixture(scope="module", params=["SentencePiece", "user defined", "byte pairs"])
+def llm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Llama]:
+    path: Path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    if request.param == "byte pairs":
+        write_tiny_gguf(path, seed=1, bpe=True)
+    else:
+        marks = USER_DEFINED if request.param == "user defined" else ()
+        write_chat_gguf(path, CHATML, user_defined=marks)
+    with tiny_llama(path, n_ctx=64, hh=8, recent=8) as model:
+        yield model
+
+
+def cut(llm: Llama, text: str) -> list[int]:
+    return list(llm.tokenize(text.encode(), special=True))
+
+
+def pieces(llm: Llama, tokens: Sequence[int]) -> list[bytes]:
+    parts = PieceDetokenizer(llm._model.vocab, llm.token_bos(), starts_text=False)
+    return [parts.piece(token) for token in tokens]
+
+
+def in_bytes(llm: Llama, tokens: Sequence[int]) -> list[int]:
+    """The bytes of a text, and special tokens, that have none, by their negative number."""
+    found: list[int] = []
+    for token, piece in zip(tokens, pieces(llm, tokens), strict=True):
+        found += piece or [-token]
+    return found
+
+
+def cut_otherwise(llm: Llama, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """Some tokens in their bytes, or in the token of each."""
+    of_bytes = {}
+    for token in range(llm.n_vocab()):
+        piece = pieces(llm, [token])[0]
+        if len(piece) == 1:
+            of_bytes.setdefault(piece[0], []).append(token)
+    drawn: list[int] = []
+    for token, piece in zip(tokens, pieces(llm, tokens), strict=True):
+        if piece and rng.random() < 0.3:
+            drawn += [int(rng.choice(of_bytes[byte])) for byte in piece]
+        else:
+            drawn.append(token)
+    return drawn
+
+
+def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
+    """Of few parts, so that many begin likewise."""
+    parts = ["aba", "bab", " ", "\n", "  ", "é", "ÿ", "日", *MARKS[:2], "<|endoftext|>", "</s>"]
+    return "".join(rng.choice(parts, n))
+
+
+# -------------------------------------------------------------------------------------------------
+# The text
+# -------------------------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cases) -> None:
+    """Whatever texts were noted, and wherever the prompt leaves them."""
+    n_others = 0
+    for _, rng in cases(range(60)):
+        drawn = DrawnTexts(most_tokens=600)
+        begin = random_text(llm, rng, 4)
+        for _ in range(12):
+            text = begin + random_text(llm, rng, int(rng.integers(1, 30)))
+            drawn.note(cut_otherwise(llm, cut(llm, text), rng))
+            prompt = text[: int(rng.integers(1, len(text) + 1))]
+            prompt += random_text(llm, rng, int(rng.integers(0, 4)))
+            tokens = cut(llm, prompt)
+            as_drawn = drawn.as_drawn(llm, tokens)
+            assert in_bytes(llm, as_drawn) == in_bytes(llm, tokens)
+            n_others += as_drawn != tokens
+    assert n_others > 100
+
+
+def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> None:
+    """Where it ended with a special token, white space, or the prompt itself."""
+    special = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "<|im_end|>"
+    for end, rng in cases([special, "\n", " \n", ""] * 8):
+        text = f"{special}{words(rng, 3)}{special}aababbab baba"
+        drawn = cut_otherwise(llm, cut(llm, text), rng)
+        texts = DrawnTexts()
+        texts.note([*drawn, *cut(llm, "ab")[-1:]])
+        tokens = cut(llm, text + end + (end and words(rng, 3)))
+        as_drawn = texts.as_drawn(llm, tokens)
+        assert as_drawn[: len(drawn)] == drawn
+        assert as_drawn[len(drawn) :] == (tokens[-len(as_drawn) + len(drawn) :] if end else [])
+
+
+def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.Generator) -> None:
+    """Of what another one has drawn in the midst of a turn, not even what both begin with."""
+    drawn = DrawnTexts()
+    drawn.note([*cut(llm, "baba"), *(cut(llm, letter)[-1] for letter in "ababab")])
+    for text in ("babaabc", "babaababac", "bab", "x", "babaababababa"):
+        tokens = cut(llm, text)
+        assert drawn.as_drawn(llm, tokens) == tokens
+
+
+def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
+    mark = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "</s>"
+    spelled = list(llm.tokenize(f"ab{mark}\n".encode(), special=False))
+    drawn = DrawnTexts()
+    drawn.note(spelled)
+    tokens = cut(llm, f"ab{mark}\nab")
+    assert drawn.as_drawn(llm, tokens)[: len(spelled)] != spelled
+    looks_alike = list(llm.tokenize(f"ab{mark}\nab".encode(), special=False))
+    drawn.note(tokens)
+    assert drawn.as_drawn(llm, looks_alike) == looks_alike
+
+
+# -------------------------------------------------------------------------------------------------
+# Which text, and how many
+# -------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_of_equal_texts_counts(llm: Llama, rng: np.random.Generator) -> None:
+    """Though an older one went on further in the tokens that the prompt has anyway."""
+    text = "abbaabba bababb"
+    tokens = cut(llm, text)
+    older, newer = (cut_otherwise(llm, tokens, np.random.default_rng(seed)) for seed in (1, 2))
+    assert older != newer
+    drawn = DrawnTexts()
+    drawn.note([*older, *cut(llm, text + "\n x")[len(tokens) :]])
+    drawn.note(newer)
+    asked = cut(llm, text + "\n x\n")
+    assert drawn.as_drawn(llm, asked)[: len(newer)] == newer
+
+
+def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
+    tokens = cut(llm, "abbaabba\nbababb\nabbabba")
+    drawn = DrawnTexts()
+    longest = cut_otherwise(llm, tokens, np.random.default_rng(1))
+    drawn.note(longest)
+    drawn.note(cut_otherwise(llm, cut(llm, "abbaabba\nx"), np.random.default_rng(3)))
+    assert drawn.as_drawn(llm, tokens) == longest
+
+
+def test_what_is_noted_has_an_end(llm: Llama) -> None:
+    """Texts that were used lately stay."""
+    drawn = DrawnTexts(most_tokens=200)
+    texts = [f"text {chr(97 + i)} " + "ab" * 4 + "\n" for i in range(26)]
+    spelled = [cut_otherwise(llm, cut(llm, text), np.random.default_rng(5)) for text in texts]
+    for tokens in spelled:
+        drawn.note(tokens)
+        assert drawn.n_tokens <= 200
+        assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
+        assert drawn.as_drawn(llm, cut(llm, texts[spelled.index(tokens)])) == tokens
+    assert drawn.as_drawn(llm, cut(llm, texts[1])) == cut(llm, texts[1])
+    drawn.note([5] * 201)
+    assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
+
+
+def test_a_text_that_goes_on_takes_one_place(llm: Llama) -> None:
+    drawn = DrawnTexts()
+    for n in range(10, 20):
+        drawn.note(range(100, 100 + n))
+    assert drawn.n_tokens == 19
+
+
+# -------------------------------------------------------------------------------------------------
+# For which prompts
+# -------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_somebody_made_are_no_text(llm: Llama) -> None:
+    tokens = llm.tokenize(b"abc")
+    assert isinstance(tokens, TextTokens)
+    assert is_text("abc", None)
+    assert is_text(tokens, None)
+    assert not is_text(tokens[:2], None)
+    assert not is_text(list(tokens), None)
+    assert not is_text("abc", "def")
+
+
+def test_other_tokenizers_are_left_alone(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens have no text of their own."""
+    drawn = DrawnTexts()
+    drawn.note(cut_otherwise(llm, cut(llm, "abab\n"), np.random.default_rng(1)))
+    tokens = cut(llm, "abab\n")
+    other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
+    monkeypatch.setattr(llm, "tokenizer_", other)
+    assert drawn.as_drawn(llm, tokens) is tokens
