@@ -214,7 +214,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
-        """The parent's."""
+        """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`)."""
         self.guard.check()  # the tokenizer has kept the model's address
         return TextTokens(super().tokenize(text, add_bos, special))
 

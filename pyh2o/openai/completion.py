@@ -205,7 +205,7 @@ class Completion:
                 yield from pieces
         finally:  # a stream may be left at any token
             if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                self.llama.drawn.note(self.prompt + self.generation.tokens)
+                self.llama.drawn.note(self.prompt, self.generation.tokens)
         self.finish_reason = self.generation.finish or self._why_generate_ended()
         if self.llama.verbose:
             self.llama._ctx.print_timings()

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from llama_cpp import Llama
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from .beginnings import is_beginning, n_common
+from .beginnings import n_common
 from .detokenizer import PieceDetokenizer
 
-# Of all texts together; each takes some 13 bytes.
+# Of all texts together; each takes some 14 bytes.
 MOST_TOKENS = 2**20
 # A byte that no character has; a token may.
 NO_CHARACTER = b"\xff"
@@ -69,18 +69,32 @@ class DrawnTexts:
         with self._lock:
             return self._count()
 
-    def note(self, tokens: Sequence[int]) -> None:
-        """Note a text in which the model has drawn, in place of the shorter one it went on from."""
-        noted = np.array(tokens, dtype=np.intc)
+    def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
+        """Note a text, in place of the shorter one that it went on from.
+
+        Args:
+            prompt: its tokens, as `as_drawn` gave them.
+            drawn: those that the model has drawn behind them.
+        """
+        noted = _NotedText(np.array([*prompt, *drawn], dtype=np.intc), len(prompt))
         with self._lock:
-            self._texts = [each for each in self._texts if not is_beginning(each.tokens, noted)]
-            if len(noted) <= self._most_tokens:
-                self._texts.append(_NotedText(noted))
+            left = []
+            for each in self._texts:
+                n = n_common(each.tokens, noted.tokens)
+                noted.is_drawn[:n] |= each.is_drawn[:n]
+                if n < len(each.tokens):
+                    left.append(each)
+            self._texts = left
+            if len(noted.tokens) <= self._most_tokens:
+                self._texts.append(noted)
             while self._count() > self._most_tokens:
                 del self._texts[0]
 
     def as_drawn(self, llama: Llama, tokens: list[int]) -> list[int]:
-        """The tokens of a prompt, with those of a noted text in place of its first ones."""
+        """The tokens of a prompt, with those of a noted text in place of its first ones.
+
+        It is the text of which most that was drawn is in the prompt.
+        """
         if not tokens or type(llama.tokenizer_) is not LlamaTokenizer:
             return tokens
         with self._lock:
@@ -88,19 +102,20 @@ class DrawnTexts:
                 return tokens
             wanted = self._cut(llama, np.array(tokens, dtype=np.intc))
             turn_ends = self._turn_ends(wanted)
-            best, n_best = None, 0
+            best, most_drawn = None, 1
             for noted in self._texts:
                 noted.cut = noted.cut or self._cut(llama, noted.tokens)
-                n_wanted, n_noted = _otherwise_cut(wanted, noted.cut, turn_ends)
-                if n_wanted and n_wanted >= n_best:
-                    best, n_best = (noted, n_noted), n_wanted
+                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends)
+                n_drawn = noted.end_of_drawn(n_noted)
+                if n_drawn >= most_drawn:
+                    best, most_drawn = (noted, n_noted, n_wanted), n_drawn
             if best is None:
                 return tokens
-            noted, n_noted = best
+            noted, n_noted, n_wanted = best
             self._texts.remove(noted)
             self._texts.append(noted)
             drawn: list[int] = noted.tokens[:n_noted].tolist()
-            return drawn + tokens[n_best:]
+            return drawn + tokens[n_wanted:]
 
     def _count(self) -> int:
         return sum(len(each.tokens) for each in self._texts)
@@ -137,12 +152,18 @@ class _CutText:
     ends: Array
 
 
-@dataclass(eq=False)
 class _NotedText:
-    """The tokens of a text; it is cut when it is looked at first."""
+    """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
 
-    tokens: Array
-    cut: _CutText | None = None
+    def __init__(self, tokens: Array, n_prompt: int) -> None:
+        self.tokens = tokens
+        self.is_drawn = np.arange(len(tokens)) >= n_prompt
+        self.cut: _CutText | None = None
+
+    def end_of_drawn(self, n_tokens: int) -> int:
+        """Where in the bytes the last of these first tokens ends that was drawn; 0 for none."""
+        drawn = np.flatnonzero(self.is_drawn[:n_tokens])
+        return int(self.cut.ends[drawn[-1]]) if self.cut is not None and drawn.size else 0
 
 
 def _piece(llama: Llama, token: int) -> _Piece:
@@ -155,19 +176,12 @@ def _piece(llama: Llama, token: int) -> _Piece:
     return _Piece(data.replace(NO_CHARACTER, 2 * NO_CHARACTER), is_apart)
 
 
-def _otherwise_cut(wanted: _CutText, noted: _CutText, turn_ends: Array) -> tuple[int, int]:
-    """How far two texts are the same up to the end of a turn, but not in the same tokens.
-
-    Returns:
-        How many tokens of each that is; (0, 0) if they are in the same tokens so far.
-    """
+def _in_both(wanted: _CutText, noted: _CutText, turn_ends: Array) -> tuple[int, int]:
+    """How many tokens of each it is up to the last end of a turn before which both are the same."""
     ends = turn_ends[turn_ends <= n_common(wanted.data, noted.data)]
     places = np.minimum(np.searchsorted(noted.ends, ends), len(noted.ends) - 1)
     in_both = ends[noted.ends[places] == ends]
     if not in_both.size:
         return 0, 0
-    n_wanted, n_noted = (
-        int(np.searchsorted(each.ends, in_both[-1])) + 1 for each in (wanted, noted)
-    )
-    n_alike = n_common(wanted.tokens[:n_wanted][::-1], noted.tokens[:n_noted][::-1])
-    return n_wanted - n_alike, n_noted - n_alike
+    n_wanted, n_noted = (np.searchsorted(each.ends, in_both[-1]) + 1 for each in (wanted, noted))
+    return int(n_wanted), int(n_noted)

@@ -16,7 +16,12 @@ NO_END_AND_NO_BYTES = {
     **{str(BYTE_0 + byte): -100.0 for byte in range(256)},
     **{str(token): -100.0 for token in (EOS, *range(384 - len(MARKS), 384))},
 }
-AS_DRAWN: dict[str, Any] = {"grammar": LETTERS, "logit_bias": NO_END_AND_NO_BYTES}
+AS_DRAWN: dict[str, Any] = {
+    "grammar": LETTERS,
+    "logit_bias": NO_END_AND_NO_BYTES,
+    "temperature": 1.5,
+    "repeat_penalty": 1.0,
+}
 
 
 def drawn_alone() -> dict[str, Any]:
@@ -24,6 +29,8 @@ def drawn_alone() -> dict[str, Any]:
     return {
         "grammar": LlamaGrammar.from_string(LETTERS, verbose=False),
         "logit_bias": {int(token): bias for token, bias in NO_END_AND_NO_BYTES.items()},
+        "temperature": 1.5,
+        "repeat_penalty": 1.0,
     }
 
 

@@ -70,7 +70,7 @@ def test_a_chat_evaluates_only_what_is_new(
         drawn_otherwise += len(cut) != usage["completion_tokens"]
         messages += [said(text, by="assistant"), said(words(rng, 2))]
     assert engine.stored.moved_in > 0
-    assert drawn_otherwise >= 3
+    assert drawn_otherwise > 0
 
 
 def test_a_prompt_of_text_goes_on_likewise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tiny_chat import CHATML, MARKS, write_chat_gguf
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
-USER_DEFINED = ("<|im_end|>",)
+USER_DEFINED = ("<start_of_turn>",)
 
 
 @pytest.fixture(scope="module", params=["SentencePiece", "user defined", "byte pairs"])
@@ -40,29 +41,40 @@ def cut(llm: Llama, text: str) -> list[int]:
     return list(llm.tokenize(text.encode(), special=True))
 
 
-def pieces(llm: Llama, tokens: Sequence[int]) -> list[bytes]:
+@functools.cache
+def vocabulary(llm: Llama) -> list[bytes]:
+    """The bytes of each token."""
     parts = PieceDetokenizer(llm._model.vocab, llm.token_bos(), starts_text=False)
-    return [parts.piece(token) for token in tokens]
+    return [parts.piece(token) for token in range(llm.n_vocab())]
+
+
+@functools.cache
+def tokens_of_bytes(llm: Llama) -> dict[int, list[int]]:
+    """The tokens that are one byte each."""
+    tokens: dict[int, list[int]] = {}
+    for token, piece in enumerate(vocabulary(llm)):
+        if len(piece) == 1:
+            tokens.setdefault(piece[0], []).append(token)
+    return tokens
 
 
 def in_bytes(llm: Llama, tokens: Sequence[int]) -> list[int]:
     """The bytes of a text, and special tokens, that have none, by their negative number."""
     found: list[int] = []
-    for token, piece in zip(tokens, pieces(llm, tokens), strict=True):
-        found += piece or [-token]
+    for token in tokens:
+        found += vocabulary(llm)[token] or [-token]
     return found
 
 
-def cut_otherwise(llm: Llama, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Some tokens in their bytes, or in the token of each."""
-    of_bytes = {}
-    for token in range(llm.n_vocab()):
-        piece = pieces(llm, [token])[0]
-        if len(piece) == 1:
-            of_bytes.setdefault(piece[0], []).append(token)
+def cut_otherwise(
+    llm: Llama, tokens: Sequence[int], rng: np.random.Generator, share: float = 0.3
+) -> list[int]:
+    """Such a share of the tokens in their bytes, or in a letter for each."""
+    of_bytes = tokens_of_bytes(llm)
     drawn: list[int] = []
-    for token, piece in zip(tokens, pieces(llm, tokens), strict=True):
-        if piece and rng.random() < 0.3:
+    for token in tokens:
+        piece = vocabulary(llm)[token]
+        if piece and rng.random() < share:
             drawn += [int(rng.choice(of_bytes[byte])) for byte in piece]
         else:
             drawn.append(token)
@@ -71,7 +83,20 @@ def cut_otherwise(llm: Llama, tokens: Sequence[int], rng: np.random.Generator) -
 
 def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
     """Of few parts, so that many begin likewise."""
-    parts = ["aba", "bab", " ", "\n", "  ", "é", "ÿ", "日", *MARKS[:2], "<|endoftext|>", "</s>"]
+    parts = [
+        "aba",
+        "bab",
+        " ",
+        "\n",
+        "  ",
+        "é",
+        "ÿ",
+        "日",
+        *MARKS[:2],
+        *USER_DEFINED,
+        "</s>",
+        "<|endoftext|>",
+    ]
     return "".join(rng.choice(parts, n))
 
 
@@ -81,14 +106,16 @@ def random_text(llm: Llama, rng: np.random.Generator, n: int) -> str:
 
 
 def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cases) -> None:
-    """Whatever texts were noted, and wherever the prompt leaves them."""
+    """Invariant 12, whatever texts were noted, and wherever the prompt leaves them."""
     n_others = 0
     for _, rng in cases(range(60)):
         drawn = DrawnTexts(most_tokens=600)
         begin = random_text(llm, rng, 4)
         for _ in range(12):
             text = begin + random_text(llm, rng, int(rng.integers(1, 30)))
-            drawn.note(cut_otherwise(llm, cut(llm, text), rng))
+            noted = cut_otherwise(llm, cut(llm, text), rng)
+            n_prompt = int(rng.integers(0, len(noted)))
+            drawn.note(noted[:n_prompt], noted[n_prompt:])
             prompt = text[: int(rng.integers(1, len(text) + 1))]
             prompt += random_text(llm, rng, int(rng.integers(0, 4)))
             tokens = cut(llm, prompt)
@@ -100,12 +127,12 @@ def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cas
 
 def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> None:
     """Where it ended with a special token, white space, or the prompt itself."""
-    special = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "<|im_end|>"
+    special = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else USER_DEFINED[0]
     for end, rng in cases([special, "\n", " \n", ""] * 8):
         text = f"{special}{words(rng, 3)}{special}aababbab baba"
         drawn = cut_otherwise(llm, cut(llm, text), rng)
         texts = DrawnTexts()
-        texts.note([*drawn, *cut(llm, "ab")[-1:]])
+        texts.note([], [*drawn, *cut(llm, "ab")[-1:]])
         tokens = cut(llm, text + end + (end and words(rng, 3)))
         as_drawn = texts.as_drawn(llm, tokens)
         assert as_drawn[: len(drawn)] == drawn
@@ -115,7 +142,7 @@ def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> No
 def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.Generator) -> None:
     """Of what another one has drawn in the midst of a turn, not even what both begin with."""
     drawn = DrawnTexts()
-    drawn.note([*cut(llm, "baba"), *(cut(llm, letter)[-1] for letter in "ababab")])
+    drawn.note(cut(llm, "baba"), [cut(llm, letter)[-1] for letter in "ababab"])
     for text in ("babaabc", "babaababac", "bab", "x", "babaababababa"):
         tokens = cut(llm, text)
         assert drawn.as_drawn(llm, tokens) == tokens
@@ -125,12 +152,23 @@ def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
     mark = "<|endoftext|>" if llm.token_bos() == llm.token_eos() else "</s>"
     spelled = list(llm.tokenize(f"ab{mark}\n".encode(), special=False))
     drawn = DrawnTexts()
-    drawn.note(spelled)
+    drawn.note([], spelled)
     tokens = cut(llm, f"ab{mark}\nab")
     assert drawn.as_drawn(llm, tokens)[: len(spelled)] != spelled
     looks_alike = list(llm.tokenize(f"ab{mark}\nab".encode(), special=False))
-    drawn.note(tokens)
+    drawn.note([], tokens)
     assert drawn.as_drawn(llm, looks_alike) == looks_alike
+
+
+def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
+    """Not even those that no text has."""
+    special = llm.token_bos()
+    looks_alike = [tokens_of_bytes(llm)[byte][0] for byte in b"\xff" + special.to_bytes(4, "big")]
+    newline = cut(llm, "a\n")[-1]
+    for tokens, others in ([special], looks_alike), (looks_alike, [special]):
+        drawn = DrawnTexts()
+        drawn.note([], [*others, newline])
+        assert drawn.as_drawn(llm, [*tokens, newline]) == [*tokens, newline]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -138,48 +176,80 @@ def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_of_equal_texts_counts(llm: Llama, rng: np.random.Generator) -> None:
-    """Though an older one went on further in the tokens that the prompt has anyway."""
-    text = "abbaabba bababb"
-    tokens = cut(llm, text)
-    older, newer = (cut_otherwise(llm, tokens, np.random.default_rng(seed)) for seed in (1, 2))
-    assert older != newer
-    drawn = DrawnTexts()
-    drawn.note([*older, *cut(llm, text + "\n x")[len(tokens) :]])
-    drawn.note(newer)
-    asked = cut(llm, text + "\n x\n")
-    assert drawn.as_drawn(llm, asked)[: len(newer)] == newer
+def test_the_newest_of_equal_texts_counts(llm: Llama, cases: Cases) -> None:
+    """Though an older one went on as the prompt does; and though its tokens are the tokenizer's."""
+    prompt, answer, question = cut(llm, "abba\n"), "abbaabbababb", "\n x\n"
+    tokens = cut(llm, "abba\n" + answer)
+    asked = cut(llm, "abba\n" + answer + question)
+    for _, rng in cases(range(10)):
+        answers = [cut_otherwise(llm, tokens[len(prompt) :], rng) for _ in range(3)]
+        drawn = DrawnTexts()
+        for each in (*answers, tokens[len(prompt) :], answers[0]):
+            drawn.note(prompt, each)
+            noted = [*prompt, *each]
+            assert drawn.as_drawn(llm, asked) == noted + asked[len(tokens) :]
+            drawn.note(noted + asked[len(tokens) :], cut(llm, "a")[-1:])
 
 
 def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
+    """However new another one is that the prompt leaves earlier."""
     tokens = cut(llm, "abbaabba\nbababb\nabbabba")
     drawn = DrawnTexts()
-    longest = cut_otherwise(llm, tokens, np.random.default_rng(1))
-    drawn.note(longest)
-    drawn.note(cut_otherwise(llm, cut(llm, "abbaabba\nx"), np.random.default_rng(3)))
+    longest = cut_otherwise(llm, tokens, rng, 1.0)
+    drawn.note([], longest)
+    drawn.note([], cut_otherwise(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
     assert drawn.as_drawn(llm, tokens) == longest
 
 
-def test_what_is_noted_has_an_end(llm: Llama) -> None:
+def test_an_answer_is_known_when_the_text_has_gone_on(llm: Llama, cases: Cases) -> None:
+    """A client may go back to it, and say something else."""
+    tokens, asked = cut(llm, "abbaabba\n"), cut(llm, "abbaabba\ny")
+    n_others = 0
+    for _, rng in cases(range(10)):
+        answer = cut_otherwise(llm, tokens, rng)
+        drawn = DrawnTexts()
+        drawn.note([], answer)
+        drawn.note([*answer, *cut(llm, "x")[-1:]], cut(llm, "b")[-1:])
+        assert drawn.as_drawn(llm, asked) == answer + asked[len(tokens) :]
+        n_others += answer != tokens
+    assert n_others > 0
+
+
+def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> None:
+    """Even where it was noted in other tokens."""
+    tokens = cut(llm, "abbaabba\nbababb\n")
+    n_others = 0
+    for _, rng in cases(range(10)):
+        prompt = cut_otherwise(llm, tokens, rng)
+        drawn = DrawnTexts()
+        drawn.note(prompt, cut(llm, "x")[-1:])
+        assert drawn.as_drawn(llm, tokens) == tokens
+        n_others += prompt != tokens
+    assert n_others > 0
+
+
+def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     """Texts that were used lately stay."""
     drawn = DrawnTexts(most_tokens=200)
-    texts = [f"text {chr(97 + i)} " + "ab" * 4 + "\n" for i in range(26)]
-    spelled = [cut_otherwise(llm, cut(llm, text), np.random.default_rng(5)) for text in texts]
+    texts = [f"{chr(97 + i)} text " + "ab" * 4 + "\n" for i in range(26)]
+    spelled = [cut_otherwise(llm, cut(llm, text), rng, 1.0) for text in texts]
     for tokens in spelled:
-        drawn.note(tokens)
+        drawn.note([], tokens)
         assert drawn.n_tokens <= 200
         assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
         assert drawn.as_drawn(llm, cut(llm, texts[spelled.index(tokens)])) == tokens
     assert drawn.as_drawn(llm, cut(llm, texts[1])) == cut(llm, texts[1])
-    drawn.note([5] * 201)
+    drawn.note([], [5] * 201)
     assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
 
 
 def test_a_text_that_goes_on_takes_one_place(llm: Llama) -> None:
     drawn = DrawnTexts()
-    for n in range(10, 20):
-        drawn.note(range(100, 100 + n))
-    assert drawn.n_tokens == 19
+    text: list[int] = []
+    for _ in range(10):
+        drawn.note([*text, 100, 101], [102, 103])
+        text += [100, 101, 102, 103]
+    assert drawn.n_tokens == 40
 
 
 # -------------------------------------------------------------------------------------------------
@@ -197,10 +267,12 @@ def test_tokens_that_somebody_made_are_no_text(llm: Llama) -> None:
     assert not is_text("abc", "def")
 
 
-def test_other_tokenizers_are_left_alone(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tokenizers_are_left_alone(
+    llm: Llama, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their tokens have no text of their own."""
     drawn = DrawnTexts()
-    drawn.note(cut_otherwise(llm, cut(llm, "abab\n"), np.random.default_rng(1)))
+    drawn.note([], cut_otherwise(llm, cut(llm, "abab\n"), rng, 1.0))
     tokens = cut(llm, "abab\n")
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
     monkeypatch.setattr(llm, "tokenizer_", other)
