@@ -91,22 +91,21 @@ class EmbeddingModel(ServedLlama):
         """
         self.check()
         if isinstance(given, str):
-            tokens = self.llama.tokenize(given.encode())
+            given = self.llama.tokenize(given.encode())
         else:
-            tokens = given
-            self.check_tokens(tokens, param)
-        if not tokens:
+            self.check_tokens(given, param)
+        if not given:
             raise RefusedError(400, f"{param}: a text without tokens has no embedding", param=param)
         most = self.llama.n_ctx()
-        if len(tokens) > most:
+        if len(given) > most:
             raise RefusedError(
                 400,
-                f"{param}: {len(tokens):,} tokens, and {self.name} takes no more than {most:,} at "
+                f"{param}: {len(given):,} tokens, and {self.name} takes no more than {most:,} at "
                 "once: cut the text into pieces",
                 param=param,
                 code="context_length_exceeded",
             )
-        return tokens
+        return given
 
     @contextmanager
     def _my_turn(self) -> Iterator[None]:
