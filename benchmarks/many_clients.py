@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from common import median_and_range
 
 from pyh2o import Llama
 from pyh2o.models import find_model
@@ -206,21 +205,14 @@ def main() -> None:
         load = Load(address, asked)
         used = asyncio.run(watched(load, arguments.clients, pid))
     seconds = time.perf_counter() - started
-    quarter = len(used) // 4
+    tenth = max(1, len(used) // 10)
     print(f"{len(asked):,} requests of {arguments.clients} clients in {seconds:,.0f} s")
     print(f"statuses: {dict(load.statuses)}; answered to the end: {len(load.answers):,}")
-    for name, part in (("second", used[quarter : 2 * quarter]), ("last", used[-quarter:])):
-        print(f"memory in the {name} quarter: {median_and_range(part, '.1f', 'MiB')}")
-    print(f"memory per minute since then: {slope(used[quarter:]):+.2f} MiB")
+    means = [statistics.mean(used[i : i + tenth]) for i in range(0, len(used), tenth)]
+    print(f"memory in each tenth of the time: {' '.join(f'{mean:.1f}' for mean in means)} MiB")
     with Llama(str(model), n_ctx=arguments.window, slack=arguments.slack, verbose=False) as llm:
         n = n_alike(load.answers, asked, llm)
     print(f"as alone: {n:,} of {len(load.answers):,}")
-
-
-def slope(used: list[float]) -> float:
-    """MiB per minute of the straight line through them."""
-    seconds = [i * SECONDS_BETWEEN_LOOKS for i in range(len(used))]
-    return statistics.linear_regression(seconds, used).slope * 60
 
 
 if __name__ == "__main__":
