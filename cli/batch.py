@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from pyh2o.cache.statistics import mib_text
 
 from . import loading
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pyh2o.batch.answering import Manner
     from pyh2o.batch.journal import Journal
     from pyh2o.batch.reading import BatchInput, BatchRequest
-    from pyh2o.engine import Engine
+    from pyh2o.batch.workplace import Workplace
 
 PROMPTS = "Prompts of plain text"
 # Options that say what requests say themselves.
@@ -103,19 +102,35 @@ def batch(
             if journal.head is not None and not force and "seed" not in given:
                 seed = journal.head.manner.sampling.seed
                 manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
-            n_left = len(asked.requests) - (0 if force else journal.n_done)
-            texts = max(1, min(texts, n_left))
+            left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
-            with closing(loading.load_engine(options, bars, texts=texts, store_mib=0)) as engine:
-                journal.begin(BatchHead.of(asked, engine.model, manner, replaces=force), anew=force)
-                run = _Run(engine, asked, manner, journal, bars)
-                run.answer_all(texts)
-                terminal.say(run.summary(texts))
+            with _here(options, bars, texts, asked, left, manner) as workplace:
+                head = BatchHead.of(asked, workplace, manner, replaces=force)
+                journal.begin(head, anew=force)
+                run = _Run(workplace, asked, manner, journal, bars)
+                run.answer_all()
+                terminal.say(run.summary())
             if run.n_left:
                 terminal.say("to go on: give the same command again" + " without --force" * force)
                 raise typer.Exit(EXIT_INTERRUPTED)
             journal.finish(len(asked.requests))
             terminal.say(f"the results are in {output}")
+
+
+@contextmanager
+def _here(
+    options: RunOptions,
+    bars: Bars,
+    texts: int,
+    asked: BatchInput,
+    left: list[BatchRequest],
+    manner: Manner,
+) -> Iterator[Workplace]:
+    from pyh2o.batch.workplace import Here
+
+    texts = max(1, min(texts, len(left)))
+    with closing(loading.load_engine(options, bars, texts=texts, store_mib=0)) as engine:
+        yield Here(engine, asked, left, manner)
 
 
 def _check_usage(asked: BatchInput, given: set[str]) -> None:
@@ -151,9 +166,9 @@ class _Run:
     """
 
     def __init__(
-        self, engine: Engine, asked: BatchInput, manner: Manner, journal: Journal, bars: Bars
+        self, workplace: Workplace, asked: BatchInput, manner: Manner, journal: Journal, bars: Bars
     ) -> None:
-        self._engine = engine
+        self._workplace = workplace
         self._asked = asked
         self._manner = manner
         self._journal = journal
@@ -165,33 +180,26 @@ class _Run:
     def n_left(self) -> int:
         return len(self._asked.requests) - self._journal.n_done
 
-    def answer_all(self, n_at_once: int) -> None:
+    def answer_all(self) -> None:
         """Answer the requests that have no result, until Ctrl-C is pressed.
 
         Raises:
-            PyH2OError: the results cannot be written.
+            PyH2OError: the results cannot be written, or the workplace fails.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
-        from pyh2o.batch.answering import Answers
-        from pyh2o.batch.running import BatchRun
-
-        requests, journal = self._asked.requests, self._journal
-        if journal.n_done:
-            n_all = count(len(requests), "request")
-            terminal.say(f"going on: of {n_all} {journal.n_done:,} have a result")
-        left = [request for request in requests if request.number not in journal]
-        run = BatchRun(left, n_at_once)
-        answers = Answers(self._engine, self._asked, self._manner, run.check)
+        if self._journal.n_done:
+            n_all = count(len(self._asked.requests), "request")
+            terminal.say(f"going on: of {n_all} {self._journal.n_done:,} have a result")
         started = time.monotonic()
         try:
-            with Interrupts() as interrupts, closing(run.results(answers.answer)) as results:
+            with Interrupts() as interrupts, closing(self._workplace.results()) as results:
                 for result in results:
                     if result is not None:
                         self._add(*result)
                     self._seconds = time.monotonic() - started
                     self._show()
                     if interrupts.presses:
-                        run.stop()
+                        self._workplace.stop()
         finally:
             self._bars.clear()
 
@@ -205,10 +213,10 @@ class _Run:
 
     def _show(self) -> None:
         n_all = len(self._asked.requests)
-        tokens = self._engine.batches.tokens
-        self._bars.answering(n_all - self.n_left, n_all, tokens, self._seconds)
+        done, tokens = n_all - self.n_left, self._workplace.tokens
+        self._bars.answering(done, n_all, tokens, self._seconds)
 
-    def summary(self, n_at_once: int) -> str:
+    def summary(self) -> str:
         """What there is now, and what this run has done for it, as one line."""
         requests = count(len(self._asked.requests), "request")
         stopped = f"stopped by Ctrl-C: of {requests} {self._journal.n_done:,} have a result"
@@ -220,6 +228,5 @@ class _Run:
         ]
         if speed := per_second(self._n_written, self._seconds):
             parts[-1] += f" at {speed}"
-        memory = mib_text(self._engine.model.kv.bytes_total)
         seed = self._manner.sampling.seed
-        return " · ".join([*parts, f"seed {seed}", f"KV {n_at_once} x {memory} MiB"])
+        return " · ".join([*parts, f"seed {seed}", f"KV {self._workplace.caches}"])

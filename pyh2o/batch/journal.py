@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import BatchError
-from ..llama import Llama
 from ..sessions.records import record_of
-from ..sessions.session_file import model_identity, settings_identity
 from ..system.files import replacement, try_lock
 from .answering import Manner, failed
 from .reading import BatchInput
+from .workplace import Workplace
 
 SUFFIX = ".partial"
 # The name of the head, with the version of the format.
@@ -52,15 +51,12 @@ class BatchHead:
     replaces: bool
 
     @classmethod
-    def of(cls, batch: BatchInput, llm: Llama, manner: Manner, *, replaces: bool) -> BatchHead:
-        """That of a batch.
-
-        Raises:
-            SessionError: the model file is gone.
-        """
-        identity = model_identity(llm)
-        model = {"bytes": identity.bytes, "sha256": identity.sha256}
-        return cls(batch.sha256, model, settings_identity(llm), manner, replaces)
+    def of(
+        cls, batch: BatchInput, workplace: Workplace, manner: Manner, *, replaces: bool
+    ) -> BatchHead:
+        """That of a batch."""
+        model = {name: workplace.model[name] for name in ("bytes", "sha256")}
+        return cls(batch.sha256, model, workplace.settings, manner, replaces)
 
     def difference(self, other: BatchHead) -> str:
         """What differs between the two batches, for a person; "" if nothing that matters does."""
