@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import loading
+from .batch_workplaces import Work, here, on_ray
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
 from .options import SAMPLING_OPTIONS, RunOptions, takes_run_options
 from .session_options import typed_options
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from pyh2o.batch.workplace import Workplace
 
 PROMPTS = "Prompts of plain text"
+CLUSTER = "Cluster"
 # Options that say what requests say themselves.
 OF_PROMPTS = {"max_tokens", "chat", *SAMPLING_OPTIONS} - {"seed"}
 
@@ -60,6 +60,24 @@ def batch(
         int,
         typer.Option(min=1, help="Requests that are answered at once, each with a cache."),
     ] = 8,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Let the machines of a Ray cluster answer: that of RAY_ADDRESS or the one that "
+            "runs here, else a new one of this machine.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes of the cluster that answer, each with the model and --texts caches.",
+            show_default="one on each machine, or for each GPU",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -96,6 +114,7 @@ def batch(
 
         asked = read_batch(requests.expanduser())
         _check_usage(asked, given)
+        _check_cluster(options, ray=ray, workers=workers)
         with Journal(_checked_output(output, requests)) as journal:
             _check_replaces(journal, output, force=force)
             manner = Manner(options.sampling, max_tokens, chat)
@@ -104,7 +123,10 @@ def batch(
                 manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
-            with _here(options, bars, texts, asked, left, manner) as workplace:
+            work = Work(asked, left, manner, max(1, min(texts, len(left))))
+            on_cluster = ray and left  # else the head is checked, and there is no more to do
+            opened = on_ray(options, work, workers) if on_cluster else here(options, work, bars)
+            with opened as workplace:
                 head = BatchHead.of(asked, workplace, manner, replaces=force)
                 journal.begin(head, anew=force)
                 run = _Run(workplace, asked, manner, journal, bars)
@@ -117,22 +139,6 @@ def batch(
             terminal.say(f"the results are in {output}")
 
 
-@contextmanager
-def _here(
-    options: RunOptions,
-    bars: Bars,
-    texts: int,
-    asked: BatchInput,
-    left: list[BatchRequest],
-    manner: Manner,
-) -> Iterator[Workplace]:
-    from pyh2o.batch.workplace import Here
-
-    texts = max(1, min(texts, len(left)))
-    with closing(loading.load_engine(options, bars, texts=texts, store_mib=0)) as engine:
-        yield Here(engine, asked, left, manner)
-
-
 def _check_usage(asked: BatchInput, given: set[str]) -> None:
     wrong = sorted(OF_PROMPTS & given)
     if wrong and not asked.has_prompts:
@@ -140,6 +146,13 @@ def _check_usage(asked: BatchInput, given: set[str]) -> None:
         raise InputError(
             f"{option} is for prompts of plain text: requests in JSON say it in their bodies"
         )
+
+
+def _check_cluster(options: RunOptions, *, ray: bool, workers: int | None) -> None:
+    if workers is not None and not ray:
+        raise InputError("--workers is for --ray: leave it out, or give both")
+    if ray and options.rpc:
+        raise InputError("--ray and --rpc exclude each other: a worker has all layers of the model")
 
 
 def _checked_output(output: Path, requests: Path) -> Path:

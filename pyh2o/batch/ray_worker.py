@@ -1,0 +1,131 @@
+"""A worker of a batch on a Ray cluster: an engine in a process of its own, on some machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..engine import Engine
+from ..errors import BatchError, PyH2OError, SettingsError
+from ..sessions.session_file import file_identity, settings_identity
+from ..system.devices import why_no_gpu
+from ..system.threads import physical_cores
+from .answering import Answers, Manner
+from .reading import BatchInput, BatchRequest
+
+# What a worker answers without a request.
+GREETING = b""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker is told.
+
+    Attributes:
+        model_path: of the model file, on every machine.
+        model: the fields of its `ModelIdentity`, which is the same everywhere.
+        settings: for `Engine`. Threads of None are all physical cores that it may have.
+        texts: requests that a worker answers at once.
+        cpus: that Ray gives to a worker.
+        has_prompts: whether requests are prompts.
+        manner: for what the requests leave open.
+        version: of pyh2o.
+    """
+
+    model_path: str
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    texts: int
+    cpus: int
+    has_prompts: bool
+    manner: Manner
+    version: str = __version__
+
+
+class Worker:
+    """Made by Ray once in each process, and called in as many threads as there are texts."""
+
+    def __init__(self, job: Job) -> None:
+        """Load the model; why that fails is what every call returns then.
+
+        An error would reach the user as a page of Ray's, after it has tried again.
+        """
+        self._about: dict[str, Any] = {}
+        self._failure = ""
+        try:
+            _check_machine(job)
+            self._open(job)
+        except (PyH2OError, OSError, MemoryError) as error:
+            self._failure = _failure(error)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request.
+
+        Args:
+            row: "request": a pickled BatchRequest, or `GREETING`.
+
+        Returns:
+            "number" of the request, "line" of the output in JSON, "about" the worker in JSON, and
+            "failure": why there is no line; "" if there is one.
+        """
+        answer = {"number": -1, "line": "", "failure": self._failure}
+        if row["request"] != GREETING and not self._failure:
+            request: BatchRequest = pickle.loads(row["request"])
+            answer["number"] = request.number
+            try:
+                answer["line"] = json.dumps(self._answers.answer(request))
+            except MemoryError as error:
+                answer["failure"] = _failure(error)
+        return {**answer, "about": json.dumps(self._about)}
+
+    def _open(self, job: Job) -> None:
+        settings = dict(job.settings)
+        threads = settings["n_threads"] or max(1, min(job.cpus, physical_cores()))
+        settings["n_threads"] = threads
+        settings["n_threads_batch"] = settings["n_threads_batch"] or threads
+        engine = Engine(job.model_path, texts=job.texts, store_mib=0, **settings)
+        self._answers = Answers(engine, BatchInput("", job.has_prompts, []), job.manner, _nothing)
+        self._about = {
+            "machine": socket.gethostname(),
+            "settings": settings_identity(engine.model),
+            "cache_bytes": engine.model.kv.bytes_total,
+        }
+
+
+def _check_machine(job: Job) -> None:
+    """Refuse a machine that would give other answers.
+
+    Raises:
+        PyH2OError: it has another pyh2o or another model file, or no GPU where one is asked for.
+    """
+    if job.version != __version__:
+        raise BatchError(
+            f"it has pyh2o {__version__}, and the batch is of {job.version}: install the same "
+            "version on all machines"
+        )
+    path = Path(job.model_path)
+    if not path.is_file():
+        raise BatchError(f"there is no model file {path}: put it there on all machines")
+    identity = file_identity(job.model_path)
+    if any(identity[name] != job.model[name] for name in ("bytes", "sha256")):
+        raise BatchError(
+            f"{path} is another model than where the batch was started: put the same file there "
+            "on all machines"
+        )
+    if job.settings["n_gpu_layers"] and (missing := why_no_gpu()):
+        raise SettingsError(missing)
+
+
+def _failure(error: Exception) -> str:
+    line = str(error) or "out of memory: use a smaller --ctx, fewer --texts, or --kv-type q8_0"
+    return f"worker {os.getpid()} on {socket.gethostname()}: {line}"
+
+
+def _nothing() -> None:
+    pass
