@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -91,9 +91,14 @@ def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
     address = _address()
     _set_up(own=address == OWN, verbose=verbose)
     ray = import_module("ray")
-    with tempfile.TemporaryDirectory(
-        prefix="pyh2o-ray-", dir=_short_folder(), ignore_cleanup_errors=True
-    ) as folder:
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="pyh2o-ray-", dir=_short_folder(), ignore_cleanup_errors=True
+        ) as folder,
+        Path(os.devnull).open("w") as nowhere,
+        # where Ray says that a worker has died, whatever it was told to show
+        redirect_stdout(sys.stderr if verbose else nowhere),
+    ):
         try:
             with _working_in(folder), nullcontext() if verbose else silenced_stderr():
                 _enter(ray, address, folder, verbose=verbose)
@@ -143,19 +148,26 @@ def share_out(
         cpus = min(each for each in fair if 2 * each >= max(fair))
         while cpus > 1 and room(cpus) < (workers or 1):
             cpus -= 1
-    if not (workers or 1) <= room(cpus):
-        cure = "give fewer" if room(cpus) else "give fewer --threads"
+    most = room(cpus)
+    if most < (workers or 1):
+        size = f"{cpus} CPU{'s' * (cpus > 1)}"
+        if not most:
+            raise SettingsError(
+                f"the Ray cluster has room for no worker of {size}: give fewer --threads"
+            )
         raise SettingsError(
-            f"the Ray cluster has room for {room(cpus)} workers of {cpus} CPUs, not for "
-            f"{workers or 1}: {cure}"
+            f"the Ray cluster has room for {most} worker{'s' * (most > 1)} of {size}, not for "
+            f"{workers}: give fewer --workers"
         )
-    return Share(workers or room(cpus), cpus, int(on_gpu))
+    return Share(workers or most, cpus, int(on_gpu))
 
 
 def _set_up(*, own: bool, verbose: bool) -> None:
     """Set what Ray reads when it is imported."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",  # they would be reported over the network
+        # what Ray Data still does when a run is broken off would enter another cluster
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         # leave the variables of CUDA as they are where no GPU is asked for
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

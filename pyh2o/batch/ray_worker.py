@@ -89,7 +89,7 @@ class Worker:
         threads = settings["n_threads"] or max(1, min(job.cpus, physical_cores()))
         settings["n_threads"] = threads
         settings["n_threads_batch"] = settings["n_threads_batch"] or threads
-        engine = Engine(job.model_path, texts=job.texts, store_mib=0, **settings)
+        engine = self._engine = Engine(job.model_path, texts=job.texts, store_mib=0, **settings)
         self._answers = Answers(engine, BatchInput("", job.has_prompts, []), job.manner, _nothing)
         self._about = {
             "machine": socket.gethostname(),

@@ -18,6 +18,7 @@ from pyh2o.cli import loading
 from tiny_chat import CHATML, write_chat_gguf
 
 needed("pyh2o.openai.server", name="the server's packages")
+ray_cluster = needed("pyh2o.batch.ray_cluster")
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 real = pytest.mark.real
@@ -153,6 +154,26 @@ def test_what_is_refused_before_the_model_is_loaded(
     assert (output.code, output.text) == (1, "")
     assert output.notes.startswith(f"error: {message}") or f"error: {message}" in output.notes
     assert now_there() == there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ray"], "--ray needs the package ray, pyarrow, pandas: pip install 'pyh2o-llm[ray]'"),
+        (["--ray", "--rpc", "10.0.0.1:1"], "--ray and --rpc exclude each other: a worker has all "),
+        (["--workers", "2"], "--workers is for --ray: leave it out, or give both"),
+    ],
+)
+def test_what_a_cluster_cannot_have_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    write_requests(1)
+    output = run("batch", "in.jsonl", "-o", "out", *small(tiny), *arguments)
+    assert output.code == 1
+    assert output.notes.startswith(f"error: {message}")
+    assert output.notes.count("\n") == 1
+    assert names(tmp_path) == ["in.jsonl"]
 
 
 def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> None:

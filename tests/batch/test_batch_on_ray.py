@@ -1,0 +1,254 @@
+"""A batch on a Ray cluster of two workers: the results of a batch here, whatever ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_fakes import PATIENCE, program_environment, pyh2o_command, run_program, wait_until
+from fake_story import names, tiny_model
+from many_texts import tiny_engine
+from needed import needed
+from pyh2o.errors import BatchError
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.session_file import file_identity
+from ray_clusters import needs_ray, processes_below, two_workers
+from tiny_llama import EXACT_ROWS, ONE_THREAD
+
+needs_ray()
+needed("pyh2o.openai.server", name="the server's packages")
+
+from pyh2o.batch import on_ray, ray_cluster  # noqa: E402
+from pyh2o.batch.answering import Manner  # noqa: E402
+from pyh2o.batch.journal import BatchHead  # noqa: E402
+from pyh2o.batch.ray_worker import Job  # noqa: E402
+from pyh2o.batch.reading import BatchInput, read_batch  # noqa: E402
+from pyh2o.batch.workplace import Here, Workplace  # noqa: E402
+
+pytestmark = [
+    pytest.mark.usefixtures("surroundings", "temporary"),
+    pytest.mark.real,
+    # threads of Ray's are ended by errors when a run is broken off
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+SETTINGS = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "attention": "ops", **EXACT_ROWS}
+MANNER = Manner(Sampling(seed=3))
+SHARE = ray_cluster.Share(workers=2, cpus=1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[int]:
+    """The process that starts all of its processes."""
+    with two_workers() as pid:
+        yield pid
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files; its path is short, as it is in those of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def written(path: Path, lengths: list[int], **body: Any) -> BatchInput:
+    """Completions of so many tokens, then one with a wrong body, then a line that is none."""
+    bodies: list[dict[str, Any]] = [
+        {"prompt": f"Text {n}", "max_tokens": length, "temperature": 0.8, **body}
+        for n, length in enumerate(lengths)
+    ]
+    lines = [
+        json.dumps({"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": each})
+        for n, each in enumerate([*bodies, {"prompt": 5}])
+    ]
+    path.write_text("\n".join([*lines, "wrong"]))
+    return read_batch(path)
+
+
+def job(model: Path, **changes: Any) -> Job:
+    settings = {"verbose": False, "n_gpu_layers": 0, "policy": "h2o", **ONE_THREAD, **SETTINGS}
+    values = {"texts": 3, "cpus": 1, "has_prompts": False, "manner": MANNER, **changes}
+    return Job(str(model), file_identity(str(model)), settings, **values)
+
+
+def content(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the results without what is drawn anew each time."""
+    response = line["response"]
+    if response is not None:
+        body = {name: response["body"].get(name) for name in ("choices", "usage", "error", "model")}
+        response = {"status_code": response["status_code"], **body}
+    return {"custom_id": line["custom_id"], "response": response, "error": line["error"]}
+
+
+def contents(place: Workplace) -> dict[int, dict[str, Any]]:
+    """What a place answers, by the number of the request."""
+    with closing(place.results()) as results:
+        done = [result for result in results if result is not None]
+    assert len({request.number for request, _ in done}) == len(done)
+    return {request.number: content(line) for request, line in done}
+
+
+def contents_here(model: Path, batch: BatchInput) -> dict[int, dict[str, Any]]:
+    with tiny_engine(model, texts=2, **SETTINGS) as engine:
+        return contents(Here(engine, batch, batch.requests, MANNER))
+
+
+def nothing() -> None:
+    pass
+
+
+def test_results_and_head_are_those_of_this_machine(
+    tiny: Path, tmp_path: Path, cluster: int
+) -> None:
+    batch = written(tmp_path / "in.jsonl", [10 * n for n in range(1, 13)])
+    with ray_cluster.cluster(verbose=False) as machines:
+        assert machines == [ray_cluster.Machine(cpus=2)]
+        place = on_ray.OnRay(job(tiny), SHARE, batch.requests, nothing)
+        found = contents(place)
+    with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
+        here = Here(engine, batch, batch.requests, MANNER)
+        expected, cache = contents(here), here.caches.removeprefix("2")
+        heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
+    assert found == expected
+    assert heads[0] == heads[1]
+    assert [found[n]["response"]["status_code"] for n in range(13)] == [200] * 12 + [400]
+    assert found[13]["error"]["code"] == "invalid_json_line"
+    read = sum(found[n]["response"]["usage"]["prompt_tokens"] for n in range(12))
+    assert place.tokens == read + 10 * sum(range(1, 13))
+    assert place.caches == f"2 x 3{cache}"
+
+
+def test_requests_of_a_worker_that_dies_are_answered_by_another(
+    tiny: Path, tmp_path: Path, cluster: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batch = written(tmp_path / "in.jsonl", [200] * 12)
+    found = {}
+    with ray_cluster.cluster(verbose=False):
+        place = on_ray.OnRay(job(tiny), SHARE, batch.requests, nothing)
+        with closing(place.results()) as results:
+            for result in results:
+                if result is not None:
+                    if not found:
+                        workers = processes_below(cluster, "ray::MapWorker")
+                        assert len(workers) == 2
+                        os.kill(workers[0], signal.SIGKILL)
+                    found[result[0].number] = content(result[1])
+    assert found == contents_here(tiny, batch)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_with_another_model_refuses(tiny: Path, tmp_path: Path, cluster: int) -> None:
+    batch = written(tmp_path / "in.jsonl", [10])
+    model = tmp_path / "model.gguf"
+    model.write_bytes(tiny.read_bytes())
+    before = job(model)
+    model.write_bytes(tiny.read_bytes() + b"x")
+    message = f"^worker \\d+ on [^:]+: {model} is another model than where the batch was [^\\n]+$"
+    with ray_cluster.cluster(verbose=False), pytest.raises(BatchError, match=message):
+        on_ray.OnRay(before, SHARE, batch.requests, nothing)
+
+
+def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, cluster: int) -> None:
+    batch = written(tmp_path / "in.jsonl", [10])
+    looks = threading.Semaphore(2)
+
+    def check() -> None:
+        if not looks.acquire(blocking=False):
+            raise KeyboardInterrupt
+
+    with ray_cluster.cluster(verbose=False), pytest.raises(KeyboardInterrupt):
+        on_ray.OnRay(job(tiny), SHARE, batch.requests, check)
+
+
+# -------------------------------------------------------------------------------------------------
+# The command
+# -------------------------------------------------------------------------------------------------
+
+
+def command(tiny: Path, *more: str) -> list[str]:
+    cache = ["--ctx", "1024", "--hh", "32", "--recent", "32", "--slack", "8", "--threads", "1"]
+    return ["batch", "in.jsonl", "-o", "out.jsonl", "-m", str(tiny), *cache, *more]
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+
+
+def n_done() -> int:
+    path = Path("out.jsonl.partial")
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
+    tiny: Path, tmp_path: Path, cluster: int, ending: signal.Signals
+) -> None:
+    written(Path("in.jsonl"), [900] * 16)
+    program = subprocess.Popen(
+        pyh2o_command(*command(tiny, "--ray", "--texts", "2", "--seed", "8")),
+        env=program_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    wait_until(lambda: n_done() >= 3)
+    program.send_signal(ending)
+    text, notes = program.communicate(timeout=PATIENCE)
+    ended = n_done()
+    assert text == b""
+    assert 3 <= ended < 18
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
+    said = notes.decode().splitlines()
+    assert said[0] == "Ray: 2 workers with 1 CPU each, on 1 machine"
+    if ending == signal.SIGINT:
+        assert program.returncode == 130
+        assert len(said) == 3
+        assert said[1].startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
+        assert said[2] == "to go on: give the same command again"
+    kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
+    output = run_program(*command(tiny, "--texts", "3"))  # here, with the seed that it had
+    assert output.code == 0, output.notes
+    assert output.notes.startswith(f"going on: of 18 requests {ended} have a result\n18 requests")
+    lines = results()
+    assert [lines[number] for number, _ in map(json.loads, kept)] == [
+        line for _, line in map(json.loads, kept)
+    ]
+    assert [line["custom_id"] for line in lines] == [*(f"r{n}" for n in range(17)), None]
+
+
+def test_a_cluster_of_its_own_leaves_nothing(
+    tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    written(Path("in.jsonl"), [10, 20])
+    output = run_program(*command(tiny, "--ray", "--workers", "1", "--seed", "8"))
+    assert output.code == 0, output.notes
+    assert names(home) == names(temporary) == []
+    ray, done, where = output.notes.splitlines()
+    assert ray == "Ray: 1 worker with 1 CPU each, on 1 machine"
+    assert done.startswith("4 requests · 2 errors · read ")
+    assert where == "the results are in out.jsonl"
+    there = list(map(content, results()))
+    assert run_program(*command(tiny, "--seed", "8", "--force")).code == 0
+    assert there == list(map(content, results()))

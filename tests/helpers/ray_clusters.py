@@ -1,0 +1,80 @@
+"""A Ray cluster for the tests, which ends with them whatever happens."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+_PROGRAM = """
+import sys
+import ray
+
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+print("at", ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+def needs_ray() -> None:
+    """Skip a file at its top. Ray is not imported: it reads its variables then."""
+    if find_spec("ray") is None or find_spec("pyarrow") is None or find_spec("pandas") is None:
+        pytest.skip("needs ray: pip install '.[integrations]'", allow_module_level=True)
+
+
+@contextmanager
+def two_workers() -> Iterator[int]:
+    """A cluster with two CPUs, whatever the machine has; RAY_ADDRESS names it.
+
+    Yields:
+        The process that all its processes end with.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        # in /tmp, as the paths of sockets are short
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
+    ):
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        command = [sys.executable, "-P", "-c", _PROGRAM, folder]
+        if sys.version_info < (3, 11):
+            command.remove("-P")
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                said = next(line for line in process.stdout if line.startswith(b"at "))
+                patch.setenv("RAY_ADDRESS", said.split()[1].decode())
+                yield process.pid
+            finally:
+                process.communicate(timeout=60)
+
+
+def processes_below(pid: int, name: str) -> list[int]:
+    """The processes that a process has started, directly or not, whose command begins so."""
+    seen: dict[int, tuple[int, str]] = {}  # parent and command of each
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            status = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        seen[int(folder.name)] = (int(status[1]), command)
+    named = [each for each, (_, command) in seen.items() if command.startswith(name)]
+    return [each for each in named if _is_below(each, pid, seen)]
+
+
+def _is_below(pid: int, ancestor: int, seen: dict[int, tuple[int, str]]) -> bool:
+    while pid in seen and pid != ancestor:
+        pid = seen[pid][0]
+    return pid == ancestor
