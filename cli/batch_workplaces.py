@@ -87,7 +87,11 @@ def on_ray(options: ModelOptions, work: Work, workers: int | None) -> Iterator[W
         job = Job(
             path,
             model,
-            loading.model_settings(options) | {"n_gpu_layers": n_gpu_layers},
+            {
+                **loading.thread_settings(options),
+                **loading.cache_settings(options),
+                "n_gpu_layers": n_gpu_layers,
+            },
             min(work.texts, math.ceil(len(work.left) / n_workers)),
             share.cpus,
             work.asked.has_prompts,

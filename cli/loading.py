@@ -107,6 +107,13 @@ def machine_settings(options: ModelOptions) -> dict[str, Any]:
     return {
         "n_gpu_layers": usable_gpu_layers(options.gpu_layers, servers),
         "rpc_servers": servers,
+        **thread_settings(options),
+    }
+
+
+def thread_settings(options: ModelOptions) -> dict[str, Any]:
+    """What `Llama` takes of how this machine or another one computes."""
+    return {
         "verbose": options.verbose,
         "n_threads": options.threads,
         "n_threads_batch": options.threads_batch or options.threads,
