@@ -65,7 +65,7 @@ def on_ray(options: ModelOptions, work: Work, workers: int | None) -> Iterator[W
     """
     # Imported here because it loads llama.cpp.
     from pyh2o.batch.on_ray import OnRay
-    from pyh2o.batch.ray_cluster import check_packages, cluster, share_out
+    from pyh2o.batch.ray_cluster import Cluster, check_packages, share_out
     from pyh2o.batch.ray_worker import Job
     from pyh2o.sessions.session_file import file_identity
 
@@ -73,15 +73,17 @@ def on_ray(options: ModelOptions, work: Work, workers: int | None) -> Iterator[W
     path = str(find_model(options.model).absolute())
     model = file_identity(path)
     n_gpu_layers = options.gpu_layers or 0
-    with Interrupts() as interrupts, cluster(verbose=options.verbose) as machines:
-        interrupts.check()
+    with (
+        Interrupts() as interrupts,
+        Cluster(verbose=options.verbose, check=interrupts.check) as cluster,
+    ):
         share = share_out(
-            machines, workers=workers, threads=options.threads, on_gpu=n_gpu_layers != 0
+            cluster.machines, workers=workers, threads=options.threads, on_gpu=n_gpu_layers != 0
         )
         n_workers = min(share.workers, len(work.left))
         terminal.say(
             f"Ray: {count(n_workers, 'worker')} with {count(share.cpus, 'CPU')} each, on "
-            f"{count(len(machines), 'machine')}",
+            f"{count(len(cluster.machines), 'machine')}",
             style="dim",
         )
         job = Job(
@@ -97,4 +99,4 @@ def on_ray(options: ModelOptions, work: Work, workers: int | None) -> Iterator[W
             work.asked.has_prompts,
             work.manner,
         )
-        yield OnRay(job, replace(share, workers=n_workers), work.left, interrupts.check)
+        yield OnRay(cluster, job, replace(share, workers=n_workers), work.left, interrupts.check)

@@ -4,30 +4,67 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from logging import CRITICAL, getLogger
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingPackageError, ServerError, SettingsError
-from ..openai.server.refusals import one_line
-from ..system.stderr import silenced_stderr
+from .running import TICK
 
 # The variable that names a cluster, and its value for one of one's own.
 ADDRESS, OWN = "RAY_ADDRESS", "local"
 # For the one that Ray finds on this machine.
 RUNNING = ""
+
 # Paths of sockets have 107 signs at most, and Ray adds some sixty to its folder.
 _LONGEST_FOLDER = 30
-# Seconds for a cluster to answer.
-_PATIENCE = 5
+# Seconds for a cluster to answer, and for the process to end with what it has started.
+_PATIENCE = 10
+_END_PATIENCE = 30
+_CURE = "see with --verbose what it says, and give the same command again to go on"
+_DEATH = f"Ray has ended, or lost its cluster: {_CURE}"
+
+# The process finds pyh2o where this one has found it.
+_PROGRAM = """
+import sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+sys.path[:] = connection.recv()
+from pyh2o.batch.ray_driver import serve
+serve(connection)
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the process of Ray is told first.
+
+    Attributes:
+        address: of the cluster, `OWN` or `RUNNING`.
+        folder: for the files of one of its own.
+        verbose: show what Ray and its workers say.
+    """
+
+    address: str
+    folder: str
+    verbose: bool
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What the process of Ray says last if that fails: why, in one line."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -71,44 +108,115 @@ def check_packages() -> None:
         )
 
 
-@contextmanager
-def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
+class Cluster:
     """The cluster that RAY_ADDRESS names or that runs on this machine, or else one of its own.
 
-    One of its own ends with the context, and its files with it.
+    Ray is in another process (`ray_driver`): it writes where it likes, ends its process if it loses
+    the cluster, and breaks nothing off. So that process can be ended at any time, and a cluster of
+    its own with it.
 
-    Args:
-        verbose: show what Ray and its workers say.
-
-    Yields:
-        Its machines.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        ServerError: the cluster cannot be joined or started.
+    Attributes:
+        machines: of the cluster.
     """
-    check_packages()
-    address = _address()
-    _set_up(own=address == OWN, verbose=verbose)
-    ray = import_module("ray")
-    with (
-        tempfile.TemporaryDirectory(
+
+    def __init__(self, *, verbose: bool, check: Callable[[], None]) -> None:
+        """Join the cluster, or start one.
+
+        Args:
+            verbose: show what Ray and its workers say.
+            check: called during the wait; what it raises ends it.
+
+        Raises:
+            MissingPackageError: Ray is not installed.
+            ServerError: the cluster cannot be joined or started.
+            BaseException: what `check` raises.
+        """
+        check_packages()
+        address = _address()
+        self._folder = tempfile.TemporaryDirectory(
             prefix="pyh2o-ray-", dir=_short_folder(), ignore_cleanup_errors=True
-        ) as folder,
-        Path(os.devnull).open("w") as nowhere,
-        # where Ray says that a worker has died, whatever it was told to show
-        redirect_stdout(sys.stderr if verbose else nowhere),
-    ):
+        )
+        self._connection, child = Pipe()
         try:
-            with _working_in(folder), nullcontext() if verbose else silenced_stderr():
-                _enter(ray, address, folder, verbose=verbose)
-            yield [
-                Machine(int(each["Resources"].get("CPU", 0)), int(each["Resources"].get("GPU", 0)))
-                for each in ray.nodes()
-                if each["Alive"]
-            ]
-        finally:
-            ray.shutdown()
+            with child:
+                self._process = _spawn(child, self._folder.name, address, verbose=verbose)
+        except BaseException:
+            self._connection.close()
+            self._folder.cleanup()
+            raise
+        try:
+            self.send(sys.path)
+            self.send(Start(address, self._folder.name, verbose))
+            machines = None
+            while machines is None:
+                check()
+                machines = self.receive()
+            self.machines: list[Machine] = machines
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what runs on the cluster, and a cluster of its own."""
+        self._connection.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_END_PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._folder.cleanup()
+
+    def send(self, message: Any) -> None:
+        """Tell the process something.
+
+        Raises:
+            ServerError: it has ended.
+        """
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise ServerError(_DEATH) from None
+
+    def receive(self) -> Any:
+        """What the process says next, or None if that is nothing for a while.
+
+        Raises:
+            ServerError: it has ended, or Ray has failed.
+        """
+        try:
+            if not self._connection.poll(TICK):
+                return None
+            message = self._connection.recv()
+        except (EOFError, OSError):
+            raise ServerError(_DEATH) from None
+        if isinstance(message, Failed):
+            raise ServerError(f"Ray failed ({message.reason}): {_CURE}")
+        return message
+
+
+def _spawn(
+    connection: Connection, folder: str, address: str, *, verbose: bool
+) -> subprocess.Popen[bytes]:
+    number = connection.fileno()
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(number)],
+        pass_fds=[number],
+        stdin=subprocess.DEVNULL,
+        stdout=2 if verbose else subprocess.DEVNULL,
+        stderr=None if verbose else subprocess.DEVNULL,
+        # Ray's workers import from the current folder first, which may be a checkout of pyh2o
+        cwd=folder,
+        env={**os.environ, **_variables(own=address == OWN)},
+        # Ctrl-C is for this process, which then ends that one
+        start_new_session=True,
+    )
 
 
 def share_out(
@@ -162,38 +270,20 @@ def share_out(
     return Share(workers or most, cpus, int(on_gpu))
 
 
-def _set_up(*, own: bool, verbose: bool) -> None:
-    """Set what Ray reads when it is imported."""
+def _variables(*, own: bool) -> dict[str, str]:
+    """What Ray reads of its environment, and its workers of theirs."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",  # they would be reported over the network
-        # what Ray Data still does when a run is broken off would enter another cluster
+        # what Ray Data still does when a run is broken off would enter a cluster again
         "RAY_ENABLE_AUTO_CONNECT": "0",
         # leave the variables of CUDA as they are where no GPU is asked for
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    if not verbose:
-        variables["RAY_BACKEND_LOG_LEVEL"] = "fatal"
     if own:
         # Ray listens on all addresses of the machine and runs what it is told: let nobody in. The
         # token is of this run; without one Ray would leave one in the user's home.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ.update(variables)
-
-
-def _enter(ray: Any, address: str, folder: str, *, verbose: bool) -> None:
-    shown: dict[str, Any] = {"log_to_driver": verbose}
-    if not verbose:
-        import_module("ray.data")
-        getLogger("ray.data").setLevel(CRITICAL)
-        shown["logging_level"] = CRITICAL
-    started = {"include_dashboard": False, "_temp_dir": folder} if address == OWN else {}
-    try:
-        ray.init(address or None, **started, **shown)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ServerError(
-            f"cannot {'start a' if address == OWN else 'join the'} Ray cluster "
-            f"({one_line(str(error))}): see with --verbose what Ray says"
-        ) from error
+    return variables
 
 
 def _address() -> str:
@@ -229,14 +319,3 @@ def _answers(address: str) -> bool:
 def _short_folder() -> str:
     folder = tempfile.gettempdir()
     return folder if len(folder) <= _LONGEST_FOLDER else "/tmp"
-
-
-@contextmanager
-def _working_in(folder: str) -> Iterator[None]:
-    """Ray has its workers import from the current folder first, which may be a checkout."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

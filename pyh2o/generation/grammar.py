@@ -8,8 +8,10 @@ its stack holds. Where a grammar allows no token at all, it throws an error that
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp
@@ -18,7 +20,6 @@ import numpy.typing as npt
 from llama_cpp import Llama, LlamaGrammar
 
 from ..errors import GrammarError
-from ..system.stderr import silenced_stderr
 from .candidates import Candidates
 
 # Chains of rules, and brackets within brackets, of a multiple of this fit a stack of 8 MiB.
@@ -100,8 +101,7 @@ def _read(llama: Llama, grammar: LlamaGrammar) -> Any:
         )
     if b"\0" in text:
         raise GrammarError("the grammar has a zero byte, where it would end: write it as \\x00")
-    # llama.cpp's parser writes the whole grammar there, whatever its log is told
-    with contextlib.nullcontext() if llama.verbose else silenced_stderr():
+    with contextlib.nullcontext() if llama.verbose else _quiet():
         sampler = llama_cpp.llama_sampler_init_grammar(llama._model.vocab, text, root)
     if not sampler:
         raise GrammarError(
@@ -120,3 +120,17 @@ def _deepest_bracket(grammar: bytes) -> int:
         elif sign == ord(")"):
             level -= 1
     return deepest
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """llama.cpp's parser writes the whole grammar to stderr, whatever its log is told."""
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)

@@ -22,10 +22,10 @@ from needed import needed
 from pyh2o.errors import BatchError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.session_file import file_identity
-from ray_clusters import needs_ray, processes_below, two_workers
+from ray_clusters import processes_below, two_workers
 from tiny_llama import EXACT_ROWS, ONE_THREAD
 
-needs_ray()
+needed("ray.data", name="ray", install="'.[integrations]'")
 needed("pyh2o.openai.server", name="the server's packages")
 
 from pyh2o.batch import on_ray, ray_cluster  # noqa: E402
@@ -38,8 +38,6 @@ from pyh2o.batch.workplace import Here, Workplace  # noqa: E402
 pytestmark = [
     pytest.mark.usefixtures("surroundings", "temporary"),
     pytest.mark.real,
-    # threads of Ray's are ended by errors when a run is broken off
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
 SETTINGS = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "attention": "ops", **EXACT_ROWS}
@@ -114,13 +112,17 @@ def nothing() -> None:
     pass
 
 
+def cluster_of_two() -> ray_cluster.Cluster:
+    return ray_cluster.Cluster(verbose=False, check=nothing)
+
+
 def test_results_and_head_are_those_of_this_machine(
     tiny: Path, tmp_path: Path, cluster: int
 ) -> None:
     batch = written(tmp_path / "in.jsonl", [10 * n for n in range(1, 13)])
-    with ray_cluster.cluster(verbose=False) as machines:
-        assert machines == [ray_cluster.Machine(cpus=2)]
-        place = on_ray.OnRay(job(tiny), SHARE, batch.requests, nothing)
+    with cluster_of_two() as joined:
+        assert joined.machines == [ray_cluster.Machine(cpus=2)]
+        place = on_ray.OnRay(joined, job(tiny), SHARE, batch.requests, nothing)
         found = contents(place)
     with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
         here = Here(engine, batch, batch.requests, MANNER)
@@ -140,8 +142,8 @@ def test_requests_of_a_worker_that_dies_are_answered_by_another(
 ) -> None:
     batch = written(tmp_path / "in.jsonl", [200] * 12)
     found = {}
-    with ray_cluster.cluster(verbose=False):
-        place = on_ray.OnRay(job(tiny), SHARE, batch.requests, nothing)
+    with cluster_of_two() as joined:
+        place = on_ray.OnRay(joined, job(tiny), SHARE, batch.requests, nothing)
         with closing(place.results()) as results:
             for result in results:
                 if result is not None:
@@ -161,8 +163,8 @@ def test_a_worker_with_another_model_refuses(tiny: Path, tmp_path: Path, cluster
     before = job(model)
     model.write_bytes(tiny.read_bytes() + b"x")
     message = f"^worker \\d+ on [^:]+: {model} is another model than where the batch was [^\\n]+$"
-    with ray_cluster.cluster(verbose=False), pytest.raises(BatchError, match=message):
-        on_ray.OnRay(before, SHARE, batch.requests, nothing)
+    with cluster_of_two() as joined, pytest.raises(BatchError, match=message):
+        on_ray.OnRay(joined, before, SHARE, batch.requests, nothing)
 
 
 def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, cluster: int) -> None:
@@ -173,8 +175,8 @@ def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, cluster: in
         if not looks.acquire(blocking=False):
             raise KeyboardInterrupt
 
-    with ray_cluster.cluster(verbose=False), pytest.raises(KeyboardInterrupt):
-        on_ray.OnRay(job(tiny), SHARE, batch.requests, check)
+    with cluster_of_two() as joined, pytest.raises(KeyboardInterrupt):
+        on_ray.OnRay(joined, job(tiny), SHARE, batch.requests, check)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -212,6 +214,7 @@ def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
     wait_until(lambda: n_done() >= 3)
     program.send_signal(ending)
     text, notes = program.communicate(timeout=PATIENCE)
+    wait_until(lambda: not processes_below(cluster, "ray::MapWorker"))
     ended = n_done()
     assert text == b""
     assert 3 <= ended < 18

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _tem
 print("at", ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
-
-
-def needs_ray() -> None:
-    """Skip a file at its top. Ray is not imported: it reads its variables then."""
-    if find_spec("ray") is None or find_spec("pyarrow") is None or find_spec("pandas") is None:
-        pytest.skip("needs ray: pip install '.[integrations]'", allow_module_level=True)
 
 
 @contextmanager
