@@ -35,6 +35,7 @@ SAMPLING = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
 }  # fmt: skip
 SECONDS_BETWEEN_LOOKS = 2.0
+NO_CONNECTION = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Load:
 
     Attributes:
         answers: text of each request that was answered, by its number.
-        statuses: how often each status was the answer.
+        statuses: how often each status was the answer; NO_CONNECTION for none.
     """
 
     def __init__(self, address: str, asked: list[Asked]) -> None:
@@ -96,6 +97,9 @@ class Load:
     async def _was_taken(self, i: int, asked: Asked) -> bool:
         try:
             text = await self._ask(asked)
+        except openai.APIConnectionError:  # it was closed just when it was used again
+            self.statuses[NO_CONNECTION] += 1
+            return False
         except openai.APIStatusError as error:
             self.statuses[error.status_code] += 1
             if error.status_code not in (429, 503):

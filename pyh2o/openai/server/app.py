@@ -31,6 +31,9 @@ LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
 DRAIN_SECONDS = 10
 
+# A connection without requests stays open for so long: people read an answer before they go on.
+KEEP_ALIVE_SECONDS = 75
+
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
@@ -72,7 +75,9 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
     """
     log_level = "info" if verbose else "warning"
     # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
-    config = uvicorn.Config(app, log_level=log_level, lifespan="off")
+    config = uvicorn.Config(
+        app, log_level=log_level, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
+    )
     _Server(config).run(sockets=[listener])
 
 
