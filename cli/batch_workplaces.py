@@ -67,7 +67,7 @@ def on_ray(options: ModelOptions, work: Work, workers: int | None) -> Iterator[W
     from pyh2o.batch.on_ray import OnRay
     from pyh2o.batch.ray_cluster import Cluster, check_packages, share_out
     from pyh2o.batch.ray_worker import Job
-    from pyh2o.sessions.session_file import file_identity
+    from pyh2o.sessions.identity import file_identity
 
     check_packages()
     path = str(find_model(options.model).absolute())

@@ -55,6 +55,7 @@ def model_sources(
                 n_at_once=1 if embeds else texts,
                 embeds=embeds,
                 needed_bytes=loads.needed_bytes(path, header) if len(paths) > 1 else 0,
+                path=path,
             )
         )
     return sources

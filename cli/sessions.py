@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyh2o.errors import SessionError
+from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 
-from .chat.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from .errors import InputError, one_line, reported_errors
 from .terminal.terminal import terminal
 from .terminal.wording import count, shortened

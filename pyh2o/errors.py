@@ -43,6 +43,10 @@ class SessionError(PyH2OError, ValueError):
     """A session file that is missing, damaged, of another model or settings, or not writable."""
 
 
+class SessionOpenError(SessionError):
+    """A session that is open in another program, or in another place of this one."""
+
+
 class BatchError(PyH2OError, ValueError):
     """A file of a batch that cannot be read or written, or results of another batch."""
 

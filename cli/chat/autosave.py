@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
+from pyh2o.sessions.saved import ChatLock, SavedChat, new_chat
 
 from ..errors import InputError, one_line
 from ..terminal.terminal import terminal
-from .saved import ChatLock, SavedChat, new_chat
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation

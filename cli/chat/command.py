@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
+from pyh2o.sessions.saved import SavedChat, last_chat
 
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
@@ -22,7 +23,6 @@ from .answers import Answers
 from .autosave import Autosave
 from .input import open_source
 from .loop import Chat, say_recompute
-from .saved import SavedChat, last_chat
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama

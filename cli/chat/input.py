@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from pyh2o.sessions.saved import make_chats_folder
+
 from ..errors import InputError
-from .saved import make_chats_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History

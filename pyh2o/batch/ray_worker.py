@@ -13,7 +13,7 @@ from typing import Any
 from .. import __version__
 from ..engine import Engine
 from ..errors import BatchError, PyH2OError, SettingsError
-from ..sessions.session_file import file_identity, settings_identity
+from ..sessions.identity import file_identity, settings_identity
 from ..system.devices import why_no_gpu
 from ..system.threads import physical_cores
 from .answering import Answers, Manner

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..cache.statistics import mib_text
 from ..engine import Engine
-from ..sessions.session_file import model_identity, settings_identity
+from ..sessions.identity import model_identity, settings_identity
 from .answering import Answers, Manner
 from .reading import BatchInput, BatchRequest
 from .running import BatchRun, Result

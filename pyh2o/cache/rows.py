@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..policies import Policy
+from .kv_cache import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from ..llama.evicting import EvictingLlama
@@ -64,13 +65,22 @@ class KeptTokens:
         return newest_first[order[:n]]
 
 
-def kept_tokens(
-    llm: EvictingLlama, *, layer: int | None = None, head: int | None = None
-) -> KeptTokens:
+class HoldsRows(Protocol):
+    """A model's cache, or what looks at it."""
+
+    evicting: bool
+    n_layer: int
+    n_tokens: int
+
+    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """As `Llama.kv_rows`."""
+
+
+def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = None) -> KeptTokens:
     """What the cache of `llm` holds now; a full cache holds everything.
 
     Args:
-        llm: the model.
+        llm: the model, or what looks at its cache.
         layer: only this layer; None for all.
         head: only this KV head; None for all.
 

@@ -159,7 +159,8 @@ class Engine:
         priority: int = 0,
         wait_seconds: float | None = None,
         check: Callable[[], None] | None = None,
-    ) -> Iterator[Llama]:
+        owner: object | None = None,
+    ) -> Iterator[Place]:
         """A place for a text, while it is read and written; for one thread.
 
         The cache may hold the beginning of another text then: `generate` and all that is made of it
@@ -171,13 +172,16 @@ class Engine:
             wait_seconds: longest wait for a place; None for any.
             check: called now and then during the wait, and once before the text has its place; what
                 it raises ends the wait.
+            owner: whose text this is, if nobody else may go on with it: it gets the place that it
+                left, as long as no other text needed that, or an empty one (`Place.keeps_text`).
 
         Raises:
             BusyError: there was no place in time.
             ClosedError: the engine was closed.
             BaseException: what `check` raises.
         """
-        place = self._take(list(tokens), priority, wait_seconds, check or _nothing)
+        me = (-priority, next(self._arrivals))
+        place = self._take(me, list(tokens), owner, wait_seconds, check or _nothing)
         place.priority = priority
         try:
             yield place
@@ -185,25 +189,36 @@ class Engine:
             place.prompt_progress = None
             self._model.batcher.leave(place.seq_id)
             try:
-                place.leave_session()
+                if owner is None:
+                    place.leave_session()
             finally:
                 with self._turn:
                     self._places.give_back(place)
                     self._turn.notify_all()
 
+    def move_out(self, owner: object) -> None:
+        """Free the place of an owner's text, unless that is read or written now.
+
+        It waits for the batch that is in the making.
+        """
+        with self._turn:
+            if not self._closed:
+                self._places.move_out(owner)
+
     def _take(
         self,
+        me: tuple[int, int],
         tokens: list[int],
-        priority: int,
+        owner: object | None,
         wait_seconds: float | None,
         check: Callable[[], None],
     ) -> Place:
-        me = (-priority, next(self._arrivals))
         with self._turn:
             heapq.heappush(self._waiting, me)
             try:
                 self._await_turn(me, wait_seconds, check)
-                place = self._places.take(tokens)
+                places = self._places
+                place = places.take(tokens) if owner is None else places.take_for(owner)
                 place.set_seed(self._seeds.randrange(2**32 - 1))
                 return place
             finally:

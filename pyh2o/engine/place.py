@@ -15,6 +15,7 @@ from llama_cpp._internals import LlamaBatch
 from ..cache.eviction import Eviction, FullCache
 from ..cache.kv_cache import KVCache
 from ..cache.statistics import KVStatistics
+from ..cache.watched import WatchedCache
 from ..errors import PyH2OError, SettingsError
 from ..generation.candidates import Candidates
 from ..llama import Llama
@@ -70,6 +71,8 @@ class Place(Llama):
     Attributes:
         priority: texts of a higher one are read first.
         shared_end: where a beginning ends that other texts have, too; 0 for nowhere.
+        owner: whose text this is, if nobody else may go on with it.
+        keeps_text: whether the owner's text is here; the owner sets it once that is so.
         on_shared_end: called with the place when it has read that beginning and no more.
         counts: of all texts that were here so far.
     """
@@ -80,6 +83,8 @@ class Place(Llama):
         self.guard: PlaceGuard = PlaceGuard(shared.guard, shared.batcher)
         self.priority = 0
         self.shared_end = 0
+        self.owner: object | None = None
+        self.keeps_text = False
         self.on_shared_end: Callable[[Place], None] = _nothing
         self.counts = TextCounts()
         self._begun: list[int] | None = None
@@ -141,10 +146,15 @@ class Place(Llama):
 
         Its text goes on meanwhile: unlike `kv`, this does not take the text's own turn.
         """
+        with self.watched() as cache:
+            recalled = tuple((start, end) for start, end, _ in cache.recalled())
+            return PlaceReport(running, cache.kv, recalled)
+
+    @contextmanager
+    def watched(self) -> Iterator[WatchedCache]:
+        """What the cache holds, from any thread, as for `report`; no batch is made meanwhile."""
         with self._batcher.lock:
-            kv = self._cache.statistics(self.n_tokens)
-            recalled = tuple((start, end) for start, end, _ in self._cache.recalled())
-            return PlaceReport(running, kv, recalled)
+            yield WatchedCache(self.evicting, self.n_layer, self.n_tokens, self._cache)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         request = completion.CompletionRequest(*args, **kwargs)

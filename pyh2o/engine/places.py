@@ -75,8 +75,29 @@ class Places:
         self._wanted[place] = wanted
         return place
 
+    def take_for(self, owner: object) -> Place:
+        """A place for a text that nobody else goes on with; there is a free one.
+
+        It is the one where the owner's text still is (`keeps_text`), or one that is empty now.
+        """
+        place = next((place for place in self._free if place.owner is owner), None)
+        if place is None:
+            place = self._emptiest()
+            self._move_out(place)
+            place.owner = owner
+            place.keeps_text = False
+        self._free.remove(place)
+        self._wanted[place] = np.empty(0, dtype=np.intc)
+        return place
+
+    def move_out(self, owner: object) -> None:
+        """Let the place of an owner's text be empty, unless the text is read or written there."""
+        for place in self._free:
+            if place.owner is owner:
+                self._move_out(place)
+
     def _best(self, wanted: IntArray) -> tuple[Place, int]:
-        lengths = [place.n_to_go_on(wanted) for place in self._free]
+        lengths = [place.n_to_go_on(wanted) if place.owner is None else 0 for place in self._free]
         best = int(np.argmax(lengths))
         return self._free[best], lengths[best]
 
@@ -87,7 +108,7 @@ class Places:
 
     def _most_shared(self, wanted: IntArray) -> int:
         """How many tokens this text and another one begin with, but for the last one."""
-        others = [place.input_ids[: place.n_tokens] for place in self._free]
+        others = [place.input_ids[: place.n_tokens] for place in self._free if place.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
@@ -97,8 +118,11 @@ class Places:
         return min(max(n, self.store.most_common(wanted)), len(wanted) - 1)
 
     def _move_out(self, place: Place) -> None:
-        """Keep the text of a place that another one gets."""
-        self._keep(place)
+        """Keep the text of a place that another one gets; an owner keeps it elsewhere."""
+        if place.owner is None:
+            self._keep(place)
+        place.owner = None
+        place.leave_session()
         place.reset()
 
     def _keep_shared(self, place: Place) -> None:

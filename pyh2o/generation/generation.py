@@ -6,7 +6,7 @@ those of `Llama.generate`, conversations and stories those of a `Writer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..text.detokenizer import Detokenizer
 from ..text.pieces import Piece, TextPieces
@@ -75,6 +75,18 @@ class Generation:
             yield pieces
             if self.finish is not None:
                 return
+
+    def repeat(self, tokens: Sequence[int]) -> list[Piece]:
+        """Take tokens again that are in `tokens` already, to go on behind them.
+
+        Returns:
+            The text that they made. The limit counts the tokens behind them.
+        """
+        pieces = [piece for token in tokens for piece in self._text.feed(self._parts.feed(token))]
+        self.taken += len(tokens)
+        if self._limit is not None:
+            self._limit += len(tokens)
+        return self._given(pieces)
 
     def end(self) -> list[Piece]:
         """Return the text that is held back, up to a stop string; nothing can come after it."""

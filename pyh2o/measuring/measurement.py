@@ -20,7 +20,7 @@ from ..cache.settings import EvictionSettings, Positions
 from ..errors import SettingsError
 from ..llama import Llama, check_file
 from ..policies import parse_policy
-from ..sessions.session_file import file_identity
+from ..sessions.identity import file_identity
 from ..system.machine import machine_facts
 from .caches import (
     FULL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import detokenizer
 from ..text.pieces import Piece, TextPieces
 from ..text.vocabulary import is_end_token
+from .pins import Pins
 from .turns import Turn
 
 
@@ -27,27 +28,59 @@ class Answer:
         start: position of its first token.
         attempt: answers the message had before this one.
         generation: its tokens as they come.
+        before: those that were drawn before it was stopped, if it goes on now.
         finish: why it ended; empty before, and if an error ended it.
     """
 
-    def __init__(self, turn: Turn, generation: Generation) -> None:
-        """Begin the answer of a turn that has none yet, or another one."""
+    def __init__(self, turn: Turn, generation: Generation, before: Sequence[int]) -> None:
+        """Begin the answer of a turn that has none yet, or another one, or go on with it."""
         self.start = turn.answer_start
         self.attempt = turn.attempt
         self.generation = generation
         self.finish = ""
+        self.before = before
         self._turn = turn
         self._texts: list[str] = []
+        self._n_shown = 0
+        if before:
+            self.take(generation.repeat(before))
+            # what the end of an answer is held back for has been shown already
+            self._n_shown = len(turn.answer) - len("".join(self._texts))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a new token."""
+        return self.generation.taken > len(self.before)
 
     def take(self, pieces: Sequence[Piece]) -> list[str]:
-        """Add pieces of its text; return their texts."""
-        texts = [piece.text for piece in pieces if piece.text]
-        self._texts += texts
-        return texts
+        """Add pieces of its text; return what is new of them."""
+        new = []
+        for text in (piece.text for piece in pieces if piece.text):
+            self._texts.append(text)
+            new.append(text[self._n_shown :])
+            self._n_shown = max(0, self._n_shown - len(text))
+        return [text for text in new if text]
 
     def made_turn(self, end: int) -> Turn:
         """The turn it makes, with the position behind the last token that is kept."""
         return replace(self._turn, answer="".join(self._texts), finish=self.finish, end=end)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a conversation was before an answer.
+
+    Attributes:
+        turns: all of them.
+        dropped: tokens of the text that the answer replaces.
+        n_known: how many tokens of the text had been evaluated.
+        pins: what was pinned in it.
+    """
+
+    turns: tuple[Turn, ...]
+    dropped: list[int]
+    n_known: int
+    pins: Pins
 
 
 class LatestAnswer:

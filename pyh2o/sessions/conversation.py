@@ -8,7 +8,7 @@ evicted: then the text is read again, and `on_recompute` is told so before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,17 +21,19 @@ from ..llama.recall import TAIL
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
 from ..text.prompt import check_message
-from .answers import Answer, LatestAnswer, answer_generation, answer_seed
+from .answers import Answer, Before, LatestAnswer, answer_generation, answer_seed
 from .archives import archive_saved, open_archive
+from .identity import model_identity, settings_identity
+from .pins import PinnedText, check_room, moved
 from .places import Places
 from .saved_conversation import KIND, SavedConversation, open_saved_conversation
-from .session_file import Session, model_identity, settings_identity, write_session
-from .turns import Turn, n_equal, rewritten
+from .session_file import Session, write_session
+from .turns import Turn, n_equal, rewritten, said_before
 
 _DEFAULT_SAMPLING = Sampling()
 
 
-class Conversation:
+class Conversation(PinnedText):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
@@ -146,6 +148,25 @@ class Conversation:
         """Replace the last message and its answer; otherwise as `say`."""
         return self._latest.begin(self._edit(message, max_tokens))
 
+    def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
+        """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
+
+        The pieces are what is new of it; otherwise as `say`.
+
+        Raises:
+            PyH2OError: the model has ended its answer.
+        """
+        return self._latest.begin(self._go_on(max_tokens))
+
+    def _go_on(self, max_tokens: int | None) -> Generator[str]:
+        self._check_text()
+        last = self._last_turn()
+        if last.finish == FINISH_STOP:
+            raise PyH2OError("the model has ended its answer: say something, or regenerate it")
+        start = last.end - 1
+        tokens = self._text.tokens[start:]
+        yield from self._write(last, start, tokens, self._turns[:-1], max_tokens)
+
     def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
         self._check_text()
         yield from self._reply(message, self._turns, len(self._text.tokens), max_tokens)
@@ -159,7 +180,7 @@ class Conversation:
         last = self._last_turn()
         start = self._start_again(last)
         tokens = self._text.tokens[start : last.answer_start]
-        turn = replace(last, attempt=last.attempt + 1 + self._n_empty)
+        turn = replace(last, end=0, attempt=last.attempt + 1 + self._n_empty)
         yield from self._write(turn, start, tokens, self._turns[:-1], max_tokens)
 
     def _start_again(self, turn: Turn) -> int:
@@ -198,7 +219,7 @@ class Conversation:
         """Put tokens and an answer to them behind the first `start` tokens of the text.
 
         Args:
-            turn: of which the answer is still to be drawn.
+            turn: of which the answer is still to be drawn; it has an end if that goes on.
             start: tokens of the text that stay.
             tokens: to be evaluated.
             turns: those that stay.
@@ -208,9 +229,11 @@ class Conversation:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_message(self.llm, tokens, start)
         text = self._text
-        before = self._turns, text.tokens[start:], text.n_known
-        generation = answer_generation(self.llm, self._template, text.tokens, tokens, max_tokens)
-        answer = Answer(turn, generation)
+        before = Before(self._turns, text.tokens[start:], text.n_known, text.pins)
+        said = text.tokens[turn.answer_start : turn.end]
+        lead = text.tokens[turn.start : turn.answer_start] if said else tokens
+        generation = answer_generation(self.llm, self._template, text.tokens, lead, max_tokens)
+        answer = Answer(turn, generation, said)
         rest: list[str] = []
         try:
             self._turns = turns
@@ -223,7 +246,7 @@ class Conversation:
         finally:
             if self._has_text_of(answer):
                 rest = answer.take(answer.generation.end())
-                self._keep(answer, start, *before)
+                self._keep(answer, start, before)
         yield from rest
 
     def _draw(self, answer: Answer) -> Generator[str]:
@@ -236,7 +259,7 @@ class Conversation:
         if text.n_again and self._on_recompute is not None:
             self._on_recompute(text.n_again)
         seed = answer_seed(self.sampling.seed, len(self._turns), answer.attempt)
-        writer = Writer(llm, replace(self.sampling, seed=seed))
+        writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
         for pieces in answer.generation.run(text.write(writer)):
             yield from answer.take(pieces)
             if not self._has_text_of(answer):
@@ -245,19 +268,15 @@ class Conversation:
 
     def _has_text_of(self, answer: Answer) -> bool:
         """Whether the cache ends with the answer, and not with something else by now."""
-        return answer.generation.taken == 0 or self._text.is_growing()
+        return not answer.has_begun or self._text.is_growing()
 
-    def _keep(
-        self, answer: Answer, start: int, turns: tuple[Turn, ...], dropped: list[int], n_known: int
-    ) -> None:
+    def _keep(self, answer: Answer, start: int, before: Before) -> None:
         """Make a turn of an answer, or go back to what was before.
 
         Args:
             answer: which may have no tokens, or no finish reason because of an error.
             start: tokens of the text that both have in common.
-            turns: those before.
-            dropped: tokens of the text before, from `start` on.
-            n_known: how many of its tokens had been evaluated.
+            before: what there was.
         """
         text = self._text
         if answer.finish and answer.generation.kept:
@@ -269,8 +288,8 @@ class Conversation:
             self._turns = (*self._turns, answer.made_turn(end))
             self._n_empty = 0
         else:
-            self._turns = turns
-            text.put_back(start, dropped, n_known)
+            self._turns = before.turns
+            text.put_back(start, before.dropped, before.n_known, before.pins)
             if answer.finish == FINISH_STOP:
                 self._n_empty += 1
 
@@ -304,6 +323,17 @@ class Conversation:
             self._turns = ()
             self._text.set_back(start)
 
+    def take_over(self, said: Sequence[tuple[str, str]]) -> None:
+        """Begin with messages and answers that were said elsewhere; the next message reads them.
+
+        Raises:
+            PyH2OError: the template refuses one, or the model has another text by now.
+        """
+        self._latest.end()
+        self._check_text()
+        tokens, self._turns = said_before(self.llm, self._template, said)
+        self._text.begin(tokens)
+
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt; with the next message all is read again.
 
@@ -317,9 +347,11 @@ class Conversation:
         template = ChatTemplate(self.llm, text)
         n_pinned = self._places.n_pinned(self.llm, template)
         tokens, turns = rewritten(template, self._text.tokens, self._turns)
+        pins = moved(self.pins, self._turns, turns)
+        check_room(self.llm, n_pinned, pins)
         self._template, self._turns = template, turns
         n_known = len(tokens) if turns else 0
-        self._text.begin(tokens, n_known=n_known, n_pinned=n_pinned)
+        self._text.begin(tokens, n_known=n_known, n_pinned=n_pinned, pins=pins)
 
     # ---------------------------------------------------------------------------------------------
     # Files
@@ -354,6 +386,7 @@ class Conversation:
             cached=self.llm.n_tokens,
             known=self._text.n_again,
             empty=self._n_empty,
+            pins=self.pins,
         )
         with archive_saved(path, self.llm, portable=portable) as archive:
             header = asdict(replace(saved, archive=archive))
@@ -386,7 +419,7 @@ class Conversation:
         conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
         n_known = saved.cached + saved.known
         open_archive(session, llm, saved.archive)
-        conversation._text.load(session.tokens, saved.cached, n_known, session.kv)
+        conversation._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)
         conversation._turns = saved.turns
         conversation._n_empty = saved.empty
         return conversation

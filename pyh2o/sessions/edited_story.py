@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..generation.writer import Writer
 from ..llama import Llama
 from ..text.detokenizer import CHARACTER_TOKENS, Detokenizer, detokenizer
+from ..text.pieces import TextPieces
 from ..text.prompt import check_prompt, prompt_tokens, suffix_tokens
+from .pins import PinnedText
+from .turns import n_equal
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,102 @@ class EditedStory:
             if data == opening + rest and opening.decode(errors="ignore").encode() == opening:
                 return cls(tokens, n_prompt, opening.decode())
         return cls(tokens, end, text)
+
+
+class EditableStory(PinnedText):
+    """What of a story puts another text in the place of its own."""
+
+    llm: Llama
+    n_prompt: int
+    finish: str | None
+    _opening: str
+    _ended: bool
+    _writer: Writer | None
+    _pieces: TextPieces
+
+    def text(self) -> str:
+        """All text given out so far, with the opening."""
+        raise NotImplementedError
+
+    def _new_pieces(self, **state: Any) -> TextPieces:
+        raise NotImplementedError
+
+    def _follow_written(self) -> None:
+        raise NotImplementedError
+
+    def edit(self, text: str) -> None:
+        """Put another text in the place of all that was given out; the next `write` reads it.
+
+        As many of its tokens as before count as the prompt's, and the others as written.
+
+        Args:
+            text: with the prompt, if the story's text begins with it.
+
+        Raises:
+            ValueError, ContextLimitError: as for a prompt.
+        """
+        edited = EditedStory.of(
+            self.llm, text, self.tokens[: self.n_prompt], with_prompt=bool(self._opening)
+        )
+        n_same = n_equal(edited.tokens, self.tokens)
+        pins = [(start, min(end, n_same)) for start, end in self.pins if start < n_same]
+        self._text.take_model()
+        self._text.begin(edited.tokens, pins=pins)
+        self.n_prompt, self._opening = edited.n_prompt, edited.opening
+        self._end_at(text)
+
+    def cut(self, n_characters: int) -> None:
+        """Take back what was given out behind so many characters, and read as little as possible.
+
+        Raises:
+            ValueError, ContextLimitError: as for `edit`, if that is a part of the prompt.
+        """
+        text = self.text()[:n_characters]
+        if len(text) < len(self._opening) or not text:
+            self.edit(text)
+            return
+        data = text.encode().removeprefix(self._opening.encode())
+        n_tokens, rest = cut_tokens(self.llm, self.tokens, self.n_prompt, data)
+        self._text.take_model()
+        self._text.set_back(n_tokens)
+        self._text.tokens += rest
+        self._end_at(text)
+
+    def _end_at(self, text: str) -> None:
+        """Go on behind another text than before, whose tokens are there."""
+        self.finish, self._ended, self._writer = None, False, None
+        self._pieces = self._new_pieces(size=len(text.encode()))
+        self._follow_written()
+
+
+def cut_tokens(
+    llm: Llama, tokens: Sequence[int], n_prompt: int, data: bytes
+) -> tuple[int, list[int]]:
+    """The tokens of a story that ends earlier.
+
+    Args:
+        llm: the model.
+        tokens: of the prompt and of the story.
+        n_prompt: how many are the prompt's.
+        data: the beginning of the story's own text that stays; whole characters.
+
+    Returns:
+        How many of the tokens stay, and those that come behind them for the rest of a token.
+    """
+    parts = parts_after(llm, tokens[:n_prompt])
+    n_bytes, stays, n_whole = 0, n_prompt, 0
+    for i, token in enumerate(tokens[n_prompt:], n_prompt):
+        if n_bytes >= len(data):
+            break
+        n_bytes += len(parts.feed(token))
+        if n_bytes <= len(data) and not _is_inside(data[n_bytes : n_bytes + 1]):
+            stays, n_whole = i + 1, n_bytes
+    return stays, suffix_tokens(llm, data[n_whole:].decode())
+
+
+def _is_inside(byte: bytes) -> bool:
+    """Whether a byte is not the first one of its character."""
+    return byte != b"" and byte[0] & 0xC0 == 0x80
 
 
 def parts_after(llm: Llama, prompt: Sequence[int]) -> Detokenizer:

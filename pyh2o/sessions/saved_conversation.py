@@ -17,18 +17,11 @@ from ..generation.finish import (
 from ..generation.sampling import Sampling
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
+from .identity import ModelIdentity, Settings, check_same, check_settings
+from .pins import check_pins
 from .places import Places
 from .records import Count, in_one_line, record_of
-from .session_file import (
-    ModelIdentity,
-    Session,
-    Settings,
-    check_same,
-    check_settings,
-    damage_found,
-    read_header,
-    read_session,
-)
+from .session_file import Session, damage_found, read_header, read_session
 from .turns import Turn
 
 KIND = "conversation"
@@ -47,6 +40,7 @@ class SavedConversation:
         known: tokens behind them that had been evaluated before.
         empty: answers in a row that had no text.
         archive: which file beside the session is its archive's; None if it has none.
+        pins: spans that are never evicted, beside the system prompt.
     """
 
     model: ModelIdentity
@@ -60,6 +54,7 @@ class SavedConversation:
     known: Count
     empty: Count
     archive: str | None = None
+    pins: tuple[tuple[Count, Count], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse settings and turns that make no sense.
@@ -68,6 +63,7 @@ class SavedConversation:
             ValueError: a turn has no message or no answer, or they are not one behind the other.
         """
         check_settings(self.settings)
+        check_pins(self.pins)
         for turn in self.turns:
             if not 0 <= turn.start < turn.answer_start < turn.end:
                 raise ValueError("a turn has no message or no answer")
@@ -96,6 +92,8 @@ class SavedConversation:
             ValueError: they do not belong together.
         """
         n_text = len(tokens)
+        if self.pins and self.pins[-1][1] > n_text:
+            raise ValueError("its pins are not in its text")
         if self.turns and self.turns[-1].end != n_text:
             raise ValueError("its turns are not its text")
         if self.cached + self.known > n_text:

@@ -14,8 +14,10 @@ from ..generation.finish import (
     FINISH_UNTIL,
 )
 from ..generation.sampling import Sampling
+from .identity import ModelIdentity, Settings, check_settings
+from .pins import check_pins
 from .records import Count, Seconds, in_one_line, record_of
-from .session_file import ModelIdentity, Session, Settings, check_settings, damage_found
+from .session_file import Session, damage_found
 
 FINISHES = (
     FINISH_STOP,
@@ -42,6 +44,7 @@ class SavedStory:
         finish, sampling, until, seconds: as in the story.
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
+        pins: spans that are never evicted.
     """
 
     prompt_tokens: Count
@@ -57,6 +60,7 @@ class SavedStory:
     loop_guard: bool
     ignore_eos: bool
     seconds: Seconds
+    pins: tuple[tuple[Count, Count], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no story has.
@@ -66,6 +70,7 @@ class SavedStory:
         """
         if self.finish not in FINISHES:
             raise ValueError(f"its finish is {in_one_line(ascii(self.finish))}")
+        check_pins(self.pins)
         held = bytes.fromhex(self.held)
         if self.unsearched > len(held):
             raise ValueError(f"its unsearched is {self.unsearched}")
@@ -85,6 +90,8 @@ class SavedStory:
         """
         if not 0 < self.prompt_tokens <= len(tokens):
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
+        if self.pins and self.pins[-1][1] > len(tokens):
+            raise ValueError("its pins are not in its text")
         if self.evaluated > len(tokens):
             raise ValueError(f"it has {len(tokens)} tokens, of which {self.evaluated} are cached")
         whole, held = self.opening.encode() + written, bytes.fromhex(self.held)
@@ -126,4 +133,13 @@ class StoryHeader:
             SessionError: it makes no sense.
         """
         with damage_found():
-            return record_of(cls, session.header)
+            return cls.of_header(session.header)
+
+    @classmethod
+    def of_header(cls, header: dict[str, Any]) -> StoryHeader:
+        """As `of`.
+
+        Raises:
+            ValueError: it makes no sense.
+        """
+        return record_of(cls, header)

@@ -15,35 +15,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import os
 import re
 import stat
 import struct
-import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
 import numpy as np
 
-from ..cache.settings import EvictionSettings, saved_names
 from ..errors import SessionError
-from ..llama import KV_TYPES, Llama
 from ..system.files import replacement
-from .records import Count, Range, Scalar, in_one_line, record_of, value_of
+from .records import in_one_line
 
 FORMAT = "pyh2o session"
 FORMAT_VERSION = 1
-
-# The header of a GGUF file, its vocabulary and the shapes of all tensors, is shorter than this in
-# today's models; a hash of it tells models apart without reading gigabytes.
-MODEL_HEADER_BYTES = 16 * 2**20
 
 # How the name of a file begins until it is complete.
 TEMPORARY = ".pyh2o-session-"
@@ -55,6 +47,9 @@ _NPY = re.compile(
     rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \((\d{1,10}),\), \} *\n",
     re.DOTALL,
 )
+
+# What comes before the numbers of a text that has fewer than a million million tokens.
+_NPY_HEADER_BYTES = 128
 
 # All that a damaged or foreign archive makes zipfile, json and numpy raise.
 _DAMAGE = (
@@ -71,8 +66,6 @@ _DAMAGE = (
     RecursionError,
     MemoryError,
 )
-
-_identities: weakref.WeakKeyDictionary[Llama, ModelIdentity] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -183,6 +176,53 @@ def read_header(path: str | Path, kind: str) -> dict[str, Any]:
         return _read_header(path, _json(_member(archive, _HEADER)), kind)
 
 
+@dataclass(frozen=True)
+class Overview:
+    """What a session file says without its large parts.
+
+    Attributes:
+        kind, header: as in `Session`.
+        n_tokens: of the text.
+    """
+
+    kind: str
+    header: dict[str, Any]
+    n_tokens: int
+
+
+def read_overview(path: str | Path) -> Overview:
+    """Read what a session file of any kind says of itself, which is quick.
+
+    Raises:
+        SessionError: as for `read_header`.
+    """
+    path = Path(path)
+    with _opened(path) as file, zipfile.ZipFile(file) as archive:
+        about = _json(_member(archive, _HEADER))
+        kind = about.get("kind") if isinstance(about, dict) else None
+        header = _read_header(path, about, str(kind))
+        n_bytes = archive.getinfo(_TOKENS).file_size - _NPY_HEADER_BYTES
+    return Overview(str(kind), header, max(0, n_bytes // 4))
+
+
+def read_tokens(path: str | Path) -> list[int]:
+    """The tokens of the text in a session file of any kind.
+
+    Raises:
+        SessionError: as for `read_session`.
+    """
+    with _opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
+        return _read_tokens(_member(archive, _TOKENS))
+
+
+def is_of_kind(path: str | Path, kind: str) -> bool:
+    """Whether a session file can be read, and is of this kind."""
+    try:
+        return read_overview(path).kind == kind
+    except SessionError:
+        return False
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A session file to read; whatever goes wrong becomes a SessionError."""
@@ -264,108 +304,6 @@ def _read_header(path: Path, about: Any, kind: str) -> dict[str, Any]:
     return header
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-# -------------------------------------------------------------------------------------------------
-# The model and the settings
-# -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ModelIdentity:
-    """What tells a model from others.
-
-    Attributes:
-        file: name of the file.
-        bytes: its size.
-        sha256: hash of its header, in hexadecimal digits.
-        path: where to look for it first; the same model elsewhere is as good.
-    """
-
-    file: str
-    bytes: Annotated[int, Range(0, 2**63 - 1)]
-    sha256: str
-    path: str = ""
-
-
-# The settings of a cache by their names, which differ between versions (see `settings_identity`).
-Settings = dict[str, Scalar | dict[str, Scalar]]
-_SETTING_TYPES: dict[str, Any] = {
-    "evict": bool,
-    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
-    **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
-}
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that the command line could not read.
-
-    Raises:
-        ValueError: one is something else than it should be.
-    """
-    for name, kind in _SETTING_TYPES.items():
-        if name in settings:
-            value_of(kind, settings[name], name)
-
-
-def model_identity(llm: Llama) -> ModelIdentity:
-    """What tells the model of `llm` from others.
-
-    Raises:
-        SessionError: the model file is gone.
-    """
-    identity = _identities.get(llm)
-    if identity is None:
-        path = str(Path(llm.model_path).absolute())
-        identity = _identities[llm] = ModelIdentity(**file_identity(llm.model_path), path=path)
-    return identity
-
-
-def settings_identity(llm: Llama) -> dict[str, Any]:
-    """The settings that a state of the cache depends on, and how the text goes on after it.
-
-    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
-    """
-    params = llm.context_params
-    lora = (
-        None if llm.lora_path is None else file_identity(llm.lora_path) | {"scale": llm.lora_scale}
-    )
-    return {
-        "evict": llm.evicting,
-        "ctx": llm.n_ctx(),
-        **({} if llm.budget is None else llm.budget.saved()),
-        "type_k": _type_name(params.type_k),
-        "type_v": _type_name(params.type_v),
-        "flash_attn": int(params.flash_attn_type),
-        **{name: getattr(params, name) for name in _ROPE},
-        "lora": lora,
-        "kv_overrides": llm.kv_overrides,
-        "last_n_tokens_size": llm.last_n_tokens_size,
-    }
-
-
-_OPTIONS = {
-    "ctx": "--ctx",
-    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
-    "type_k": "--kv-type",
-    "type_v": "--kv-type",
-}
-# Settings that the first version did not have, with the values that are no change.
-_LATER = {name: getattr(EvictionSettings(), name) for name in ("recall", "recall_type")}
-_ROPE = (
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-)
-
-
 @contextlib.contextmanager
 def damage_found(what: str | Path = "the file") -> Iterator[None]:
     """Whatever makes no sense in a session becomes a SessionError."""
@@ -379,67 +317,5 @@ def damage_found(what: str | Path = "the file") -> Iterator[None]:
         ) from error
 
 
-def check_same(session: Session, llm: Llama) -> None:
-    """Refuse a session that was made with another model or other settings.
-
-    Raises:
-        SessionError: naming the first thing that differs.
-    """
-    with damage_found():
-        model = record_of(ModelIdentity, session.header.get("model"), "model")
-        settings = value_of(Settings, session.header.get("settings"), "settings")
-        check_settings(settings)
-    mine = model_identity(llm)
-    if (model.sha256, model.bytes) != (mine.sha256, mine.bytes):
-        raise SessionError(
-            f"this session was made with the model {in_one_line(model.file)}, which is another "
-            f"than {mine.file}: give that one (--model), or start a new session"
-        )
-    _check_same_settings(settings, settings_identity(llm))
-    if any(not 0 <= token < llm.n_vocab() for token in session.tokens):
-        raise SessionError(
-            "the session file is damaged (it has tokens the model does not know): use another copy "
-            "of it"
-        )
-
-
-def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    # An older version did not know them, and did what their defaults say.
-    theirs = {**{name: _LATER[name] for name in _LATER.keys() & mine.keys()}, **theirs}
-    for name in {**mine, **theirs}:
-        if name not in mine or name not in theirs or theirs[name] != mine[name]:
-            raise SessionError(
-                f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
-                f"{_shown(name, mine)}: give the same settings, or start a new session"
-            )
-
-
-def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting as the user gives it."""
-    if name == "evict":
-        return "eviction" if settings.get(name) else "--no-evict"
-    value = settings.get(name, "unknown")
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
-
-
-def file_identity(path: str) -> dict[str, Any]:
-    """What tells a model file from others, without loading it: its name, size and header's hash.
-
-    Raises:
-        SessionError: the file is gone.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            header = file.read(MODEL_HEADER_BYTES)
-            size = file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise SessionError(
-            f"cannot tell which model {path} is: {error.strerror}; put the file back"
-        ) from error
-    return {"file": Path(path).name, "bytes": size, "sha256": hashlib.sha256(header).hexdigest()}
-
-
-def _type_name(number: int) -> str:
-    names = {number: name for name, number in KV_TYPES.items()}
-    return names.get(number, str(number))
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

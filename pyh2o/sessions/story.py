@@ -42,23 +42,16 @@ from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
 from ..text.vocabulary import end_tokens, is_end_token
 from .archives import archive_saved, open_archive
-from .edited_story import EditedStory, parts_after
+from .edited_story import EditableStory, parts_after
+from .identity import check_same, model_identity, settings_identity
 from .saved_story import SavedStory, StoryHeader
-from .session_file import (
-    Session,
-    check_same,
-    damage_found,
-    model_identity,
-    read_session,
-    settings_identity,
-    write_session,
-)
+from .session_file import Session, damage_found, read_session, write_session
 from .story_record import StoryRecord
 
 KIND = "story"
 
 
-class Story:
+class Story(EditableStory):
     """A text that goes on after a prompt, for as long as one likes.
 
     The model belongs to the story while it is written. If it was used for something else in
@@ -137,11 +130,6 @@ class Story:
         self._recorded = (0, 0.0)
 
     @property
-    def tokens(self) -> list[int]:
-        """Of the prompt and of the story."""
-        return self._text.tokens
-
-    @property
     def written(self) -> int:
         """Tokens of the story, without the prompt's."""
         return len(self.tokens) - self.n_prompt
@@ -166,27 +154,6 @@ class Story:
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
         return prompt_tokens(self.llm, prompt, None, None) == self.tokens[: self.n_prompt]
-
-    def edit(self, text: str) -> None:
-        """Put another text in the place of all that was given out; the next `write` reads it.
-
-        As many of its tokens as before count as the prompt's, and the others as written.
-
-        Args:
-            text: with the prompt, if the story's text begins with it.
-
-        Raises:
-            ValueError, ContextLimitError: as for a prompt.
-        """
-        edited = EditedStory.of(
-            self.llm, text, self.tokens[: self.n_prompt], with_prompt=bool(self._opening)
-        )
-        self._text.take_model()
-        self._text.begin(edited.tokens)
-        self.n_prompt, self._opening = edited.n_prompt, edited.opening
-        self.finish, self._ended, self._writer = None, False, None
-        self._pieces = self._new_pieces(size=len(text.encode()))
-        self._follow_written()
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -346,6 +313,7 @@ class Story:
             loop_guard=self._guard is not None,
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
+            pins=self.pins,
         )
         model, settings = model_identity(self.llm), settings_identity(self.llm)
         with archive_saved(path, self.llm) as archive:
@@ -419,7 +387,8 @@ class Story:
     def _go_on_from(self, session: Session, header: StoryHeader) -> None:
         saved = header.story
         open_archive(session, self.llm, header.archive)
-        self._text.load(session.tokens, saved.evaluated, saved.evaluated, session.kv)
+        n_cached = saved.evaluated
+        self._text.load(session.tokens, n_cached, n_cached, session.kv, saved.pins)
         self.finish = saved.finish
         self._ended = saved.ended
         self.seconds = saved.seconds

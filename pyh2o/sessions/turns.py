@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..generation.finish import FINISH_STOP
+from ..llama import Llama
 from ..text.chat_template import ChatTemplate
+from ..text.prompt import suffix_tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ def rewritten(
         tokens += text[turn.answer_start : turn.end]
         moved.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
     return tokens, tuple(moved)
+
+
+def said_before(
+    llm: Llama, template: ChatTemplate, said: Sequence[tuple[str, str]]
+) -> tuple[list[int], tuple[Turn, ...]]:
+    """A conversation of messages and answers that were said elsewhere, as texts."""
+    tokens, turns = list(template.opening), list[Turn]()
+    for user, answer in said:
+        new = template.next_turn(user) if turns else template.first_turn(user)
+        start = len(tokens) if turns else n_equal(new[:-1], template.opening)
+        tokens[start:] = new if turns else new[start:]
+        answer_start = len(tokens)
+        tokens += suffix_tokens(llm, answer)
+        turns.append(Turn(user, answer, FINISH_STOP, start, answer_start, len(tokens)))
+    return tokens, tuple(turns)
 
 
 def n_equal(a: Sequence[int], b: Sequence[int]) -> int:

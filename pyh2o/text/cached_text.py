@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Tokens at the end of the cached text by which it is recognised.
 SEEN_TOKENS = 16
 
+# Tokens of a text: (start, end), end not included.
+Span = tuple[int, int]
+
 # A model has one text: the one that was begun, loaded or read last.
 _owners: weakref.WeakKeyDictionary[Llama, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
 
@@ -30,6 +33,7 @@ class CachedText:
         n_known: so many of the first tokens have been evaluated before, whether their rows are
             still in the cache or not.
         evaluated: tokens evaluated for this text since the object exists.
+        pins: spans that are never evicted, beside the first tokens; ascending and apart.
     """
 
     def __init__(self, llm: Llama, on_taken: Callable[[], None] | None = None) -> None:
@@ -43,6 +47,7 @@ class CachedText:
         self.tokens: list[int] = []
         self.n_known = 0
         self.evaluated = 0
+        self.pins: tuple[Span, ...] = ()
         self._n_pinned: int | None = None
         self._n_cached = 0
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
@@ -101,7 +106,12 @@ class CachedText:
         return max(0, self.n_known - self.llm.n_tokens)
 
     def begin(
-        self, tokens: Sequence[int], *, n_known: int = 0, n_pinned: int | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        n_known: int = 0,
+        n_pinned: int | None = None,
+        pins: Sequence[Span] = (),
     ) -> None:
         """Empty the cache; this text, all of it to be evaluated, takes its place.
 
@@ -109,8 +119,9 @@ class CachedText:
             tokens: of the text.
             n_known: how many of them have been evaluated before.
             n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
+            pins: spans that are never evicted either.
         """
-        self.tokens, self.n_known = list(tokens), n_known
+        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
         self.empty_cache()
 
@@ -120,9 +131,34 @@ class CachedText:
         # An empty cache has forgotten what was pinned.
         if self._n_pinned is not None:
             self.llm.pin(self._n_pinned)
+        if self.pins:
+            self.llm.pin_spans(self.pins)
         self.look()
 
-    def load(self, tokens: Sequence[int], n_cached: int, n_known: int, kv_state: bytes) -> None:
+    @property
+    def n_pinned(self) -> int:
+        """First tokens that are never evicted."""
+        budget = self.llm.budget
+        by_settings = 0 if budget is None else budget.pinned
+        return by_settings if self._n_pinned is None else self._n_pinned
+
+    def pin(self, pins: Sequence[Span]) -> None:
+        """Never evict these spans from now on, in the place of those before.
+
+        Raises:
+            SettingsError: as `Llama.pin_spans` does.
+        """
+        self.llm.pin_spans(pins)
+        self.pins = tuple(pins)
+
+    def load(
+        self,
+        tokens: Sequence[int],
+        n_cached: int,
+        n_known: int,
+        kv_state: bytes,
+        pins: Sequence[Span] = (),
+    ) -> None:
         """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
 
         If the state does not fit, all of the text is to be evaluated again.
@@ -130,9 +166,9 @@ class CachedText:
         try:
             self.llm.load_kv_state(kv_state, tokens[:n_cached])
         except StateError:
-            self.begin(tokens, n_known=n_known)
+            self.begin(tokens, n_known=n_known, pins=pins)
             return
-        self.tokens, self.n_known = list(tokens), n_known
+        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self.look()
 
     def set_back(self, n_tokens: int) -> None:
@@ -143,23 +179,29 @@ class CachedText:
         self.look()
         del self.tokens[n_tokens:]
         self.n_known = min(self.n_known, n_tokens)
+        if self.pins and self.pins[-1][1] > n_tokens:
+            self.pin([(start, min(end, n_tokens)) for start, end in self.pins if start < n_tokens])
         if n_tokens < self.llm.n_tokens and not (
             n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
         ):
             self.empty_cache()
         self.look()
 
-    def put_back(self, start: int, tokens: Sequence[int], n_known: int) -> None:
+    def put_back(
+        self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
+    ) -> None:
         """Give the text its old end again, behind its first `start` tokens.
 
         Args:
             start: tokens that the text has had all the time.
             tokens: those behind them.
-            n_known: as it was.
+            n_known, pins: as they were.
         """
         self.set_back(start)
         self.tokens += tokens
         self.n_known = max(self.n_known, n_known)
+        if self.pins != tuple(pins):
+            self.pin(pins)
 
     def has_rows(self, n_tokens: int) -> bool:
         """Whether a shorter text has enough rows in the cache to go on with it.

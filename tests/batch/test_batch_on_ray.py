@@ -21,7 +21,7 @@ from many_texts import tiny_engine
 from needed import needed
 from pyh2o.errors import BatchError
 from pyh2o.generation.sampling import Sampling
-from pyh2o.sessions.session_file import file_identity
+from pyh2o.sessions.identity import file_identity
 from ray_clusters import processes_below, two_workers
 from tiny_llama import EXACT_ROWS, ONE_THREAD
 

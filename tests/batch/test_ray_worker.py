@@ -11,7 +11,7 @@ import pytest
 
 from needed import needed
 from pyh2o.generation.sampling import Sampling
-from pyh2o.sessions.session_file import file_identity
+from pyh2o.sessions.identity import file_identity
 from pyh2o.system.threads import physical_cores
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import ONE_THREAD

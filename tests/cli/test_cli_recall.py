@@ -12,10 +12,10 @@ import pytest
 from cli_fakes import Output, run
 from pyh2o.cli.chat.answers import Answers
 from pyh2o.cli.chat.command import RECALLING
-from pyh2o.cli.chat.saved import chats_folder
 from pyh2o.cli.options import RunOptions
 from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
+from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")

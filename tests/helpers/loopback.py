@@ -108,7 +108,7 @@ class LoopbackServer:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/v1"
-        app = create_app(self.models, **settings)
+        app = self.app = create_app(self.models, **settings)
         # Without a configuration of logs, tests see what is logged.
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
@@ -146,3 +146,4 @@ class LoopbackServer:
         self._server.should_exit = True
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
+        self.app.state.sessions.close()

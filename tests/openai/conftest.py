@@ -51,3 +51,17 @@ def server(engine: Engine) -> Iterator[Any]:
     running = loopback.LoopbackServer(engine, limits=Limits(body_mib=1))
     yield running
     running.close()
+
+
+@pytest.fixture
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where sessions are saved."""
+    monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+    return tmp_path / "chats"
+
+
+@pytest.fixture
+def client(chats: Path, engine: Engine) -> Iterator[Any]:
+    """Of the sessions of a server."""
+    with needed("session_client", name="the server's packages").serving(engine) as running:
+        yield running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,9 +20,9 @@ from .refusals import RefusedError, refusal_of, report
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-# Called with what is to be called after each piece of a prompt; returns the body of an answer, or
-# the chunks of a stream.
-Work = Callable[[Callable[[], None]], Any]
+# Called with what is to be called after each piece of a prompt (of a `ToldAnswer` with its teller);
+# returns the body of an answer, or the chunks of a stream.
+Work = Callable[[Any], Any]
 # Calls a function in a thread.
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -129,6 +129,32 @@ class EventAnswer(Answer):
 
         for chunk in self._work(on_read):
             from_thread.run(made.send, chunk)
+
+
+class ToldAnswer(EventAnswer):
+    """A stream of events that the work tells one by one, whatever it is at; it gets a `Teller`."""
+
+    def _make_here(self, made: MemoryObjectSendStream[Any]) -> None:
+        self._work(Teller(made))
+
+
+class Teller:
+    """Sends events from a thread; it raises what anyio raises when the client has left."""
+
+    def __init__(self, made: MemoryObjectSendStream[Any]) -> None:
+        self._made = made
+
+    def tell(self, event: Any) -> None:
+        """Send an event, and wait for a client that is slow."""
+        from_thread.run(self._made.send, event)
+
+    def mention(self, event: Any) -> None:
+        """Send an event, unless the client is slow: other texts wait meanwhile."""
+        from_thread.run_sync(self._offer, event)
+
+    def _offer(self, event: Any) -> None:
+        with suppress(anyio.WouldBlock):
+            self._made.send_nowait(event)
 
 
 async def _send_all(events: _Events, made: MemoryObjectReceiveStream[Any]) -> None:

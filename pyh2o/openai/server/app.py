@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 import uvicorn
-from anyio import from_thread, to_thread
+from anyio import to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from ... import __version__
-from ..limits import Limits
-from .answers import Answer, EventAnswer, Threads, refused
+from .answers import Answer, Threads, refused
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
 from .embeddings import EmbeddingModel
 from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
 from .models import AnyModel, ModelSource, ServedModels
-from .refusals import RefusedError, body_refusal
+from .open_sessions import OpenSessions
+from .refusals import RefusedError
+from .requests import answer, check_key, models_of, read, takes
 from .served_model import ServedModel
+from .session_routes import session_routes
 
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
-# The rest of a body that is too long is read for so long, or its client would miss the answer.
-DRAIN_SECONDS = 10
-
 # A connection without requests stays open for so long: people read an answer before they go on.
 KEEP_ALIVE_SECONDS = 75
-
-AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
@@ -51,7 +45,9 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     }
     app.state.api_key = api_key
     app.state.answered = Counter()
+    app.state.sessions = OpenSessions(models)
     app.include_router(routes)
+    app.include_router(session_routes)
     app.add_api_route("/health", _health, summary="Health")
     for kind in (RefusedError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
@@ -78,7 +74,10 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
     config = uvicorn.Config(
         app, log_level=log_level, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
     )
-    _Server(config).run(sockets=[listener])
+    try:
+        _Server(config).run(sockets=[listener])
+    finally:
+        app.state.sessions.close()
 
 
 class _Server(uvicorn.Server):
@@ -90,192 +89,102 @@ class _Server(uvicorn.Server):
 
 
 # ---------------------------------------------------------------------------------------------
-# Requests
-# ---------------------------------------------------------------------------------------------
-
-
-def _check_key(request: Request) -> None:
-    api_key = request.app.state.api_key
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if api_key is None:
-        return
-    if scheme.lower() != "bearer" or not secrets.compare_digest(
-        given.strip().encode(), api_key.encode()
-    ):
-        raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
-
-
-async def _read(request: Request, kind: type[AnyBody]) -> AnyBody:
-    """The body of a request.
-
-    Raises:
-        RefusedError: it is too long, not JSON, or not of this kind.
-    """
-    # A page of any site may send what is not called JSON without asking first.
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise RefusedError(415, "the header Content-Type has to be application/json")
-    data = await _body(request, _models(request).limits)
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise body_refusal(error) from None
-
-
-async def _body(request: Request, limits: Limits) -> bytes:
-    body = bytearray()
-    stream = request.stream()
-    async for piece in stream:
-        body += piece
-        if len(body) > limits.body_bytes:
-            body.clear()
-            with anyio.move_on_after(DRAIN_SECONDS):
-                async for _ in stream:
-                    pass
-            raise RefusedError(
-                413,
-                f"the body has more than {limits.body_mib} MiB: send less, or start the server "
-                "with a higher --max-body-mib",
-            )
-    return bytes(body)
-
-
-def _takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The description of a body, for the pages at /docs."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _models(request: Request) -> ServedModels:
-    models: ServedModels = request.app.state.models
-    return models
-
-
-def _answer(
-    request: Request,
-    source: ModelSource,
-    ask: Callable[[Any, Callable[[], None]], Any],
-    *,
-    stream: bool = False,
-    waits: bool = True,
-) -> Answer:
-    """The answer that a model gives.
-
-    Args:
-        request: the request.
-        source: of the model.
-        ask: gets the model, loaded, and what is to be called after each piece of a prompt.
-        stream: whether it is sent as it is made.
-        waits: whether it takes a place, which there may be none of. Else only a model that has to
-            be loaded makes it wait.
-    """
-    models = _models(request)
-
-    def work(on_read: Callable[[], None]) -> Any:
-        return models.ask(source, lambda model: ask(model, on_read), from_thread.check_cancelled)
-
-    threads: Threads = request.app.state.threads[source.name]
-    run = threads.run if waits or not models.is_loaded(source) else to_thread.run_sync
-    return EventAnswer(run, work) if stream else Answer(run, work)
-
-
-# ---------------------------------------------------------------------------------------------
 # Routes
 # ---------------------------------------------------------------------------------------------
 
-routes = APIRouter(dependencies=[Depends(_check_key)])
+routes = APIRouter(dependencies=[Depends(check_key)])
 
 
-@routes.post("/v1/completions", summary="Completion", openapi_extra=_takes(CompletionBody))
+@routes.post("/v1/completions", summary="Completion", openapi_extra=takes(CompletionBody))
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
 async def _complete(request: Request) -> Response:
-    body = await _read(request, CompletionBody)
-    source = _models(request).find(body.model, embeds=False)
+    body = await read(request, CompletionBody)
+    source = models_of(request).find(body.model, embeds=False)
 
     def complete(model: ServedModel, on_read: Callable[[], None]) -> Any:
         return model.complete(body, on_read)
 
-    return _answer(request, source, complete, stream=body.stream)
+    return answer(request, source, complete, stream=body.stream)
 
 
-@routes.post("/v1/chat/completions", summary="Chat", openapi_extra=_takes(ChatBody))
+@routes.post("/v1/chat/completions", summary="Chat", openapi_extra=takes(ChatBody))
 async def _chat(request: Request) -> Response:
-    body = await _read(request, ChatBody)
-    source = _models(request).find(body.model, embeds=False)
+    body = await read(request, ChatBody)
+    source = models_of(request).find(body.model, embeds=False)
 
     def chat(model: ServedModel, on_read: Callable[[], None]) -> Any:
         return model.chat(body, on_read)
 
-    return _answer(request, source, chat, stream=body.stream)
+    return answer(request, source, chat, stream=body.stream)
 
 
-@routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=_takes(EmbeddingBody))
+@routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=takes(EmbeddingBody))
 async def _embed(request: Request) -> Response:
-    body = await _read(request, EmbeddingBody)
-    source = _models(request).find(body.model, embeds=True)
+    body = await read(request, EmbeddingBody)
+    source = models_of(request).find(body.model, embeds=True)
 
     def embed(model: EmbeddingModel, _on_read: Callable[[], None]) -> Any:
         return model.embed(body)
 
-    return _answer(request, source, embed)
+    return answer(request, source, embed)
 
 
 @routes.get("/v1/models", summary="Models")
 async def _list(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_listed(source) for source in _models(request).sources]}
+    return {"object": "list", "data": [_listed(source) for source in models_of(request).sources]}
 
 
 @routes.get("/v1/models/{name}", summary="Model")
 async def _model(request: Request, name: str) -> dict[str, Any]:
-    return _listed(_models(request).named(name))
+    return _listed(models_of(request).named(name))
 
 
 def _listed(source: ModelSource) -> dict[str, Any]:
     return {"id": source.name, "object": "model", "created": 0, "owned_by": "pyh2o"}
 
 
-@routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=_takes(TextBody))
+@routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=takes(TextBody))
 async def _tokenize(request: Request) -> Response:
-    body = await _read(request, TextBody)
-    source = _models(request).find(body.model)
+    body = await read(request, TextBody)
+    source = models_of(request).find(body.model)
 
     def tokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
         return {"tokens": model.tokenize(body.input)}
 
-    return _answer(request, source, tokenize, waits=False)
+    return answer(request, source, tokenize, waits=False)
 
 
-@routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=_takes(TextBody))
+@routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=takes(TextBody))
 async def _count(request: Request) -> Response:
-    body = await _read(request, TextBody)
-    source = _models(request).find(body.model)
+    body = await read(request, TextBody)
+    source = models_of(request).find(body.model)
 
     def count(model: AnyModel, _on_read: Callable[[], None]) -> Any:
         return {"count": len(model.tokenize(body.input))}
 
-    return _answer(request, source, count, waits=False)
+    return answer(request, source, count, waits=False)
 
 
-@routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=_takes(TokensBody))
+@routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=takes(TokensBody))
 async def _detokenize(request: Request) -> Response:
-    body = await _read(request, TokensBody)
-    source = _models(request).find(body.model)
+    body = await read(request, TokensBody)
+    source = models_of(request).find(body.model)
 
     def detokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
         return {"text": model.detokenize(body.tokens)}
 
-    return _answer(request, source, detokenize, waits=False)
+    return answer(request, source, detokenize, waits=False)
 
 
 @routes.get("/v1/kv", summary="What the places of texts hold")
 async def _kv(request: Request) -> Response:
-    models = _models(request)
+    models = models_of(request)
     return Answer(to_thread.run_sync, lambda _: kv_json(models))
 
 
 @routes.get("/metrics", summary="Figures for Prometheus")
 async def _metrics(request: Request) -> Response:
-    models, answered = _models(request), request.app.state.answered
+    models, answered = models_of(request), request.app.state.answered
     text = await to_thread.run_sync(metrics_text, models, answered.copy())
     return Response(text, media_type=CONTENT_TYPE)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import SettingsError
@@ -48,6 +49,8 @@ class ModelSource:
         n_at_once: requests that are answered at the same time.
         embeds: whether it turns texts into vectors; else it writes text.
         needed_bytes: memory that it takes, about.
+        path: of its file, which says which sessions are its own; None where that is not known
+            before it is loaded.
     """
 
     name: str
@@ -55,6 +58,7 @@ class ModelSource:
     n_at_once: int = 1
     embeds: bool = False
     needed_bytes: int = 0
+    path: Path | None = None
 
 
 class _Entry:
@@ -168,6 +172,10 @@ class ServedModels:
         """The models that are loaded now; any of them may be closed at any time."""
         models = [entry.model for entry in self._entries.values()]
         return [model for model in models if model is not None]
+
+    def loaded_model(self, source: ModelSource) -> AnyModel | None:
+        """A model, if it is loaded; it may be closed at any time."""
+        return self._entries[source.name].model
 
     def is_loaded(self, source: ModelSource) -> bool:
         """Whether a request need not wait for a model."""

@@ -43,14 +43,14 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     lists: list[list[int]] = []
 
     class Endless(Writer):
-        def __init__(self, llm: Llama, sampling: Sampling) -> None:
+        def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
             ends = [token for token in range(llm.n_vocab()) if is_end(llm, token)]
 
             def ban_ends(_tokens: Any, logits: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
                 logits[ends] = -np.inf
                 return logits
 
-            super().__init__(llm, sampling, logits_processor=ban_ends)
+            super().__init__(llm, sampling, logits_processor=ban_ends, **before)
 
         def write(self, tokens: Sequence[int]) -> Generator[int]:
             lists.append([])

@@ -59,8 +59,8 @@ def test_a_message_without_an_answer_gets_another_seed(
     talking = conversation_module.Writer
 
     class Silent(talking):  # type: ignore[misc, valid-type]
-        def __init__(self, llm: Llama, sampling: Sampling) -> None:
-            super().__init__(llm, sampling)
+        def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
+            super().__init__(llm, sampling, **before)
             seeds.append(sampling.seed)
 
         def write(self, tokens: Sequence[int]) -> Generator[int]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pyh2o.errors import SessionError
-from pyh2o.sessions import session_file as session_module
-from pyh2o.sessions.session_file import Session, check_same, model_identity, settings_identity
+from pyh2o.sessions import identity
+from pyh2o.sessions.identity import check_same, model_identity, settings_identity
+from pyh2o.sessions.session_file import Session
 from session_files import one_line
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -90,7 +91,7 @@ def test_another_model_of_the_same_name_is_refused(model: Path, tmp_path: Path) 
 def test_a_model_that_differs_only_in_its_size_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "MODEL_HEADER_BYTES", 1000)
+    monkeypatch.setattr(identity, "MODEL_HEADER_BYTES", 1000)
     made = session_of(tiny_llama(model, n_ctx=100))
     other = tmp_path / "longer.gguf"
     other.write_bytes(model.read_bytes() + b"more")

@@ -1,4 +1,7 @@
-"""Where chats are saved: a folder with one session file for each, open in one chat at a time."""
+"""Where sessions are saved by name: a folder with one file for each, open in one place at a time.
+
+`pyh2o chat` and the server share the folder and the locks.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from pathlib import Path
 
 import platformdirs
 
-from pyh2o.system.archives import of_session, remove_of_session
-
-from ..errors import InputError
+from ..errors import SessionError, SessionOpenError
+from ..system.archives import of_session, remove_of_session
+from .session_file import is_of_kind
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
@@ -43,7 +46,7 @@ class SavedChat:
     """A chat that is saved under a name, or will be.
 
     Raises:
-        InputError: a name that cannot be that of a file everywhere.
+        SessionError: a name that cannot be that of a file everywhere.
     """
 
     name: str
@@ -61,7 +64,7 @@ class SavedChat:
             wrong = "letters, digits, dashes, dots, underscores and spaces"
         else:
             return
-        raise InputError(f"{name!r} cannot be the name of a session: a name has {wrong}")
+        raise SessionError(f"{name!r} cannot be the name of a session: a name has {wrong}")
 
     @property
     def path(self) -> Path:
@@ -85,6 +88,19 @@ class SavedChat:
         self.path.unlink()
         remove_of_session(self.path)
 
+    def rename(self, new: SavedChat) -> None:
+        """Give it another name, which no other chat has; its archive goes along.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        source, target = of_session(self.path), of_session(new.path)
+        # The archive has both names for a moment: a session never lies without it.
+        with contextlib.suppress(FileNotFoundError):
+            os.link(source, target)
+        self.path.rename(new.path)
+        remove_of_session(self.path)
+
     @property
     def lock_path(self) -> Path:
         """A file of its own that is locked: the session file is another one after each save."""
@@ -92,26 +108,26 @@ class SavedChat:
 
 
 def saved_chats() -> list[SavedChat]:
-    """All chats that are saved, the one last changed first."""
+    """All chats and stories that are saved, the one last changed first."""
     found = []
     for path in chats_folder().glob(f"[!.]*{SUFFIX}"):
-        with contextlib.suppress(OSError, InputError):  # removed since the listing, or not ours
+        with contextlib.suppress(OSError, SessionError):  # removed since the listing, or not ours
             found.append((path.stat().st_mtime_ns, SavedChat(path.name.removesuffix(SUFFIX))))
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def last_chat() -> SavedChat:
-    """The chat that was last changed.
+    """The conversation that was last changed.
 
     Raises:
-        InputError: none is saved.
+        SessionError: none is saved.
     """
-    chats = saved_chats()
-    if not chats:
-        raise InputError(
-            f"no conversation is saved in {chats_folder()}: start one without --continue"
-        )
-    return chats[0]
+    for chat in saved_chats():
+        if not is_of_kind(chat.path, "story"):
+            return chat
+    raise SessionError(
+        f"no conversation is saved in {chats_folder()}: start one without --continue"
+    )
 
 
 def new_chat() -> SavedChat:
@@ -128,7 +144,8 @@ class ChatLock:
     """Holds a chat as long as it is open here; the system lets go of it if the program is killed.
 
     Raises:
-        InputError: the chat is open elsewhere, or the folder cannot be written.
+        SessionOpenError: the chat is open elsewhere.
+        SessionError: the folder cannot be written.
     """
 
     def __init__(self, chat: SavedChat) -> None:
@@ -137,12 +154,12 @@ class ChatLock:
             make_chats_folder()
             self._file = self._lock()
         except BlockingIOError:
-            raise InputError(
+            raise SessionOpenError(
                 f"session {chat.name} is open in another chat: leave that one first, or give "
                 "another --session"
             ) from None
         except OSError as error:
-            raise InputError(
+            raise SessionError(
                 f"{chats_folder()} cannot be used ({error.strerror}): make it writable, set "
                 "PYH2O_CHATS to another folder, or give --no-save"
             ) from None

@@ -1,0 +1,113 @@
+"""What every route does with a request: its key, its body, its model and its answer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+from anyio import from_thread, to_thread
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from ..limits import Limits
+from .answers import Answer, EventAnswer, Threads
+from .models import ModelSource, ServedModels
+from .refusals import RefusedError, body_refusal
+
+# The rest of a body that is too long is read for so long, or its client would miss the answer.
+DRAIN_SECONDS = 10
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+
+def check_key(request: Request) -> None:
+    """Refuse a request without the server's key.
+
+    Raises:
+        RefusedError: it has none, or another one.
+    """
+    api_key = request.app.state.api_key
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if api_key is None:
+        return
+    if scheme.lower() != "bearer" or not secrets.compare_digest(
+        given.strip().encode(), api_key.encode()
+    ):
+        raise RefusedError(401, "Invalid API key: send the server's --api-key as bearer token")
+
+
+async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
+    """The body of a request.
+
+    Raises:
+        RefusedError: it is too long, not JSON, or not of this kind.
+    """
+    # A page of any site may send what is not called JSON without asking first.
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RefusedError(415, "the header Content-Type has to be application/json")
+    data = await _body(request, models_of(request).limits)
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise body_refusal(error) from None
+
+
+async def _body(request: Request, limits: Limits) -> bytes:
+    body = bytearray()
+    stream = request.stream()
+    async for piece in stream:
+        body += piece
+        if len(body) > limits.body_bytes:
+            body.clear()
+            with anyio.move_on_after(DRAIN_SECONDS):
+                async for _ in stream:
+                    pass
+            raise RefusedError(
+                413,
+                f"the body has more than {limits.body_mib} MiB: send less, or start the server "
+                "with a higher --max-body-mib",
+            )
+    return bytes(body)
+
+
+def takes(kind: type[BaseModel]) -> dict[str, Any]:
+    """The description of a body, for the pages at /docs."""
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def models_of(request: Request) -> ServedModels:
+    """The models of the server."""
+    models: ServedModels = request.app.state.models
+    return models
+
+
+def answer(
+    request: Request,
+    source: ModelSource,
+    ask: Callable[[Any, Callable[[], None]], Any],
+    *,
+    stream: bool = False,
+    waits: bool = True,
+) -> Answer:
+    """The answer that a model gives.
+
+    Args:
+        request: the request.
+        source: of the model.
+        ask: gets the model, loaded, and what is to be called after each piece of a prompt.
+        stream: whether it is sent as it is made.
+        waits: whether it takes a place, which there may be none of. Else only a model that has to
+            be loaded makes it wait.
+    """
+    models = models_of(request)
+
+    def work(on_read: Callable[[], None]) -> Any:
+        return models.ask(source, lambda model: ask(model, on_read), from_thread.check_cancelled)
+
+    threads: Threads = request.app.state.threads[source.name]
+    run = threads.run if waits or not models.is_loaded(source) else to_thread.run_sync
+    return EventAnswer(run, work) if stream else Answer(run, work)

@@ -1,0 +1,181 @@
+"""Answers and passages of sessions, told event by event while they are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from ...engine.place import Place
+from ...generation.finish import FINISH_INTERRUPTED, FINISH_STOP
+from ...sessions.conversation import Conversation
+from ...sessions.memory_map import kv_numbers
+from .answers import Teller
+from .open_session import OpenSession
+from .served_model import ServedModel
+
+# Between two events of the reading, between two looks at the cache, and between two events of it
+# where nothing was compacted.
+READING_SECONDS = 0.1
+LOOK_SECONDS = 0.25
+KV_SECONDS = 1.0
+# A message of fewer tokens is read at once.
+LONG_MESSAGE = 64
+
+
+class _StoppedError(Exception):
+    """Somebody wants the answer no more, before it has begun."""
+
+
+class Answering:
+    """One answer while it is made.
+
+    Args:
+        session: placed, and alone.
+        model: its model.
+        place: where it is.
+        teller: sends the events.
+    """
+
+    def __init__(
+        self, session: OpenSession, model: ServedModel, place: Place, teller: Teller
+    ) -> None:
+        self._session = session
+        self._model = model
+        self._place = place
+        self._teller = teller
+        self._started = time.monotonic()
+        self._told_reading = self._looked = self._told_kv = 0.0
+        self._compactions = place.kv.compactions
+        self._times: list[float] = []  # of the first piece and the last one
+        self._n_before = len(session.text.tokens)
+
+    def run(self, begin: Callable[[], Generator[str]], n_to_read: int) -> dict[str, Any]:
+        """Make it, and save what came of it.
+
+        Whoever ends it, by leaving too, what was said is kept and saved.
+
+        Args:
+            begin: gives the text piece by piece.
+            n_to_read: about how many tokens are read first.
+
+        Returns:
+            the last event.
+        """
+        text = self._session.text
+        turns = text.turns if isinstance(text, Conversation) else ()
+        if n_to_read > LONG_MESSAGE:
+            self._tell_reading(0, n_to_read)
+        self._place.prompt_progress = self._on_read
+        try:
+            with closing(begin()) as pieces:
+                for piece in pieces:
+                    self._on_piece(piece)
+                    if self._session.stopping:
+                        break
+        except _StoppedError:
+            pass
+        finally:
+            self._place.prompt_progress = None
+            self._session.save()
+        return self._end(turns)
+
+    # ---------------------------------------------------------------------------------------------
+    # Meanwhile
+    # ---------------------------------------------------------------------------------------------
+
+    def _on_read(self, done: int, of_all: int) -> None:
+        self._model.check()
+        if self._session.stopping:
+            raise _StoppedError
+        now = time.monotonic()
+        if now - self._told_reading >= READING_SECONDS:
+            self._tell_reading(done, of_all)
+        self._watch(now)
+
+    def _tell_reading(self, done: int, of_all: int) -> None:
+        self._told_reading = time.monotonic()
+        seconds = self._told_reading - self._started
+        speed = done / seconds if done and seconds > 0 else None
+        self._teller.mention(
+            {
+                "type": "reading",
+                "done": done,
+                "of": of_all,
+                "per_second": speed and round(speed, 2),
+                "seconds_left": speed and round((of_all - done) / speed, 2),
+            }
+        )
+
+    def _on_piece(self, piece: str) -> None:
+        self._model.check()
+        now = time.monotonic()
+        self._times = [self._times[0] if self._times else now, now]
+        if piece:
+            self._teller.tell({"type": "text", "text": piece})
+        self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        """Look at the cache now and then, and tell its numbers."""
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        with self._place.watched() as cache:
+            kv = cache.kv
+        if kv.compactions != self._compactions:
+            self._compactions = kv.compactions
+            self._session.look()
+        elif now - self._told_kv < KV_SECONDS:
+            return
+        self._told_kv = now
+        self._teller.mention({"type": "kv", "kv": kv_numbers(kv)})
+
+    # ---------------------------------------------------------------------------------------------
+    # The end
+    # ---------------------------------------------------------------------------------------------
+
+    def _end(self, turns: tuple[Any, ...]) -> dict[str, Any]:
+        session, text = self._session, self._session.text
+        kv = session.look().kv
+        session.recalled = recalled_of(self._place)
+        turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
+        if isinstance(text, Conversation):
+            if text.turns != turns:
+                turn, finish = asdict(text.turns[-1]), text.turns[-1].finish
+        else:
+            finish = text.finish or FINISH_INTERRUPTED
+        now, times = time.monotonic(), self._times
+        speed = None
+        n_drawn = self._n_drawn()
+        if times and n_drawn > 1 and times[1] > times[0]:
+            speed = round((n_drawn - 1) / (times[1] - times[0]), 2)
+        return {
+            "type": "done",
+            "turn": turn,
+            "finish": finish,
+            "kv": {**kv_numbers(kv), "tokens_per_second": speed},
+            "seconds": round(now - self._started, 3),
+            "first_token_seconds": round(times[0] - self._started, 3) if times else None,
+            "tokens_per_second": speed,
+        }
+
+    def _n_drawn(self) -> int:
+        text = self._session.text
+        if isinstance(text, Conversation):
+            last = text.turns[-1] if text.turns else None
+            return 0 if last is None else last.end - max(last.answer_start, self._n_before_of(last))
+        return max(0, len(text.tokens) - self._n_before)
+
+    def _n_before_of(self, turn: Any) -> int:
+        """Where an answer goes on that was stopped before; else 0."""
+        return self._n_before if turn.answer_start < self._n_before < turn.end else 0
+
+
+def recalled_of(place: Place) -> list[dict[str, Any]]:
+    """What is recalled now in a place."""
+    return [
+        {"start": each.start, "end": each.end, "text": each.text, "mass": each.weight}
+        for each in place.recalled()
+    ]

@@ -1,0 +1,201 @@
+"""What a session depends on: the model that its text was written with, and the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..cache.settings import EvictionSettings, saved_names
+from ..errors import SessionError
+from ..llama import KV_TYPES, Llama
+from .records import Count, Range, Scalar, in_one_line, record_of, value_of
+from .session_file import Session, damage_found
+
+# The header of a GGUF file, its vocabulary and the shapes of all tensors, is shorter than this in
+# today's models; a hash of it tells models apart without reading gigabytes.
+MODEL_HEADER_BYTES = 16 * 2**20
+
+_identities: weakref.WeakKeyDictionary[Llama, ModelIdentity] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells a model from others.
+
+    Attributes:
+        file: name of the file.
+        bytes: its size.
+        sha256: hash of its header, in hexadecimal digits.
+        path: where to look for it first; the same model elsewhere is as good.
+    """
+
+    file: str
+    bytes: Annotated[int, Range(0, 2**63 - 1)]
+    sha256: str
+    path: str = ""
+
+    def is_same(self, other: ModelIdentity) -> bool:
+        """Whether it is the same model, wherever its file lies."""
+        return (self.sha256, self.bytes) == (other.sha256, other.bytes)
+
+
+# The settings of a cache by their names, which differ between versions (see `settings_identity`).
+Settings = dict[str, Scalar | dict[str, Scalar]]
+_SETTING_TYPES: dict[str, Any] = {
+    "evict": bool,
+    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
+    **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
+}
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that the command line could not read.
+
+    Raises:
+        ValueError: one is something else than it should be.
+    """
+    for name, kind in _SETTING_TYPES.items():
+        if name in settings:
+            value_of(kind, settings[name], name)
+
+
+def model_identity(llm: Llama) -> ModelIdentity:
+    """What tells the model of `llm` from others.
+
+    Raises:
+        SessionError: the model file is gone.
+    """
+    identity = _identities.get(llm)
+    if identity is None:
+        path = str(Path(llm.model_path).absolute())
+        identity = _identities[llm] = ModelIdentity(**file_identity(llm.model_path), path=path)
+    return identity
+
+
+def settings_identity(llm: Llama) -> dict[str, Any]:
+    """The settings that a state of the cache depends on, and how the text goes on after it.
+
+    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
+    """
+    params = llm.context_params
+    lora = (
+        None if llm.lora_path is None else file_identity(llm.lora_path) | {"scale": llm.lora_scale}
+    )
+    return {
+        "evict": llm.evicting,
+        "ctx": llm.n_ctx(),
+        **({} if llm.budget is None else llm.budget.saved()),
+        "type_k": _type_name(params.type_k),
+        "type_v": _type_name(params.type_v),
+        "flash_attn": int(params.flash_attn_type),
+        **{name: getattr(params, name) for name in _ROPE},
+        "lora": lora,
+        "kv_overrides": llm.kv_overrides,
+        "last_n_tokens_size": llm.last_n_tokens_size,
+    }
+
+
+_OPTIONS = {
+    "ctx": "--ctx",
+    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
+    "type_k": "--kv-type",
+    "type_v": "--kv-type",
+}
+# Settings that the first version did not have, with the values that are no change.
+_LATER = {name: getattr(EvictionSettings(), name) for name in ("recall", "recall_type")}
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+
+
+def check_same(session: Session, llm: Llama) -> None:
+    """Refuse a session that was made with another model or other settings.
+
+    Raises:
+        SessionError: naming the first thing that differs.
+    """
+    check_same_header(session.header, llm)
+    if any(not 0 <= token < llm.n_vocab() for token in session.tokens):
+        raise SessionError(
+            "the session file is damaged (it has tokens the model does not know): use another copy "
+            "of it"
+        )
+
+
+def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
+    """As `check_same`, of the header alone."""
+    with damage_found():
+        settings = value_of(Settings, header.get("settings"), "settings")
+        check_settings(settings)
+    model, mine = saved_model(header), model_identity(llm)
+    if not model.is_same(mine):
+        raise SessionError(
+            f"this session was made with the model {in_one_line(model.file)}, which is another "
+            f"than {mine.file}: give that one (--model), or start a new session"
+        )
+    _check_same_settings(settings, settings_identity(llm))
+
+
+def saved_model(header: Mapping[str, Any]) -> ModelIdentity:
+    """The model that a session was made with.
+
+    Raises:
+        SessionError: the header does not say it.
+    """
+    with damage_found():
+        return record_of(ModelIdentity, header.get("model"), "model")
+
+
+def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    # An older version did not know them, and did what their defaults say.
+    theirs = {**{name: _LATER[name] for name in _LATER.keys() & mine.keys()}, **theirs}
+    for name in {**mine, **theirs}:
+        if name not in mine or name not in theirs or theirs[name] != mine[name]:
+            raise SessionError(
+                f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
+                f"{_shown(name, mine)}: give the same settings, or start a new session"
+            )
+
+
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as the user gives it."""
+    if name == "evict":
+        return "eviction" if settings.get(name) else "--no-evict"
+    value = settings.get(name, "unknown")
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
+
+
+def file_identity(path: str) -> dict[str, Any]:
+    """What tells a model file from others, without loading it: its name, size and header's hash.
+
+    Raises:
+        SessionError: the file is gone.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            header = file.read(MODEL_HEADER_BYTES)
+            size = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise SessionError(
+            f"cannot tell which model {path} is: {error.strerror}; put the file back"
+        ) from error
+    return {"file": Path(path).name, "bytes": size, "sha256": hashlib.sha256(header).hexdigest()}
+
+
+def _type_name(number: int) -> str:
+    names = {number: name for name, number in KV_TYPES.items()}
+    return names.get(number, str(number))

@@ -1,0 +1,58 @@
+"""The texts of single tokens, and where each ends in the text of all."""
+
+from __future__ import annotations
+
+import codecs
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from ..llama import Llama
+from ..text.cached_text import Span
+from ..text.detokenizer import PieceDetokenizer, detokenizer
+
+
+class TokenTexts:
+    """Texts of the tokens of a text that grows, or is set back.
+
+    A character of several tokens is the last one's. What is no character has no text.
+
+    Attributes:
+        texts: of each token.
+        ends: characters up to the end of each token.
+    """
+
+    def __init__(self, *, special: bool) -> None:
+        """`special` gives the marks of a chat template their text."""
+        self.texts: list[str] = []
+        self.ends: list[int] = []
+        self._special = special
+        self._tokens: list[int] = []
+
+    def follow(self, llm: Llama, tokens: Sequence[int]) -> None:
+        """Be those of these tokens; only what is new is looked at."""
+        n = len(self._tokens)
+        if n == 0 or list(tokens[:n]) != self._tokens:
+            self._begin(llm)
+            n = 0
+        for token in tokens[n:]:
+            text = self._decoder.decode(self._parts.feed(token))
+            self.texts.append(text)
+            self.ends.append((self.ends[-1] if self.ends else 0) + len(text))
+        self._tokens = list(tokens)
+
+    def _begin(self, llm: Llama) -> None:
+        self.texts, self.ends = [], []
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        parts = detokenizer(llm, [], starts_text=True)
+        if self._special and isinstance(parts, PieceDetokenizer):
+            parts = PieceDetokenizer(
+                llm._model.vocab, llm.token_bos(), starts_text=True, special=True
+            )
+        self._parts = parts
+
+    def newest(self, text: str) -> Span | None:
+        """The tokens of the last place of a text, or None if it is nowhere."""
+        start = "".join(self.texts).rfind(text)
+        if start < 0:
+            return None
+        return bisect_right(self.ends, start), bisect_left(self.ends, start + len(text)) + 1

@@ -1,0 +1,92 @@
+"""A client of the sessions of a server, in a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from loopback import PATIENCE, LoopbackServer, Reply
+from pyh2o.engine import Engine
+
+SESSIONS = "/v1/sessions"
+
+
+class SessionClient:
+    """Asks a server, and reads its events."""
+
+    def __init__(self, server: LoopbackServer) -> None:
+        self.server = server
+
+    def ask(self, method: str, route: str, body: Any = None) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, SESSIONS + route, data, headers)
+            response = connection.getresponse()
+            return Reply(response.status, response.read())
+        finally:
+            connection.close()
+
+    def got(self, route: str, method: str = "GET", body: Any = None) -> Any:
+        """What is answered to a request that is answered."""
+        reply = self.ask(method, route, body)
+        assert reply.status == 200, reply.body[:500]
+        return reply.json
+
+    def begin(self, name: str | None = None, **body: Any) -> Any:
+        return self.got("", "POST", {"name": name, "sampling": {"seed": 1}, **body})
+
+    def refused(self, method: str, route: str, body: Any = None, status: int = 400) -> str:
+        reply = self.ask(method, route, body)
+        assert reply.status == status, reply.body[:500]
+        message = str(reply.error["message"])
+        assert "\n" not in message
+        return message
+
+    def events(self, route: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of an answer, up to the end."""
+        reply = self.ask("POST", route, body)
+        assert reply.status == 200, reply.body[:500]
+        lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+    def say(self, name: str, message: str, **body: Any) -> dict[str, Any]:
+        """The last event of an answer to a message."""
+        return self.done(f"/{name}/answers", message=message, **body)
+
+    def done(self, route: str, **body: Any) -> dict[str, Any]:
+        """The last event of an answer, whose pieces are its text."""
+        events = self.events(route, **body)
+        done = events[-1]
+        assert done["type"] == "done", events
+        done["text"] = "".join(event["text"] for event in events if event["type"] == "text")
+        return done
+
+    @contextlib.contextmanager
+    def answering(self, route: str, **body: Any) -> Iterator[http.client.HTTPResponse]:
+        """An answer that has begun; it is left at the end."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", SESSIONS + route, json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        try:
+            assert response.status == 200
+            response.readline()
+            yield response
+        finally:
+            response.close()
+            connection.close()
+
+
+@contextlib.contextmanager
+def serving(engine: Engine, **settings: Any) -> Iterator[SessionClient]:
+    server = LoopbackServer(engine, **settings)
+    try:
+        yield SessionClient(server)
+    finally:
+        server.close()
