@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +112,8 @@ class EditableStory(PinnedText):
         if len(text) < len(self._opening) or not text:
             self.edit(text)
             return
-        data = text.encode().removeprefix(self._opening.encode())
-        n_tokens, rest = cut_tokens(self.llm, self.tokens, self.n_prompt, data)
+        own = text.removeprefix(self._opening)
+        n_tokens, rest = cut_tokens(self.llm, self.tokens, self.n_prompt, own)
         self._text.take_model()
         self._text.set_back(n_tokens)
         self._text.tokens += rest
@@ -126,7 +127,7 @@ class EditableStory(PinnedText):
 
 
 def cut_tokens(
-    llm: Llama, tokens: Sequence[int], n_prompt: int, data: bytes
+    llm: Llama, tokens: Sequence[int], n_prompt: int, text: str
 ) -> tuple[int, list[int]]:
     """The tokens of a story that ends earlier.
 
@@ -134,25 +135,22 @@ def cut_tokens(
         llm: the model.
         tokens: of the prompt and of the story.
         n_prompt: how many are the prompt's.
-        data: the beginning of the story's own text that stays; whole characters.
+        text: the beginning of the story's own text that stays.
 
     Returns:
         How many of the tokens stay, and those that come behind them for the rest of a token.
     """
     parts = parts_after(llm, tokens[:n_prompt])
-    n_bytes, stays, n_whole = 0, n_prompt, 0
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+    n_all, n_tokens, n_whole = 0, n_prompt, 0
     for i, token in enumerate(tokens[n_prompt:], n_prompt):
-        if n_bytes >= len(data):
+        if n_all >= len(text):
             break
-        n_bytes += len(parts.feed(token))
-        if n_bytes <= len(data) and not _is_inside(data[n_bytes : n_bytes + 1]):
-            stays, n_whole = i + 1, n_bytes
-    return stays, suffix_tokens(llm, data[n_whole:].decode())
-
-
-def _is_inside(byte: bytes) -> bool:
-    """Whether a byte is not the first one of its character."""
-    return byte != b"" and byte[0] & 0xC0 == 0x80
+        n_all += len(decoder.decode(parts.feed(token)))
+        is_amid_character = bool(decoder.getstate()[0])
+        if n_all <= len(text) and not is_amid_character:
+            n_tokens, n_whole = i + 1, n_all
+    return n_tokens, suffix_tokens(llm, text[n_whole:])
 
 
 def parts_after(llm: Llama, prompt: Sequence[int]) -> Detokenizer:

@@ -67,7 +67,9 @@ class SessionWork:
 
         def begun(place: Place) -> Text:
             if body.kind == "story":
-                return Story(place, body.text, echo=True, sampling=sampling)
+                story = Story(place, body.text, echo=True, sampling=sampling)
+                story.edit(body.text)  # what comes next is new text only
+                return story
             conversation = Conversation(place, system=body.system or None, sampling=sampling)
             if isinstance(body, ImportBody):
                 conversation.take_over([(turn.user, turn.answer) for turn in body.turns])
