@@ -1,4 +1,4 @@
-"""`pyh2o sessions`: the conversations that `pyh2o chat` has saved."""
+"""`pyh2o sessions`: what `pyh2o chat` and the server have saved."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 
-from .errors import InputError, one_line, reported_errors
+from .errors import InputError, reported_errors
 from .terminal.terminal import terminal
 from .terminal.wording import count, shortened
 
@@ -25,7 +24,7 @@ app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args
 
 @app.command("list")
 def list_command() -> None:
-    """List the saved conversations, the one last changed first, with their first words."""
+    """List what is saved, what was last changed first, with its first words."""
     with reported_errors():
         chats = saved_chats()
         width = max((len(chat.name) for chat in chats), default=0)
@@ -41,16 +40,16 @@ def list_command() -> None:
 
 
 def _summary(chat: SavedChat) -> str:
-    """How long a conversation is, and how it begins."""
+    """How long a conversation is, and how it begins; or how a story does."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.listing import read_saved_text
 
-    try:
-        turns = read_saved_conversation(chat.path).turns
-    except SessionError as error:
-        return one_line(error)
-    first = f"  {shortened(turns[0].user)}" if turns else ""
-    return f"{count(len(turns), 'turn'):>9}{first}"
+    saved = read_saved_text(chat)
+    if saved.trouble:
+        return saved.trouble
+    first = f"  {shortened(saved.turns[0].user if saved.turns else saved.text)}"
+    what = "a story" if saved.kind == "story" else count(len(saved.turns), "turn")
+    return f"{what:>9}{first.rstrip()}"
 
 
 @app.command("rm")

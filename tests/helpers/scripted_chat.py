@@ -156,7 +156,8 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
     byte_0 = llm.tokenize(b"\x01", add_bos=False)[-1] - 1
 
     class ScriptedWriter:
-        def __init__(self, llm: Llama, _sampling: Sampling) -> None:
+        def __init__(self, llm: Llama, _sampling: Sampling, *, written: Sequence[int]) -> None:
+            assert not written  # no answer goes on
             self._llm = llm
 
         def write(self, tokens: Sequence[int]) -> Generator[int]:

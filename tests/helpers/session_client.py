@@ -10,6 +10,7 @@ from typing import Any
 
 from loopback import PATIENCE, LoopbackServer, Reply
 from pyh2o.engine import Engine
+from pyh2o.openai.server import ServedModels
 
 SESSIONS = "/v1/sessions"
 
@@ -84,7 +85,7 @@ class SessionClient:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, **settings: Any) -> Iterator[SessionClient]:
+def serving(engine: Engine | ServedModels, **settings: Any) -> Iterator[SessionClient]:
     server = LoopbackServer(engine, **settings)
     try:
         yield SessionClient(server)

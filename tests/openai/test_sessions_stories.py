@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_fakes import run
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.conversation import Conversation
-from pyh2o.sessions.saved import SavedChat
+from pyh2o.sessions.saved import SavedChat, last_chat
 from pyh2o.sessions.story import Story
 
 clients = needed("session_client", name="the server's packages")
@@ -156,9 +156,14 @@ def test_what_was_exported_goes_on_elsewhere(
     ]
 
 
-def test_terminals_see_stories(client: Any, chats: Path) -> None:
-    from pyh2o.sessions.saved import last_chat
-
+def test_terminals_see_stories(client: Any) -> None:
+    """But go on with the last conversation."""
     client.begin("talk")
     begin(client)
     assert last_chat().name == "talk"
+    lines = run("sessions", "list").text.splitlines()
+    assert lines[0].startswith("tale  ")
+    assert lines[0].endswith(f"a story  {START}")
+    assert lines[1].endswith("0 turns")
+    client.server.app.state.sessions.close()
+    assert "holds a story, not a conversation" in run("chat", "--session", "tale", stdin="").notes
