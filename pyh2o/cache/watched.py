@@ -1,37 +1,32 @@
-"""What the cache of a place holds, for those who watch its text being read and written."""
+"""What a cache held at one moment, for those who watch a text being read and written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .eviction import TextCache
 from .kv_cache import FloatArray, IntArray
 from .statistics import KVStatistics
 
 
 @dataclass
 class WatchedCache:
-    """A cache between two batches; to be asked while `Place.watched` lasts.
+    """A cache between two batches: its numbers, and a copy of whose rows it holds.
 
     Attributes:
         evicting, n_layer: of the model.
         n_tokens: of the text that have been evaluated.
+        kv: what the cache holds and costs.
+        rows: positions and scores of each layer (see `Llama.kv_rows`); none of a full cache.
+        recalled: what is recalled: start, end (not included) and weight.
     """
 
     evicting: bool
     n_layer: int
     n_tokens: int
-    _cache: TextCache
-
-    @property
-    def kv(self) -> KVStatistics:
-        """What the cache holds and costs."""
-        return self._cache.statistics(self.n_tokens)
+    kv: KVStatistics
+    rows: list[tuple[IntArray, FloatArray]]
+    recalled: list[tuple[int, int, float]]
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """As `Llama.kv_rows`."""
-        return self._cache.rows(layer)
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        """What is recalled now: start, end (not included) and weight."""
-        return self._cache.recalled()
+        """As `Llama.kv_rows`, of a layer that there is."""
+        return self.rows[layer]

@@ -146,15 +146,22 @@ class Place(Llama):
 
         Its text goes on meanwhile: unlike `kv`, this does not take the text's own turn.
         """
-        with self.watched() as cache:
-            recalled = tuple((start, end) for start, end, _ in cache.recalled())
-            return PlaceReport(running, cache.kv, recalled)
+        with self._batcher.lock:
+            recalled = tuple((start, end) for start, end, _ in self._cache.recalled())
+            return PlaceReport(running, self._cache.statistics(self.n_tokens), recalled)
 
-    @contextmanager
-    def watched(self) -> Iterator[WatchedCache]:
+    def watched(self) -> WatchedCache:
         """What the cache holds, from any thread, as for `report`; no batch is made meanwhile."""
         with self._batcher.lock:
-            yield WatchedCache(self.evicting, self.n_layer, self.n_tokens, self._cache)
+            layers = range(self.n_layer) if self.evicting else ()
+            return WatchedCache(
+                evicting=self.evicting,
+                n_layer=self.n_layer,
+                n_tokens=self.n_tokens,
+                kv=self._cache.statistics(self.n_tokens),
+                rows=[self._cache.rows(layer) for layer in layers],
+                recalled=self._cache.recalled(),
+            )
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         request = completion.CompletionRequest(*args, **kwargs)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..cache.rows import KeptTokens, kept_tokens
 from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache
+from ..errors import SettingsError
 from ..text.cached_text import Span
 
 # Of the tokens that left the newest spans are told: a map is as large for any text.
@@ -53,16 +54,22 @@ def look(cache: WatchedCache, *, layer: int | None = None, head: int | None = No
     """Look at a cache, or at the rows of one layer or of one KV head of it.
 
     Raises:
-        NativeError: no such layer.
-        IndexError: no such KV head.
+        SettingsError: there is no such layer, or no such KV head in all of the layers.
     """
-    layers = range(cache.n_layer) if cache.evicting else ()
+    layers = range(cache.n_layer) if layer is None else [layer]
+    n_heads = [len(positions) for positions, _ in cache.rows]
+    if layer is not None and not 0 <= layer < cache.n_layer:
+        raise SettingsError(
+            f"there is no layer {layer}: give one of the {cache.n_layer}, from 0 on"
+        )
+    if head is not None and n_heads and not 0 <= head < min(n_heads[each] for each in layers):
+        raise SettingsError(f"there is no KV head {head} in each of the layers: give a lower one")
     return Look(
         cache.kv,
         kept_tokens(cache, layer=layer, head=head),
-        tuple((start, end) for start, end, _ in cache.recalled()),
+        tuple((start, end) for start, end, _ in cache.recalled),
         cache.n_layer,
-        max((len(cache.kv_rows(each)[0]) for each in layers), default=1),
+        max(n_heads, default=1),
     )
 
 

@@ -214,10 +214,10 @@ class OpenSession:
     def token_texts(self, model: ServedModel) -> TokenTexts:
         """The texts of all tokens."""
         tokens = read_tokens(self.chat.path) if self._text is None else list(self._text.tokens)
-        texts = self._texts or TokenTexts(special=self.kind == KIND)
-        texts.follow(model.engine.model, tokens)
-        self._texts = texts
-        return texts
+        with self._state:
+            texts = self._texts = self._texts or TokenTexts(special=self.kind == KIND)
+            texts.follow(model.engine.model, tokens)
+            return texts
 
     def watched(self) -> Place | None:
         """The place in which an answer is being made now; None if there is none."""
@@ -226,8 +226,7 @@ class OpenSession:
     def look(self) -> Look:
         """Look at what the cache holds now; it is in its place."""
         assert self._place is not None
-        with self._place.watched() as cache:
-            now = look(cache)
+        now = look(self._place.watched())
         self.seen.note(now)
         return now
 

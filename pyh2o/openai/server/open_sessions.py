@@ -32,6 +32,8 @@ from .served_model import ServedModel
 
 # A session that nobody has asked for is let go, so that a terminal can open it.
 IDLE_SECONDS = 300.0
+# Sessions of which is remembered what their files say.
+MOST_KNOWN = 256
 
 
 class OpenSessions:
@@ -75,7 +77,11 @@ class OpenSessions:
             saved = read_saved_text(chat)
         except OSError:
             raise no_session(name) from None
-        self._read[name] = stamp, saved
+        with self._lock:
+            self._read.pop(name, None)
+            self._read[name] = stamp, saved
+            while len(self._read) > MOST_KNOWN:
+                del self._read[next(iter(self._read))]
         return saved
 
     def listed(self, words: str) -> list[dict[str, Any]]:

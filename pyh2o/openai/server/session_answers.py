@@ -21,6 +21,9 @@ from .served_model import ServedModel
 READING_SECONDS = 0.1
 LOOK_SECONDS = 0.25
 KV_SECONDS = 1.0
+# A look at a large cache takes time in which nothing is evaluated: so many times as long as that
+# passes until the next one.
+LOOKING = 20
 # A message of fewer tokens is read at once.
 LONG_MESSAGE = 64
 
@@ -47,7 +50,7 @@ class Answering:
         self._place = place
         self._teller = teller
         self._started = time.monotonic()
-        self._told_reading = self._looked = self._told_kv = 0.0
+        self._told_reading = self._next_look = self._told_kv = 0.0
         self._compactions = place.kv.compactions
         self._times: list[float] = []  # of the first piece and the last one
         self._n_before = len(session.text.tokens)
@@ -119,16 +122,16 @@ class Answering:
 
     def _watch(self, now: float) -> None:
         """Look at the cache now and then, and tell its numbers."""
-        if now - self._looked < LOOK_SECONDS:
+        if now < self._next_look:
             return
-        self._looked = now
-        with self._place.watched() as cache:
-            kv = cache.kv
+        kv = self._place.kv
         if kv.compactions != self._compactions:
             self._compactions = kv.compactions
             self._session.look()
         elif now - self._told_kv < KV_SECONDS:
             return
+        took = time.monotonic() - now
+        self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
         self._told_kv = now
         self._teller.mention({"type": "kv", "kv": kv_numbers(kv)})
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ...engine.place import Place
-from ...errors import NativeError
 from ...generation.sampling import LARGEST_SEED, Sampling
 from ...sessions.conversation import Conversation
 from ...sessions.memory_map import holders, look, map_json
@@ -200,11 +199,7 @@ class SessionWork:
         """The memory map, of one layer and KV head or of all; also while an answer is made."""
 
         def seen(session: OpenSession, place: Place) -> Json:
-            try:
-                with place.watched() as cache:
-                    now = look(cache, layer=layer, head=head)
-            except (NativeError, IndexError) as error:
-                raise RefusedError(400, f"there is no such layer or KV head: {error}") from error
+            now = look(place.watched(), layer=layer, head=head)
             n_tokens, pinned = len(session.text.tokens), session.pinned
             return map_json(now, session.seen, n_tokens=n_tokens, pinned=pinned)
 
@@ -218,9 +213,9 @@ class SessionWork:
             texts = session.token_texts(self._model).texts
             if position >= len(texts):
                 raise RefusedError(404, f"the text has {len(texts)} tokens, and no {position}")
-            with place.watched() as cache:
-                now = look(cache)
-                held, score = holders(cache, position)
+            cache = place.watched()
+            now = look(cache)
+            held, score = holders(cache, position)
 
             def is_in(spans: Any) -> bool:
                 return any(start <= position < end for start, end in spans)
