@@ -1,4 +1,4 @@
-"""`pyh2o serve`: models behind an HTTP server that OpenAI's clients can talk to."""
+"""`pyh2o serve`: models behind an HTTP server, for OpenAI's clients and for browsers."""
 
 from __future__ import annotations
 
@@ -179,10 +179,11 @@ def _work_of(model: AnyModel) -> str:
 
 
 def say_where(listener: socket.socket) -> None:
-    """Say where clients find the server."""
+    """Say where clients find the server, and browsers its page."""
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    terminal.say(f"listening on http://{shown}:{port}/v1 · Ctrl-C stops")
+    server = f"http://{shown}:{port}"
+    terminal.say(f"listening on {server}/v1 · page at {server}/ · Ctrl-C stops")
 
 
 def warn_of_strangers(listener: socket.socket, api_key: str | None) -> None:

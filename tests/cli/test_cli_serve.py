@@ -80,7 +80,8 @@ def program(path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
 def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None:
     budget = ("--ctx", WINDOW, "--hh", "32", "--recent", "32")
     server = program("--port", "0", *budget, "--texts", "2", "--store-mib", "8")
-    client = new_client(server.address())
+    address = server.address()
+    client = new_client(address)
     assert server.notes.startswith(
         "tiny · 2 texts at once, each: KV 0/256 cells · budget 64 (32 heavy + 32 recent)"
     )
@@ -90,7 +91,7 @@ def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None
     server.process.send_signal(signal.SIGINT)
     assert server.end() == 0
     assert server.notes.splitlines()[1:] == [
-        f"listening on {client.base_url}".removesuffix("/") + " · Ctrl-C stops",
+        f"listening on {address} · page at {address.removesuffix('v1')} · Ctrl-C stops",
         "stopped",
     ]
 

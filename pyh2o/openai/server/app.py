@@ -21,6 +21,7 @@ from .embeddings import EmbeddingModel
 from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
 from .models import AnyModel, ModelSource, ServedModels
 from .open_sessions import OpenSessions
+from .page import page_routes
 from .refusals import RefusedError
 from .requests import answer, check_key, models_of, read, takes
 from .served_model import ServedModel
@@ -48,6 +49,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.state.sessions = OpenSessions(models)
     app.include_router(routes)
     app.include_router(session_routes)
+    app.include_router(page_routes())
     app.add_api_route("/health", _health, summary="Health")
     for kind in (RefusedError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)

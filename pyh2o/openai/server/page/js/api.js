@@ -1,0 +1,108 @@
+// The server's routes, as functions. All requests of the page go through here, and none to another host.
+
+/**
+ * @typedef {{name: string, kind: "conversation"|"story", model: string|null, changed: number, bytes: number,
+ *   turns: number, tokens: number, first: string, usable: boolean, why?: string}} Summary
+ * @typedef {{user: string, answer: string, finish: string, attempt: number, start: number,
+ *   answer_start: number, end: number}} Turn
+ * @typedef {Summary & {system: string|null, sampling: Record<string, number>, max_tokens: number|null,
+ *   text?: string, turns_list?: Turn[]}} Session
+ */
+
+const KEY = "pyh2o-key";
+
+/** What the server refused, in its own words. */
+export class ApiError extends Error {
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** @type {() => Promise<string>} */
+let askKey = () => Promise.reject(new ApiError(401, "the server wants its API key"));
+/** @type {Promise<string>|null} */
+let asking = null;
+
+/** Says how a key is asked for; one question serves all requests that wait for it. */
+export function onKeyWanted(ask) {
+  askKey = ask;
+}
+
+/**
+ * A response with a good status.
+ * @param {string} method @param {string} path @param {any} [body] @param {AbortSignal} [signal]
+ */
+export async function send(method, path, body, signal) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = {};
+    if (key) headers["Authorization"] = `Bearer ${key}`;
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const payload = body === undefined ? undefined : JSON.stringify(body);
+    const response = await reached(path, { method, headers, body: payload, signal });
+    if (response.ok) return response;
+    if (response.status !== 401) throw new ApiError(response.status, await complaint(response));
+    // Another request may have got the key meanwhile.
+    if (sessionStorage.getItem(KEY) !== key) continue;
+    asking ??= askKey().finally(() => { asking = null; });
+    sessionStorage.setItem(KEY, await asking);
+  }
+}
+
+async function reached(path, request) {
+  try {
+    return await fetch(path, request);
+  } catch (error) {
+    if (request.signal?.aborted) throw error;
+    throw new ApiError(0, "the server does not answer: is it still running?");
+  }
+}
+
+async function complaint(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `the server answered with status ${response.status}`;
+  }
+}
+
+async function json(method, path, body) {
+  return (await send(method, path, body)).json();
+}
+
+/** The route of a session. */
+export function route(name, rest = "") {
+  return `v1/sessions/${encodeURIComponent(name)}${rest}`;
+}
+
+const query = (values) => {
+  const given = Object.entries(values).filter(([, value]) => value !== undefined && value !== "");
+  return given.length ? `?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}` : "";
+};
+
+export const models = async () => (await json("GET", "v1/models")).data.map((model) => model.id);
+/** @returns {Promise<Summary[]>} */
+export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
+/** @returns {Promise<Session>} */
+export const get = (name) => json("GET", route(name));
+/** @returns {Promise<Session>} */
+export const create = (body) => json("POST", "v1/sessions", body);
+/** @returns {Promise<Session>} */
+export const change = (name, body) => json("PATCH", route(name), body);
+export const remove = (name) => send("DELETE", route(name));
+/** @returns {Promise<Session>} */
+export const undo = (name) => json("POST", route(name, "/undo"), {});
+export const stop = (name) => send("POST", route(name, "/stop"));
+export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
+export const tokens = (name, start, end) =>
+  json("GET", route(name, `/tokens${query({ start, end })}`));
+export const token = (name, position) => json("GET", route(name, `/tokens/${position}`));
+export const pin = (name, what) => json("POST", route(name, "/pins"), what);
+export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
+export const recalled = (name) => json("GET", route(name, "/recalled"));
+export const exported = async (name, format) =>
+  (await send("GET", route(name, `/export${query({ format })}`))).blob();
+/** @returns {Promise<Session>} */
+export const imported = (content) => json("POST", "v1/sessions/import", content);

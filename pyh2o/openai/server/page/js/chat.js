@@ -1,0 +1,188 @@
+// A conversation: its messages, and what can be done with the last one.
+
+import * as api from "./api.js";
+import { Composer } from "./composer.js";
+import { behavior, button, h } from "./dom.js";
+import { announce, careful } from "./live.js";
+import { make, writing } from "./making.js";
+import { Message } from "./message.js";
+import { maxTokens } from "./settings.js";
+
+const NEAR_END = 80; // pixels: who is nearer to the end is taken along with it
+
+export class Chat {
+  /** @param {import("./main.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    /** @type {Message[]} */
+    this.messages = [];
+    this.composer = new Composer({
+      send: (message) => this.send(message),
+      edit: () => this.editLast(),
+      cancelEdit: () => this.markEdited(false),
+    });
+    this.log = h("div", { class: "log" });
+    this.status = h("div", { class: "reading", role: "status" });
+    this.more = button("Continue", () => this.again({ continue: true }));
+    this.actions = h("div", { class: "turn-actions" },
+      button("Regenerate", () => this.again({ regenerate: true })),
+      button("Edit", () => this.editLast()), this.more,
+      button("Undo", () => this.undo()));
+    this.empty = h("p", { class: "empty" }, "Say something. The chat is saved as it goes, and its cache never grows.");
+    this.scroller = h("div", { class: "scroller", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Messages" },
+      this.empty, this.log, this.actions, this.status);
+    this.element = h("div", { class: "view chat" }, this.scroller, this.composer.element);
+    this.composer.takeDrops(this.element);
+  }
+
+  /** Shows a session; null for one that begins with the first message. */
+  show(session) {
+    this.session = session;
+    const turns = session?.turns_list ?? [];
+    const fromEnd = this.distance();
+    // Turns that are as they were keep their elements, and with them the place of who reads.
+    turns.forEach((turn, n) => {
+      const shown = this.messages[n];
+      if (!shown) this.add(turn);
+      else if (shown.turn.user !== turn.user || shown.turn.answer !== turn.answer) shown.set(turn);
+      else shown.turn = turn;
+    });
+    for (const gone of this.messages.splice(turns.length)) gone.element.remove();
+    this.empty.hidden = turns.length > 0;
+    this.actions.hidden = turns.length === 0;
+    this.more.hidden = !this.messages.at(-1)?.canGoOn;
+    if (fromEnd < NEAR_END) this.toEnd();
+    const why = session?.usable === false ? session.why ?? "it cannot go on here" : "";
+    this.status.textContent = why;
+  }
+
+  focus() {
+    this.composer.box.focus();
+  }
+
+  add(turn) {
+    const message = new Message(turn);
+    this.messages.push(message);
+    this.log.append(message.element);
+    return message;
+  }
+
+  distance() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    return scrollHeight - scrollTop - clientHeight;
+  }
+
+  toEnd() {
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  async send(text) {
+    if (writing()) return;
+    const isEdit = this.composer.isEdit;
+    this.composer.clear();
+    this.markEdited(false);
+    if (!this.session) {
+      const created = await careful(() => this.page.create({ kind: "conversation" }));
+      if (!created) return this.composer.put(text);
+      this.session = created;
+    }
+    const said = await this.answer(isEdit ? { edit: text } : { message: text }, text);
+    // What was refused is not lost.
+    if (!said && !this.session.turns_list.some((turn) => turn.user === text)) this.composer.put(text);
+  }
+
+  /** Has the last answer made again, or gone on with. */
+  again(what) {
+    if (!writing() && this.messages.length) return this.answer(what, this.messages.at(-1).turn.user);
+  }
+
+  /** Has an answer made; true if one came to its end. */
+  async answer(what, user) {
+    const name = this.session.name;
+    const blank = { user, answer: "", finish: "", attempt: 1, start: 0, answer_start: 0, end: 0 };
+    if (what.edit !== undefined) this.messages.pop()?.element.remove();
+    const message = "message" in what || "edit" in what ? this.add(blank) : this.messages.at(-1);
+    message.begin(Boolean(what.continue));
+    this.empty.hidden = true;
+    this.actions.hidden = true;
+    this.toEnd();
+    const done = await make(name, "answers", { ...what, ...maxTokens() }, {
+      status: this.status,
+      onText: (text) => {
+        const isAtEnd = this.distance() < NEAR_END;
+        message.append(text);
+        if (isAtEnd) requestAnimationFrame(() => this.toEnd());
+      },
+      onKv: (kv) => this.page.memory.onKv(name, kv),
+    });
+    message.markdown?.show();
+    if (done?.turn) message.set(done.turn);
+    await this.page.reload(name);
+    this.page.memory.afterAnswer(name);
+    return Boolean(done);
+  }
+
+  editLast() {
+    const last = this.messages.at(-1);
+    if (!last || writing()) return;
+    this.composer.edit(last.turn.user);
+    this.markEdited(true);
+  }
+
+  markEdited(is) {
+    this.messages.at(-1)?.element.classList.toggle("edited", is);
+  }
+
+  async undo() {
+    if (writing()) return;
+    const last = this.messages.at(-1).turn;
+    const session = await careful(() => api.undo(this.session.name));
+    if (!session) return;
+    if (!this.composer.box.value) this.composer.put(last.user);
+    await this.page.reload(session.name);
+    announce("The last message and its answer were taken back.");
+  }
+
+  /** Scrolls to the place of a token, as well as that is known. */
+  showPosition(position) {
+    const message = this.messages.findLast(({ turn }) => turn.start <= position) ?? this.messages[0];
+    if (!message) return;
+    const token = message.element.querySelector(`[data-p="${position}"]`);
+    if (token) return token.scrollIntoView({ block: "center", behavior: behavior() });
+    const { turn, element } = message;
+    const part = (position - turn.start) / Math.max(1, turn.end - turn.start);
+    const middle = element.offsetTop + part * element.offsetHeight - this.scroller.clientHeight / 2;
+    this.scroller.scrollTo({ top: middle, behavior: behavior() });
+    element.classList.add("found");
+    setTimeout(() => element.classList.remove("found"), 1500);
+  }
+
+  /** The positions that are in sight. */
+  visibleSpan() {
+    const top = this.scroller.scrollTop;
+    const at = (y) => {
+      const message = this.messages.findLast(({ element }) => element.offsetTop <= y) ?? this.messages[0];
+      if (!message) return 0;
+      const { turn, element } = message;
+      const part = Math.min(1, Math.max(0, (y - element.offsetTop) / Math.max(1, element.offsetHeight)));
+      return turn.start + part * (turn.end - turn.start);
+    };
+    return [at(top), at(top + this.scroller.clientHeight)];
+  }
+
+  /** What is shaded, piece by piece: an element, its tokens, and what brings it back. */
+  shadable() {
+    return this.messages.flatMap((message) => {
+      const { start, answer_start: middle, end } = message.turn;
+      const back = () => message.set(message.turn);
+      return [{ element: message.said, span: [start, middle], back }, { element: message.answer, span: [middle, end], back }];
+    });
+  }
+
+  /** What a selection is, in the words of the pins' route. */
+  async selected(text) {
+    return { text };
+  }
+
+  dispose() {}
+}

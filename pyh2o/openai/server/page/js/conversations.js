@@ -1,0 +1,111 @@
+// The list of sessions: search, new ones, rename, delete, export, import.
+
+import * as api from "./api.js";
+import { ask, askLine, askWhether } from "./dialogs.js";
+import { button, byId, h, throttled } from "./dom.js";
+import { save } from "./download.js";
+import { ago, counted } from "./format.js";
+import { announce, careful } from "./live.js";
+
+const SEARCH_MS = 250;
+
+export class Conversations {
+  /** @param {import("./main.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    /** @type {api.Summary[]} */
+    this.sessions = [];
+    this.search = h("input", { type: "search", "aria-label": "Search chats and stories", placeholder: "Search",
+      input: throttled(() => this.refresh(), SEARCH_MS), keydown: (event) => this.onKey(event) });
+    this.items = h("ul", { class: "sessions" });
+    this.picker = h("input", { type: "file", accept: ".json,application/json", class: "unseen", tabindex: -1,
+      "aria-label": "Exported session", change: () => this.takeIn() });
+    byId("sessions").replaceChildren(
+      h("div", { class: "new" },
+        h("a", { class: "button primary", href: "#/new" }, "New chat"),
+        h("a", { class: "button", href: "#/new-story" }, "New story")),
+      this.search, this.items,
+      h("p", { class: "below" }, button("Import", () => this.picker.click(), { class: "small" }), this.picker));
+  }
+
+  /** Asks the server what there is; returns what it said. */
+  async refresh() {
+    const q = this.search.value.trim();
+    const sessions = await api.list(q);
+    if (q !== this.search.value.trim()) return sessions;
+    const before = JSON.stringify(this.sessions);
+    this.sessions = sessions;
+    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name) this.show(q);
+    return sessions;
+  }
+
+  show(q = "") {
+    this.opened = this.page.name;
+    const focused = this.items.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    this.items.replaceChildren(...this.sessions.map((session) => this.item(session)));
+    if (!this.sessions.length) {
+      this.items.append(h("li", { class: "quiet" }, q ? "Nothing has these words." : "Nothing saved yet."));
+    }
+    if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
+    if (q) announce(`${counted(this.sessions.length, "result")}`);
+  }
+
+  item(session) {
+    const size = session.kind === "story"
+      ? counted(session.tokens, "token") : counted(session.turns, "turn");
+    const link = h("a", {
+      href: this.page.address(session.name), "aria-current": session.name === this.page.name ? "page" : null,
+      class: session.usable ? null : "unusable",
+    },
+    h("bdi", { class: "name" }, session.name),
+    h("bdi", { class: "first" }, session.first || "empty"),
+    h("small", {}, `${session.kind === "story" ? "Story" : "Chat"} · ${size} · ${ago(session.changed)}`
+      + (session.usable ? "" : ` · ${session.why ?? "cannot go on"}`)));
+    return h("li", {}, link);
+  }
+
+  onKey(event) {
+    if (event.key === "ArrowDown") {
+      event.preventDefault();
+      this.items.querySelector("a")?.focus();
+    } else if (event.key === "Enter") this.items.querySelector("a")?.click();
+  }
+
+  async takeIn() {
+    const [file] = this.picker.files;
+    this.picker.value = "";
+    const session = await careful(async () => api.imported(await parsed(file)));
+    if (session) this.page.go(session.name);
+  }
+}
+
+async function parsed(file) {
+  try {
+    return JSON.parse(await file.text());
+  } catch {
+    throw new Error(`${file.name} is no export of a session: choose a JSON file that was exported here`);
+  }
+}
+
+/** Renames a session. */
+export async function rename(page) {
+  const name = await askLine("Rename", "Name", page.name);
+  if (!name || name === page.name) return;
+  const session = await careful(() => api.change(page.name, { name }));
+  if (session) page.go(session.name);
+}
+
+/** Deletes a session, after asking. */
+export async function remove(page) {
+  const isSure = await askWhether(`Delete ${page.name}?`, "Its text and its cache are gone then.", "Delete");
+  if (isSure && await careful(() => api.remove(page.name))) page.go(null);
+}
+
+/** Lets a session be downloaded, in a form that is asked for. */
+export async function exportOne(page) {
+  const forms = [["text", "Text", "txt"], ["markdown", "Markdown", "md"], ["json", "JSON, to import it again", "json"]];
+  const select = h("select", {}, ...forms.map(([value, label]) => h("option", { value }, label)));
+  if (!await ask("Export", [h("label", { class: "field" }, "As", select)], "Download")) return;
+  const ending = forms.find(([value]) => value === select.value)[2];
+  await careful(async () => save(await api.exported(page.name, select.value), `${page.name}.${ending}`));
+}

@@ -1,0 +1,179 @@
+// The page: which session is open (the address says it), which view shows it, and the keys that work everywhere.
+
+import * as api from "./api.js";
+import { Chat } from "./chat.js";
+import { Conversations, exportOne, remove, rename } from "./conversations.js";
+import { askLine } from "./dialogs.js";
+import { button, byId, h } from "./dom.js";
+import { showHelp } from "./help.js";
+import { careful, complain } from "./live.js";
+import { stop, writing } from "./making.js";
+import { Memory } from "./memory.js";
+import { askSettings, defaults } from "./settings.js";
+import { Story } from "./story.js";
+
+const POLL_MS = 4000;
+const NEW = { "#/new": "conversation", "#/new-story": "story" };
+
+export class Page {
+  constructor() {
+    this.name = null;
+    this.draft = { sampling: defaults() };
+    this.models = [];
+    this.conversations = new Conversations(this);
+    this.memory = new Memory(this);
+  }
+
+  address(name) {
+    return `#/s/${encodeURIComponent(name)}`;
+  }
+
+  /** Opens a session; null for a new chat. */
+  go(name) {
+    location.hash = name === null ? "#/new" : this.address(name);
+  }
+
+  /** Makes the session that the draft on the page is for. */
+  async create(body) {
+    const session = await api.create({ ...this.draft, ...body });
+    this.name = session.name;
+    history.replaceState(null, "", this.address(session.name));
+    this.setSession(session);
+    return session;
+  }
+
+  /** Shows what the address says. */
+  async open() {
+    const { hash } = location;
+    if (hash === "#main") return;
+    this.closeList();
+    const name = hash.startsWith("#/s/") ? decodeURIComponent(hash.slice(4)) : null;
+    this.name = name;
+    const session = name === null ? null : await careful(() => api.get(name));
+    if (this.name !== name) return; // somebody was faster
+    if (name !== null && !session) return this.go(null);
+    this.setView(session?.kind ?? NEW[hash] ?? "conversation", session);
+    await careful(() => this.conversations.refresh());
+  }
+
+  setView(kind, session) {
+    // What is being written goes on in the view that it began in.
+    if (this.view && writing() === this.viewed) this.kept = { name: this.viewed, view: this.view };
+    else this.view?.dispose();
+    const isKept = session && writing() === session.name && this.kept?.name === session.name;
+    this.kind = kind;
+    this.view = isKept ? this.kept.view : new (kind === "story" ? Story : Chat)(this);
+    byId("main").replaceChildren(this.view.element);
+    if (!isKept) this.view.show(session);
+    this.setSession(session);
+    if (!session || matchMedia("(hover: hover)").matches) this.view.focus();
+  }
+
+  /** What the page says of a session: not its text. */
+  setSession(session) {
+    this.session = session;
+    this.viewed = session?.name ?? null;
+    const title = session?.name ?? (this.kind === "story" ? "New story" : "New chat");
+    document.title = `${title} · pyh2o`;
+    byId("title").textContent = title;
+    byId("model").textContent = session?.model ?? "";
+    this.showActions();
+    this.conversations.show();
+    this.memory.open(session);
+  }
+
+  showActions() {
+    const settings = button("Settings", () => this.settings());
+    const more = this.session
+      ? [button("Rename", () => rename(this)), button("Export", () => exportOne(this)),
+         button("Delete", () => remove(this))] : [];
+    const menu = h("details", { class: "menu" },
+      h("summary", { "aria-label": "More" }, "⋯"),
+      h("div", { class: "menu-items", click: () => { menu.open = false; } }, settings, ...more,
+        button("Keys", showHelp)));
+    byId("actions").replaceChildren(this.session ? "" : this.modelChooser(), this.memory.toggle, menu);
+  }
+
+  modelChooser() {
+    if (this.models.length < 2) return "";
+    return h("select", { "aria-label": "Model", change: ({ target }) => { this.draft.model = target.value; } },
+      ...this.models.map((model) => h("option", { value: model, selected: model === this.draft.model }, model)));
+  }
+
+  async settings() {
+    const changed = await askSettings(this.session ?? this.draft, this.kind === "story");
+    if (!changed) return;
+    if (!this.session) Object.assign(this.draft, changed);
+    else if (await careful(() => api.change(this.name, changed))) await this.reload(this.name);
+  }
+
+  /** Shows a session as the server has it now. */
+  async reload(name) {
+    const session = await careful(() => api.get(name));
+    if (!session || this.viewed !== name) return;
+    this.view.show(session);
+    this.setSession(session);
+    await careful(() => this.conversations.refresh());
+  }
+
+  /** Sees what other tabs and programs have done, while somebody looks. */
+  async poll() {
+    if (!document.hidden && !this.isShutOut) {
+      const sessions = await this.conversations.refresh().catch(() => []);
+      const current = sessions.find(({ name }) => name === this.viewed);
+      const isOther = current && this.session && current.changed !== this.session.changed;
+      if (isOther && writing() !== current.name) {
+        await this.reload(current.name);
+        this.memory.afterAnswer(current.name);
+      }
+    }
+    setTimeout(() => this.poll(), POLL_MS);
+  }
+
+  async askKey() {
+    const key = await askLine("The server wants its API key", "API key (kept until this tab is closed)", "", "password");
+    if (key) return key;
+    this.isShutOut = true;
+    throw new api.ApiError(401, "Without the API key there is nothing to see: reload the page to give it.");
+  }
+
+  onKey(event) {
+    if (document.querySelector("dialog[open]")) return;
+    const { key, ctrlKey, metaKey, shiftKey, target } = event;
+    const isControl = ctrlKey || metaKey;
+    const does = (work) => { event.preventDefault(); work(); };
+    if (key === "Escape" && byId("sessions").classList.contains("open")) does(() => this.showList(false));
+    else if (key === "Escape" && writing()) does(stop);
+    else if (isControl && key.toLowerCase() === "k") does(() => this.showList(true));
+    else if (isControl && shiftKey && key.toLowerCase() === "o") does(() => this.go(null));
+    else if (isControl && key.toLowerCase() === "m") does(() => this.memory.show(!this.memory.isShown));
+    else if (key === "?" && !/^(TEXTAREA|INPUT)$/.test(target.tagName)) does(showHelp);
+  }
+
+  closeList() {
+    byId("sessions").classList.remove("open");
+    byId("menu").setAttribute("aria-expanded", "false");
+  }
+
+  showList(isOpen) {
+    byId("sessions").classList.toggle("open", isOpen);
+    byId("menu").setAttribute("aria-expanded", String(isOpen));
+    (isOpen ? this.conversations.search : byId("menu")).focus();
+  }
+
+  async start() {
+    api.onKeyWanted(() => this.askKey());
+    addEventListener("hashchange", () => this.open());
+    addEventListener("keydown", (event) => this.onKey(event));
+    // Also where the link is to what is open already, and the address stays as it is.
+    byId("sessions").addEventListener("click", ({ target }) => target.closest("a") && this.closeList());
+    byId("menu").addEventListener("click", () => this.showList(!byId("sessions").classList.contains("open")));
+    this.models = (await careful(api.models)) ?? [];
+    this.draft.model = this.models[0];
+    await this.open();
+    setTimeout(() => this.poll(), POLL_MS);
+  }
+}
+
+addEventListener("unhandledrejection", (event) => complain(event.reason));
+new Page().start();

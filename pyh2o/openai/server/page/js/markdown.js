@@ -1,0 +1,214 @@
+// Markdown in blocks, as it streams in: what is complete stays as it is, only the last block is made again.
+
+import { button, h } from "./dom.js";
+import { inline } from "./inline.js";
+import { announce, careful } from "./live.js";
+
+// A longer paragraph is shown in parts: one node of megabytes would block the page.
+const LONGEST = 16000;
+const DEEPEST = 5;
+// What is longer is shown as it is: millions of elements would be too much for any browser.
+const MOST_MARKED = 1_000_000;
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+
+/** Text that grows, as Markdown in an element. */
+export class Markdown {
+  /** @param {HTMLElement} element */
+  constructor(element) {
+    this.element = element;
+    this.tail = ""; // the source of the last block, which may still change
+    this.nodes = []; // of that block
+    this.pieces = [];
+    this.size = 0;
+    this.timer = 0;
+    this.pause = 0;
+  }
+
+  /** Adds text, which is shown soon. The more the last block takes, the rarer it is made again. */
+  append(text) {
+    this.pieces.push(text);
+    this.size += text.length;
+    this.timer ||= setTimeout(() => this.show(), this.pause);
+  }
+
+  /** Shows all that has been added. */
+  show() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    const begun = performance.now();
+    if (this.size > MOST_MARKED) return this.showPlain();
+    const lines = (this.tail + this.pieces.join("")).split("\n");
+    this.pieces = [];
+    const blocks = parse(lines);
+    const last = blocks.at(-1);
+    for (const node of this.nodes) node.remove();
+    this.nodes = [];
+    for (const block of blocks) {
+      const nodes = block.make();
+      this.element.append(...nodes);
+      if (block === last) this.nodes = nodes;
+    }
+    this.tail = last ? lines.slice(last.from).join("\n") : lines.join("\n");
+    this.pause = Math.max(16, 10 * (performance.now() - begun));
+  }
+
+  showPlain() {
+    for (const node of this.nodes) node.remove();
+    this.nodes = [];
+    const text = this.tail + this.pieces.join("");
+    this.tail = "";
+    this.pieces = [];
+    this.element.append(...plainParts(text).map((part) => h("p", { dir: "auto" }, part)));
+  }
+}
+
+/** A text in parts that a browser can lay out one by one. */
+function plainParts(text) {
+  const parts = [];
+  for (let from = 0; from < text.length; from += LONGEST) parts.push(text.slice(from, from + LONGEST));
+  return parts;
+}
+
+/** Shows a whole text in an element. */
+export function showMarkdown(element, text) {
+  element.replaceChildren();
+  const markdown = new Markdown(element);
+  markdown.append(text);
+  markdown.show();
+}
+
+/**
+ * The blocks of some lines: each knows its first line, and makes its nodes.
+ * @param {string[]} lines
+ * @returns {{from: number, make: () => Node[]}[]}
+ */
+function parse(lines, depth = 0) {
+  const blocks = [];
+  let at = 0;
+  while (at < lines.length) {
+    if (!lines[at].trim()) {
+      at += 1;
+      continue;
+    }
+    const from = at;
+    const [make, end] = block(lines, at, depth);
+    blocks.push({ from, make });
+    at = end;
+  }
+  return blocks;
+}
+
+const nodesOf = (lines, depth) => parse(lines, depth).flatMap((each) => each.make());
+
+/** The block that begins at a line: what makes its nodes, and the line behind it. */
+function block(lines, at, depth) {
+  const line = lines[at];
+  const heading = HEADING.exec(line);
+  if (heading) return [() => [titled(heading)], at + 1];
+  if (FENCE.test(line)) return fence(lines, at);
+  if (RULE.test(line)) return [() => [h("hr")], at + 1];
+  if (QUOTE.test(line) && depth < DEEPEST) return quote(lines, at, depth);
+  if (ITEM.test(line) && depth < DEEPEST) return list(lines, at, depth);
+  if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
+  return paragraph(lines, at);
+}
+
+function titled([, marks, text]) {
+  // The page has an h1, and each message an h2 for those who listen.
+  return h(`h${Math.min(6, marks.length + 2)}`, { dir: "auto" }, ...inline(text));
+}
+
+function fence(lines, at) {
+  const [, marks, language] = FENCE.exec(lines[at]);
+  let end = at + 1;
+  while (end < lines.length && !isEnd(lines[end], marks)) end += 1;
+  const source = lines.slice(at + 1, end).join("\n");
+  return [() => [codeBlock(source, language)], Math.min(end + 1, lines.length)];
+}
+
+function isEnd(line, marks) {
+  const shown = line.trim();
+  return shown.length >= marks.length && shown === marks[0].repeat(shown.length);
+}
+
+function codeBlock(source, language) {
+  const copy = button("Copy", () => careful(async () => {
+    await navigator.clipboard.writeText(source);
+    copy.textContent = "Copied";
+    announce("Copied");
+  }), { class: "small" });
+  const head = h("div", { class: "code-head" }, h("span", {}, language || "code"), copy);
+  // The keyboard has to reach what scrolls.
+  const pre = h("pre", { tabindex: 0, role: "region", "aria-label": `${language || "code"}` }, h("code", {}, source));
+  return h("div", { class: "code", dir: "ltr" }, head, pre);
+}
+
+function quote(lines, at, depth) {
+  let end = at;
+  while (end < lines.length && QUOTE.test(lines[end])) end += 1;
+  const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
+  return [() => [h("blockquote", { dir: "auto" }, ...nodesOf(inner, depth + 1))], end];
+}
+
+/** A list: items at the same indentation, each with what is indented below it. */
+function list(lines, at, depth) {
+  const [, indent, mark] = ITEM.exec(lines[at]);
+  const isNumbered = /\d/.test(mark);
+  const items = [];
+  let end = at;
+  while (end < lines.length) {
+    const found = ITEM.exec(lines[end]);
+    if (found && found[1].length <= indent.length + 1) {
+      if (/\d/.test(found[2]) !== isNumbered) break;
+      items.push([found[3]]);
+    } else if (lines[end].trim() && (found || /^\s{2,}/.test(lines[end]) || lines[end - 1].trim())) {
+      items.at(-1).push(lines[end].replace(/^ {1,4}/, ""));
+    } else if (!lines[end].trim() && belongs(lines[end + 1])) {
+      items.at(-1).push("");
+    } else break;
+    end += 1;
+  }
+  const start = isNumbered ? Number.parseInt(mark, 10) : null;
+  const make = () => [h(isNumbered ? "ol" : "ul", { start, dir: "auto" }, ...items.map((item) => listItem(item, depth)))];
+  return [make, end];
+}
+
+const belongs = (line) => line !== undefined && (ITEM.test(line) || /^\s{2,}\S/.test(line));
+
+function listItem(lines, depth) {
+  const nodes = nodesOf(lines, depth + 1);
+  const isShort = nodes[0]?.nodeName === "P" && nodes.filter((node) => node.nodeName === "P").length === 1;
+  return h("li", {}, ...(isShort ? [...nodes[0].childNodes, ...nodes.slice(1)] : nodes));
+}
+
+function table(lines, at) {
+  let end = at + 2;
+  while (end < lines.length && lines[end].includes("|")) end += 1;
+  const rows = [lines[at], ...lines.slice(at + 2, end)].map(cells);
+  const row = (tag, values) => h("tr", {}, ...values.map((value) => h(tag, { dir: "auto" }, ...inline(value))));
+  const make = () => [h("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" },
+    h("table", {}, h("thead", {}, row("th", rows[0])),
+      h("tbody", {}, ...rows.slice(1).map((values) => row("td", values)))))];
+  return [make, end];
+}
+
+function cells(line) {
+  return line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function paragraph(lines, at) {
+  let end = at + 1;
+  while (end < lines.length && lines[end].trim() && !interrupts(lines[end]) && end - at < 200) end += 1;
+  const text = lines.slice(at, end).join("\n");
+  return [() => plainParts(text).map((part) => h("p", { dir: "auto" }, ...inline(part))), end];
+}
+
+function interrupts(line) {
+  return HEADING.test(line) || FENCE.test(line) || QUOTE.test(line) || RULE.test(line) || ITEM.test(line);
+}

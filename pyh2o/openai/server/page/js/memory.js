@@ -1,0 +1,142 @@
+// The memory beside the text: the strip, its legend, the figures, and what was recalled.
+
+import * as api from "./api.js";
+import { button, byId, h, throttled } from "./dom.js";
+import { percent } from "./format.js";
+import { showHeads } from "./heads.js";
+import { complain } from "./live.js";
+import { MemoryMap, PINNED, STATES } from "./map.js";
+import { Numbers } from "./numbers.js";
+import { savePng, saveSvg } from "./picture.js";
+import { Pins } from "./pins.js";
+import { Shading } from "./shade.js";
+import { Strip } from "./strip.js";
+import { Tip } from "./tip.js";
+import { Tokens } from "./tokens.js";
+
+const SHOWN = "pyh2o-memory";
+const REFRESH_MS = 1500; // while an answer is made, a map is asked for so often at most
+
+export class Memory {
+  /** @param {import("./main.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.strip = new Strip((position) => page.view.showPosition(position));
+    this.numbers = new Numbers();
+    this.shading = new Shading(complain);
+    this.pins = new Pins(page, () => this.refresh());
+    this.tip = new Tip((position) => this.pins.togglePin(position, this.map?.states[position] === PINNED));
+    this.toggle = button("Memory", () => this.show(!this.isShown), { "aria-controls": "memory" });
+    this.shadeButton = button("Shade the text", () => this.setShaded(!this.isShaded), { "aria-pressed": "false" });
+    this.summary = h("p", { class: "summary" });
+    this.recalled = h("ul", { class: "recalled" });
+    this.soon = throttled(() => this.refresh(), REFRESH_MS);
+    this.follow = throttled(() => this.markSight(), 100);
+    document.addEventListener("scroll", this.follow, true);
+    this.build();
+    // A phone has no room for it beside the text.
+    const isWide = matchMedia("(min-width: 70rem)").matches;
+    this.show(isWide && localStorage.getItem(SHOWN) !== "no", false);
+  }
+
+  build() {
+    const legend = h("ul", { class: "legend" }, ...STATES.map(({ id, words }) =>
+      h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), words)));
+    const save = (work) => () => this.map && work(this.map, `${this.page.name} - memory`);
+    const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
+      h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
+        button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
+      this.summary, this.shadeButton, legend,
+      h("h3", {}, "Figures"), this.numbers.element,
+      h("h3", {}, "Remembered for this answer"), this.recalled,
+      h("h3", {}, "More"),
+      h("div", { class: "more" }, button("Layers and heads", () => showHeads(this.page.name)),
+        button("Save as PNG", save(savePng)), button("Save as SVG", save(saveSvg))));
+    byId("memory").replaceChildren(this.strip.element, about);
+  }
+
+  /** Shows or hides the panel. */
+  show(isShown, isChosen = true) {
+    this.isShown = isShown;
+    byId("memory").hidden = !isShown;
+    this.toggle.setAttribute("aria-pressed", String(isShown));
+    if (isChosen) localStorage.setItem(SHOWN, isShown ? "yes" : "no");
+    if (isShown) this.refresh();
+  }
+
+  /** Another session is on the page, or the same one as it is now. */
+  open(session) {
+    const isOther = session?.name !== this.session?.name;
+    this.session = session;
+    this.tip.name = session?.name ?? "";
+    if (isOther) {
+      this.map = null;
+      this.tokens = null;
+      this.numbers.clear();
+      this.shading.clear();
+      this.setShaded(false);
+      this.recalled.replaceChildren(h("li", { class: "quiet" }, "Nothing."));
+      this.strip.set(new MemoryMap({ tokens: 0, pairs: 1, kept: { positions: [], rows: [] } }));
+      this.summary.textContent = "There is no text yet.";
+    }
+    this.soon();
+  }
+
+  /** Figures came while an answer is made. */
+  onKv(name, kv) {
+    if (name !== this.page.name) return;
+    this.numbers.set(kv);
+    this.soon();
+  }
+
+  async afterAnswer(name) {
+    if (name !== this.page.name) return;
+    await this.refresh();
+    const spans = await api.recalled(name).catch(() => []);
+    if (name !== this.page.name) return;
+    const items = spans.map(({ start, text, mass }) => h("li", {},
+      button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
+      h("small", {}, mass === undefined || mass === null ? "" : `${percent(mass)} of the attention`)));
+    this.recalled.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "Nothing.")]));
+  }
+
+  /** Asks for the map and shows it. */
+  async refresh() {
+    const { session } = this;
+    if (!session || !(this.isShown || this.isShaded)) return;
+    const answer = await api.map(session.name).catch(() => null);
+    if (!answer || this.session?.name !== session.name) return;
+    this.map = new MemoryMap(answer);
+    this.strip.set(this.map);
+    this.numbers.set(answer.kv);
+    this.summary.textContent = this.map.summary();
+    this.strip.canvas.setAttribute("aria-hidden", "true"); // the summary says it
+    this.shade();
+    this.follow();
+  }
+
+  markSight() {
+    if (this.map?.n && this.isShown) this.strip.showSpan(this.page.view.visibleSpan(this.map.n));
+  }
+
+  /** The tokens of the session, for those who need their places. */
+  tokensNow() {
+    const n = this.map?.n ?? this.session.tokens;
+    const length = this.page.view.length ?? 0;
+    if (!this.tokens) this.tokens = new Tokens(this.session.name, n, length);
+    // Pages are asked for again from where the text may have changed: its end.
+    else if (this.tokens.n !== n || this.tokens.length !== length) this.tokens.resize(n, length, Math.min(this.tokens.n, n));
+    return this.tokens;
+  }
+
+  async setShaded(isShaded) {
+    this.isShaded = isShaded;
+    this.shadeButton.setAttribute("aria-pressed", String(isShaded));
+    if (isShaded) await this.refresh();
+    else this.shading.clear();
+  }
+
+  shade() {
+    if (this.isShaded) this.shading.show(this.page.view.shadable(), this.map, this.tokensNow());
+  }
+}

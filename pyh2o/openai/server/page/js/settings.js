@@ -1,0 +1,57 @@
+// The system prompt, and how tokens are drawn.
+
+import { ask } from "./dialogs.js";
+import { h } from "./dom.js";
+
+const MOST_TOKENS = "pyh2o-max-tokens";
+
+// name, label, what it does, least, most, step (1: whole numbers), what the server takes without it
+const FIELDS = [
+  ["temperature", "Temperature", "0 always takes the likeliest token", 0, null, 0.05, 0.8],
+  ["top_p", "Top p", "draw from the likeliest tokens of this probability together; 1 is off", 0, 1, 0.01, 0.95],
+  ["top_k", "Top k", "draw from so many of the likeliest tokens; 0 is off", 0, null, 1, 40],
+  ["min_p", "Min p", "drop tokens below this share of the likeliest one; 0 is off", 0, 1, 0.01, 0.05],
+  ["repeat_penalty", "Repeat penalty", "weakens what was just said; 1 is off", 0.01, null, 0.01, 1.1],
+  ["seed", "Seed", "the same seed after the same text draws the same", 0, 4294967294, 1, 0],
+];
+
+/** The most tokens of an answer in this browser; none if nobody limited it. */
+export function maxTokens() {
+  const saved = Number(localStorage.getItem(MOST_TOKENS));
+  return saved > 0 ? { max_tokens: saved } : {};
+}
+
+/** What the server takes where nothing was set. */
+export function defaults() {
+  return Object.fromEntries(FIELDS.map((field) => [field[0], field[6]]));
+}
+
+/**
+ * Asks for settings.
+ * @param {{system?: string|null, sampling?: Record<string, number>}} now
+ * @param {boolean} isStory stories have no system prompt
+ * @returns {Promise<{system?: string|null, sampling: Record<string, number>}|null>}
+ */
+export async function askSettings(now, isStory) {
+  const system = h("textarea", { rows: 4, dir: "auto", value: now.system ?? "" });
+  const inputs = FIELDS.map((field) => numberInput(field, now.sampling?.[field[0]]));
+  const most = h("input", { type: "number", min: 1, step: 1, value: maxTokens().max_tokens ?? "", placeholder: "no limit" });
+  const agreed = await ask("Settings", [
+    isStory ? "" : h("label", { class: "field" }, "System prompt", system,
+      h("small", {}, "What the model is told before all messages; it stays in the cache. A new one is read with the next message.")),
+    h("div", { class: "fields" },
+      ...FIELDS.map(([, label, what], i) => h("label", { class: "field" }, label, inputs[i], h("small", {}, what))),
+      h("label", { class: "field" }, "Max tokens", most, h("small", {}, "of an answer or a passage, in this browser"))),
+  ].filter(Boolean), "Save", { wide: true });
+  if (!agreed) return null;
+  if (most.value) localStorage.setItem(MOST_TOKENS, most.value);
+  else localStorage.removeItem(MOST_TOKENS);
+  const drawn = Object.fromEntries(FIELDS.map(([name], i) => [name, Number(inputs[i].value)]));
+  const sampling = { ...now.sampling, ...drawn };
+  return isStory ? { sampling } : { system: system.value.trim() || null, sampling };
+}
+
+function numberInput([, , , min, max, step, fallback], value) {
+  // A smaller step would refuse what was set elsewhere, such as a temperature of 0.777.
+  return h("input", { type: "number", min, max, step: step < 1 ? "any" : step, required: true, value: value ?? fallback });
+}

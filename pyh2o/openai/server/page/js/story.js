@@ -1,0 +1,204 @@
+// A story: the text is the page; it goes on from its end, or from the cursor.
+
+import * as api from "./api.js";
+import { Caret } from "./caret.js";
+import { askWhether } from "./dialogs.js";
+import { button, h } from "./dom.js";
+import { count } from "./format.js";
+import { announce, careful } from "./live.js";
+import { make, stop, writing } from "./making.js";
+import { StoryText } from "./storytext.js";
+
+const PASSAGE = "pyh2o-passage";
+const USUAL_TOKENS = 200;
+const NEAR_END = 120; // pixels
+const MUCH = 400; // characters: more are cut only after asking
+
+export class Story {
+  /** @param {import("./main.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.paper = h("div", { class: "page-text" });
+    this.text = new StoryText(this.paper);
+    this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
+      placeholder: "Once upon a time, in a town by the sea,", keydown: (event) => this.onKey(event) });
+    this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
+      keydown: (event) => this.onKey(event) }, this.begin, this.paper);
+    this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
+    this.status = h("div", { class: "reading", role: "status" });
+    this.go = button("Write on", () => this.write(), { class: "primary" });
+    this.back = button("Undo passage", () => this.undo());
+    this.tokens = h("input", { type: "number", min: 1, step: 1, class: "tokens-wanted", "aria-label": "Tokens of a passage",
+      value: localStorage.getItem(PASSAGE) ?? USUAL_TOKENS, change: () => localStorage.setItem(PASSAGE, this.tokens.value) });
+    this.element = h("div", { class: "view story" }, this.scroller,
+      h("div", { class: "bar", role: "group", "aria-label": "Write" }, this.go,
+        button("Stop", stop, { class: "stop" }), h("label", { class: "quiet" }, this.tokens, " tokens"), this.back, this.status));
+  }
+
+  /** Characters of the text. */
+  get length() {
+    return this.text.length;
+  }
+
+  show(session) {
+    this.session = session;
+    this.begin.hidden = Boolean(session);
+    this.paper.hidden = !session;
+    this.text.set(session?.text ?? "");
+    this.status.textContent = session?.usable === false ? session.why ?? "It cannot go on here." : "";
+    this.showButtons();
+  }
+
+  showButtons() {
+    this.go.textContent = !this.session ? "Write" : this.caret.place === null ? "Write on" : "Write on from the cursor";
+    this.back.hidden = !this.session || this.text.size === 0;
+  }
+
+  focus() {
+    (this.session ? this.scroller : this.begin).focus({ preventScroll: true });
+    if (this.session) this.toEnd();
+  }
+
+  distance() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    return scrollHeight - scrollTop - clientHeight;
+  }
+
+  /** Shows the end of the text, without the empty page behind it. */
+  toEnd() {
+    const last = this.text.chunks.at(-1)?.element;
+    last?.scrollIntoView({ block: "end" });
+    // What comes into sight gets its true height, and moves the end.
+    requestAnimationFrame(() => last?.scrollIntoView({ block: "end" }));
+  }
+
+  onKey(event) {
+    if (event.key === "Enter" && event.ctrlKey) {
+      event.preventDefault();
+      this.write();
+    }
+  }
+
+  async write() {
+    if (writing()) return;
+    if (!this.session) {
+      const created = await careful(() => this.page.create({ kind: "story", text: this.begin.value }));
+      if (!created) return;
+      this.show(created);
+    }
+    const body = { max_tokens: Number(this.tokens.value) || USUAL_TOKENS };
+    if (this.caret.place !== null) {
+      if (!await this.mayCut(this.caret.place)) return;
+      body.at = this.text.characterAt(this.caret.place);
+      this.text.cut(this.caret.place);
+      this.caret.clear();
+    }
+    const { name } = this.session;
+    let isFollowed = true;
+    this.toEnd();
+    await make(name, "passages", body, {
+      status: this.status,
+      onText: (text) => {
+        isFollowed = this.isAtEnd(isFollowed);
+        this.text.append(text);
+        if (isFollowed) requestAnimationFrame(() => this.toEnd());
+      },
+      onKv: (kv) => this.page.memory.onKv(name, kv),
+    });
+    this.text.flush();
+    await this.page.reload(name);
+    this.page.memory.afterAnswer(name);
+  }
+
+  /** Whether who reads is at the end, and is taken along. */
+  isAtEnd() {
+    const last = this.text.chunks.at(-1)?.element;
+    if (!last) return true;
+    return last.getBoundingClientRect().bottom < this.scroller.getBoundingClientRect().bottom + NEAR_END;
+  }
+
+  async mayCut(place) {
+    const behind = this.text.size - place;
+    if (behind <= MUCH) return true;
+    return askWhether("Cut the rest?", `${count(behind)} characters behind the cursor are taken away, and the story goes on from there.`, "Cut and write on");
+  }
+
+  async undo() {
+    if (writing()) return;
+    const session = await careful(() => api.undo(this.session.name));
+    if (!session) return;
+    this.caret.clear();
+    await this.page.reload(session.name);
+    announce("The last passage was taken back.");
+  }
+
+  async showPosition(position) {
+    const character = await careful(() => this.page.memory.tokensNow().offsetOf(position));
+    const found = character === null ? null : this.text.rangeAt(character);
+    if (!found) return;
+    found.chunk.element.scrollIntoView({ block: "start" });
+    // Only now the chunk is laid out, and the place in it known.
+    requestAnimationFrame(() => {
+      const box = this.scroller.getBoundingClientRect();
+      const { top } = found.range.getBoundingClientRect();
+      this.scroller.scrollTop += top - box.top - box.height / 3;
+      flash(found.range);
+    });
+  }
+
+  visibleSpan(tokens) {
+    const { top, bottom } = this.scroller.getBoundingClientRect();
+    const at = (y) => {
+      const chunk = this.chunkAt(y);
+      if (!chunk) return 0;
+      const box = chunk.element.getBoundingClientRect();
+      const part = Math.min(1, Math.max(0, (y - box.top) / Math.max(1, box.height)));
+      return (chunk.start + part * chunk.text.length) / Math.max(1, this.text.size) * tokens;
+    };
+    return [at(top), at(bottom)];
+  }
+
+  /** The chunk at a height of the screen, by halves: there may be thousands. */
+  chunkAt(y) {
+    const { chunks } = this.text;
+    let [low, high] = [0, chunks.length - 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (chunks[middle].element.getBoundingClientRect().bottom < y) low = middle + 1;
+      else high = middle;
+    }
+    return chunks[low];
+  }
+
+  shadable() {
+    return this.text.chunks.map((chunk, n) => {
+      const end = this.text.chunks[n + 1]?.from ?? this.text.length;
+      return { element: chunk.element, chars: [chunk.from, end], text: chunk.text, back: () => this.text.back(chunk) };
+    });
+  }
+
+  /** The tokens of a selection. */
+  async selected(text, range) {
+    const places = [[range.startContainer, range.startOffset], [range.endContainer, range.endOffset]]
+      .map(([node, offset]) => this.text.placeOf(node, offset));
+    if (places.includes(null)) return { text };
+    const tokens = this.page.memory.tokensNow();
+    const [from, to] = places.map((place) => this.text.characterAt(place));
+    return { start: await tokens.positionOf(from), end: await tokens.positionOf(Math.max(from, to - 1)) + 1 };
+  }
+
+  dispose() {
+    this.caret.dispose();
+  }
+}
+
+/** Shows a place for a moment. */
+function flash(range) {
+  if (!CSS.highlights) return;
+  const shown = document.createRange();
+  shown.setStart(range.startContainer, range.startOffset);
+  const node = range.startContainer;
+  shown.setEnd(node, Math.min(node.length ?? 0, range.startOffset + 40));
+  CSS.highlights.set("found", new Highlight(shown));
+  setTimeout(() => CSS.highlights.delete("found"), 1500);
+}
