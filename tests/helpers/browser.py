@@ -1,0 +1,101 @@
+"""A browser without a window, for the tests of the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from needed import needed
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PATIENCE_MS = 20_000
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium of this machine, or skip."""
+    playwright = needed("playwright.sync_api", name="playwright", install="'.[browser]'")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip("needs Chromium: install it, or name it in CHROMIUM")
+    with playwright.sync_playwright() as running:
+        # As root, which containers are, Chromium has no sandbox.
+        chromium = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def axe_source() -> str:
+    """The program that looks for what keeps people out of a page, or skip."""
+    named = os.environ.get("AXE")
+    if named is None:
+        package = needed("axe_playwright_python", install="'.[browser]'")
+        named = str(Path(package.__path__[0]) / "axe.min.js")
+    return Path(named).read_text(encoding="utf-8")
+
+
+class Tab:
+    """A tab with the page, that keeps what went wrong in it and where it asked."""
+
+    def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
+        self.context = chromium.new_context(**settings)
+        self.context.set_default_timeout(PATIENCE_MS)
+        self.address = address
+        self.errors: list[str] = []
+        self.asked: set[str] = set()
+        self.page = self.open()
+
+    def open(self, place: str = "") -> Any:
+        """Another tab of the same person."""
+        page = self.context.new_page()
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._on_console)
+        page.on("request", lambda request: self.asked.add(request.url))
+        page.goto(self.address + "/" + place)
+        return page
+
+    def _on_console(self, message: Any) -> None:
+        # What the server refuses is told on the page, and counted here by the tests that expect it.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.errors == []
+        others = {url for url in self.asked if not url.startswith((self.address, "blob:"))}
+        assert others == set(), "the page asked other hosts"
+
+
+def say(page: Any, message: str) -> None:
+    """Write a message and wait for its answer."""
+    box = page.get_by_label("Message", exact=True)
+    box.fill(message)
+    box.press("Enter")
+    page.locator("body:not(.making) .turn-actions").wait_for()
+
+
+def answers(page: Any) -> list[str]:
+    """The answers on the page."""
+    texts: list[str] = page.locator(".answer").all_inner_texts()
+    return texts
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait until something is so; playwright's own way is code from text, which the page bans."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(30)
+
+
+def shows(box: Any, value: str) -> None:
+    """Wait until a field has a value."""
+    expect = needed("playwright.sync_api", name="playwright", install="'.[browser]'").expect
+    expect(box).to_have_value(value, timeout=PATIENCE_MS)

@@ -1,0 +1,221 @@
+"""Chats on the page, in a browser: through the keys and buttons that people have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from browser import answers, say, shows
+
+
+def test_thirty_turns_survive_a_reload_and_a_second_tab(tab: Any, fake: Any) -> None:
+    one = tab()
+    page = one.page
+    for n in range(30):
+        say(page, f"message {n}")
+    assert len(answers(page)) == 30
+    assert re.search(r"#/s/chat-1$", page.url)
+    page.reload()
+    page.locator(".turn").nth(29).wait_for()
+    shown = answers(page)
+    assert shown[29].startswith("Answer 1 to message 29: it is so.")
+    second = one.open("#/s/chat-1")
+    second.locator(".turn").nth(29).wait_for()
+    assert answers(second) == shown
+    say(page, "from the first tab")
+    second.bring_to_front()
+    second.locator(".answer").get_by_text("Answer 1 to from the first tab").wait_for()
+
+
+def test_an_answer_can_be_stopped_and_gone_on_with(tab: Any, fake: Any) -> None:
+    page = tab().page
+    box = page.get_by_label("Message", exact=True)
+    box.fill("slowly please")
+    box.press("Enter")
+    page.locator(".answer").get_by_text("word 3.").wait_for()
+    box.press("Escape")
+    page.get_by_text("The answer was stopped.").wait_for()
+    [turn] = fake.sessions["chat-1"].turns
+    assert turn["finish"] == "interrupted"
+    assert "word 199." not in turn["answer"]
+    page.get_by_role("button", name="Continue").click()
+    page.locator(".answer").get_by_text("And so on.").wait_for()
+    assert answers(page) == [turn["answer"].strip()]
+
+
+def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "first")
+    say(page, "second")
+    page.get_by_role("button", name="Regenerate").click()
+    page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
+    page.locator("body:not(.making) .turn-actions").wait_for()
+    box = page.get_by_label("Message", exact=True)
+    box.press("ArrowUp")
+    assert box.input_value() == "second"
+    box.press("Escape")
+    assert box.input_value() == ""
+    box.press("ArrowUp")
+    say(page, "second, in other words")
+    assert [turn["user"] for turn in fake.sessions["chat-1"].turns] == [
+        "first",
+        "second, in other words",
+    ]
+    page.get_by_role("button", name="Undo").click()
+    page.locator(".turn").nth(1).wait_for(state="detached")
+    shows(box, "second, in other words")
+    assert len(fake.sessions["chat-1"].turns) == 1
+
+
+def test_sessions_are_found_renamed_exported_imported_and_deleted(
+    tab: Any, fake: Any, tmp_path: Path
+) -> None:
+    page = tab().page
+    say(page, "about whales")
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_role("heading", name="New chat").wait_for()
+    say(page, "about ships")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("whales")
+    items = page.locator(".sessions a")
+    items.get_by_text("about ships").wait_for(state="detached")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="chat-1").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Name").fill("wäles & co?")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="wäles & co?").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Export", exact=True).click()
+    page.get_by_label("As").select_option("json")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    exported = tmp_path / "exported.json"
+    download.value.save_as(exported)
+    assert json.loads(exported.read_text())["turns_list"][0]["user"] == "about whales"
+    page.get_by_label("Exported session").set_input_files(exported)
+    page.get_by_role("heading", name="wäles & co?-2").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Delete").click()
+    page.locator("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_role("heading", name="New chat").wait_for()
+    assert sorted(fake.sessions) == ["chat-2", "wäles & co?"]
+
+
+def test_settings_and_the_model_go_to_the_server(tab: Any, fake: Any) -> None:
+    page = tab().page
+    page.get_by_label("Model").select_option("other")
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("You are a sailor.")
+    page.get_by_label("Temperature").fill("0.2")
+    page.get_by_label("Max tokens").fill("3")
+    page.get_by_role("button", name="Save", exact=True).click()
+    say(page, "hello")
+    session = fake.sessions["chat-1"]
+    assert session.model == "other"
+    assert session.system == "You are a sailor."
+    assert session.sampling["temperature"] == 0.2
+    assert session.turns[0]["finish"] == "length"
+    page.get_by_text("The answer was cut by its limit.").wait_for()
+
+
+def test_a_long_prompt_shows_how_far_it_is(tab: Any) -> None:
+    page = tab().page
+    box = page.get_by_label("Message", exact=True)
+    box.fill("read a book")
+    box.press("Enter")
+    page.get_by_text(
+        re.compile(r"Reading [\d,]+ of 4,000 tokens · 250 tokens/s · 1.5 s left")
+    ).wait_for()
+    page.locator("progress").wait_for()
+    page.locator(".answer").get_by_text("Answer 1 to read a book").wait_for()
+    page.locator("progress").wait_for(state="detached")
+
+
+def test_text_files_become_part_of_the_message(tab: Any, fake: Any, tmp_path: Path) -> None:
+    page = tab().page
+    picker = page.get_by_label("Text files", exact=True)
+    large, binary, good = tmp_path / "large.txt", tmp_path / "binary.txt", tmp_path / "poem.txt"
+    large.write_text("a" * 1_100_000)
+    binary.write_bytes(b"\xff\xfe\x00")
+    good.write_text("roses\n```\nred")
+    picker.set_input_files(large)
+    page.get_by_text("large.txt has 1.0 MiB: a message takes text files of up to 1 MiB").wait_for()
+    picker.set_input_files(binary)
+    page.get_by_text("binary.txt is no text in UTF-8").wait_for()
+    picker.set_input_files(good)
+    page.get_by_text("poem.txt · 13 characters").wait_for()
+    say(page, "read this")
+    [turn] = fake.sessions["chat-1"].turns
+    assert turn["user"] == "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````"
+
+
+def test_the_api_key_is_asked_for_once(tab: Any, fake: Any) -> None:
+    fake.api_key = "secret"
+    one = tab()
+    one.page.locator("dialog input").fill("secret")
+    one.page.keyboard.press("Enter")
+    say(one.page, "hello")
+    one.page.reload()
+    one.page.locator(".answer").get_by_text("Answer 1 to hello").wait_for()
+    assert one.page.locator("dialog").count() == 0
+
+
+def test_what_was_refused_is_told_and_not_lost(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "hello")
+    del fake.sessions["chat-1"]
+    box = page.get_by_label("Message", exact=True)
+    box.fill("are you there")
+    box.press("Enter")
+    page.get_by_text("there is no session chat-1").wait_for()
+    shows(box, "are you there")
+
+
+def test_a_phone_scrolls_in_one_direction(tab: Any) -> None:
+    phone = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
+    page = tab(**phone).page
+    say(
+        page,
+        "echo "
+        + "x" * 500
+        + "\n\n```\n"
+        + "y" * 500
+        + "\n```\n\n| a | b |\n|---|---|\n| "
+        + "z" * 300
+        + " | b |",
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    assert page.evaluate("document.querySelector('.scroller').scrollWidth") <= 375
+    page.get_by_role("button", name="Chats and stories").tap()
+    page.get_by_role("link", name=re.compile("chat-1")).tap()
+    page.locator("#sessions:not(.open)").wait_for(state="attached")
+    page.get_by_role("button", name="Memory").tap()
+    page.locator(".strip canvas").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_keyboard_only(tab: Any, fake: Any) -> None:
+    page = tab().page
+    page.locator("textarea:focus").wait_for()
+    page.keyboard.type("first line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second line")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert fake.sessions["chat-1"].turns[0]["user"] == "first line\nsecond line"
+    page.get_by_role("button", name="Regenerate").focus()
+    page.keyboard.press("Enter")
+    page.locator(".answer").get_by_text("Answer 2 to").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("heading", name="Keys").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("heading", name="Keys").wait_for(state="detached")
+    page.keyboard.press("Control+k")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="chat-1").wait_for()

@@ -1,0 +1,160 @@
+"""The memory map beside a chat: the strip, the shaded text, pins, what was recalled, and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import axe_source, say, until
+from needed import needed
+
+sessions = needed("fake_sessions", name="the server's packages")
+PAIRS, story_text = sessions.PAIRS, sessions.story_text
+
+WIDE = {"viewport": {"width": 1400, "height": 800}}
+
+
+def colours(page: Any) -> set[str]:
+    """The colours of the strip, some pixels from its left."""
+    found: list[str] = page.evaluate(
+        """() => {
+          const canvas = document.querySelector(".strip canvas");
+          const { data } = canvas.getContext("2d").getImageData(2, 0, 1, canvas.height);
+          const colours = new Set();
+          for (let i = 0; i < data.length; i += 4) {
+            if (data[i + 3]) colours.add([...data.slice(i, i + 3)].join());
+          }
+          return [...colours];
+        }"""
+    )
+    return set(found)
+
+
+def test_the_strip_shows_what_is_kept(tab: Any, fake: Any) -> None:
+    fake.add("long", kind="story", text="".join(story_text(2000)))
+    page = tab("#/s/long", **WIDE).page
+    page.get_by_text("Of 2,000 tokens the cache holds").wait_for()
+    summary = page.locator("#memory .summary").inner_text()
+    kept = fake.sessions["long"].map(None, None)["kept"]["positions"]
+    assert f"holds {len(kept)} (" in summary
+    assert "4 pinned" in summary
+    assert "256 recent" in summary
+    assert f"{2000 - len(kept):,} only in the archive" in summary
+    assert {"230,159,0", "86,180,233"} <= colours(page)
+
+
+def test_figures_are_shown_and_kept_up_to_date(tab: Any, fake: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    figures = page.locator(".numbers")
+    figures.get_by_text("98.7 tokens/s").wait_for()
+    figures.get_by_text("after 0.12 s").wait_for()
+    for message in ("hello again", "and more"):
+        say(page, message)
+        n = len(fake.sessions["chat-1"].tokens())
+        figures.get_by_text(f"{n} tokens", exact=True).wait_for()
+
+
+def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, fake: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "please remember the sea")
+    page.get_by_role("button", name="Shade the text").click()
+    token = page.locator(".answer [data-p]").first
+    token.wait_for()
+    answer = fake.sessions["chat-1"].turns[0]["answer"]
+    assert page.locator(".answer").text_content() == answer
+    token.hover()
+    tip = page.get_by_role("tooltip")
+    tip.get_by_text(f"Held by {PAIRS} of {PAIRS} pairs").wait_for()
+    page.locator(".scroller").focus()
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    focused = page.evaluate("document.activeElement.dataset.p")
+    tip.get_by_text(f"Token {focused}:").wait_for()
+    page.keyboard.press("p")
+    page.locator(f'[data-p="{focused}"].pinned').wait_for()
+    assert [int(focused), int(focused) + 1] in fake.sessions["chat-1"].pinned
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator(".answer li").first.wait_for()
+
+
+def test_selected_text_is_pinned_and_unpinned(tab: Any, fake: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello whale")
+    pinned = list(fake.sessions["chat-1"].pinned)
+    page.locator(".said").select_text()
+    page.get_by_role("button", name="Pin", exact=True).click()
+    page.locator(".pin-bar").wait_for(state="hidden")
+    until(page, "document.querySelector('#live').textContent === 'Pinned'")
+    assert len(fake.sessions["chat-1"].pinned) == len(pinned) + 1
+    page.locator(".said").select_text()
+    page.get_by_role("button", name="Unpin").click()
+    until(page, "document.querySelector('#live').textContent === 'Unpinned'")
+    assert fake.sessions["chat-1"].pinned == pinned
+
+
+def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
+    page = tab(**WIDE).page
+    for n in range(12):
+        say(page, f"message {n}")
+    say(page, "remember this")
+    recalled = page.locator(".recalled button")
+    recalled.wait_for()
+    page.get_by_text("25 % of the attention").wait_for()
+    recalled.click()
+    until(page, "document.querySelector('.scroller').scrollTop < 50")
+
+
+def test_one_layer_and_head_can_be_seen_and_saved(tab: Any, tmp_path: Path) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    page.get_by_role("button", name="Layers and heads").click()
+    page.get_by_text(re.compile("Layer 0, head 0: [0-9]+ of")).wait_for()
+    page.get_by_role("button", name="Layer 0, head 0").focus()
+    page.keyboard.press("ArrowDown")
+    page.get_by_text(re.compile("Layer 1, head 0: [0-9]+ of")).wait_for()
+    dialog = page.locator("dialog")
+    for form, begin in (("PNG", b"\x89PNG"), ("SVG", b"<svg xmlns")):
+        with page.expect_download() as download:
+            dialog.get_by_role("button", name=f"Save as {form}").click()
+        download.value.save_as(tmp_path / form)
+        assert (tmp_path / form).read_bytes().startswith(begin)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(tab: Any, fake: Any, scheme: str) -> None:
+    axe = axe_source()
+    fake.add("long", kind="story", text="".join(story_text(2000)))
+    page = tab(color_scheme=scheme, **WIDE).page
+
+    def check(where: str) -> None:
+        page.wait_for_timeout(300)
+        # Not add_script_tag: the page's policy lets no such script in.
+        page.evaluate(axe)
+        result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+        found = [
+            (each["id"], [node["target"] for node in each["nodes"]][:4])
+            for each in result["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert found == [], where
+
+    check("a new chat")
+    say(page, "echo # Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote")
+    say(page, "remember the sea")
+    check("a chat")
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator("[data-p]").first.wait_for()
+    check("shaded text")
+    page.goto(f"{fake.address}/#/s/long")
+    page.locator(".chunk").first.wait_for()
+    check("a story")
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator(".chunk [data-p]").first.wait_for()
+    check("a shaded story")
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Settings").click()
+    check("settings")
