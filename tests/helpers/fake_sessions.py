@@ -161,7 +161,7 @@ def answer_to(message: str, attempt: int) -> str:
         return message.removeprefix("echo ")
     if message.startswith("slowly"):
         return " ".join(f"word {n}." for n in range(200))
-    return f"Answer {attempt} to *{message}*: it is `so`.\n\n- one\n- two\n"
+    return f"Answer {attempt + 1} to *{message}*: it is `so`.\n\n- one\n- two\n"
 
 
 class FakeServer:
@@ -239,6 +239,8 @@ class FakeServer:
         return {"object": "list", "data": [each.summary() for each in found]}
 
     async def create(self, body: dict[str, Any]) -> Any:
+        if body.get("kind") == "story" and "system" in body:
+            raise FakeError(400, "a story has no system prompt")
         return self.add(body.get("name") or f"chat-{len(self.sessions) + 1}", **body).whole()
 
     async def take_in(self, body: dict[str, Any]) -> Any:
@@ -279,11 +281,11 @@ class FakeServer:
     async def answer(self, name: str, body: dict[str, Any]) -> Any:
         session, before = self.find(name), ""
         if "message" in body:
-            turn = {"user": body["message"], "attempt": 1}
+            turn = {"user": body["message"], "attempt": 0}
         else:
             turn = session.turns.pop()
             if "edit" in body:
-                turn = {"user": body["edit"], "attempt": 1}
+                turn = {"user": body["edit"], "attempt": 0}
             elif body.get("continue"):
                 before = turn["answer"]
             else:

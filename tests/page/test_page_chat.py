@@ -51,6 +51,7 @@ def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
     say(page, "second")
     page.get_by_role("button", name="Regenerate").click()
     page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
+    page.get_by_text("Attempt 2.").wait_for()
     page.locator("body:not(.making) .turn-actions").wait_for()
     box = page.get_by_label("Message", exact=True)
     box.press("ArrowUp")

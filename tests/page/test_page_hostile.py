@@ -53,7 +53,7 @@ def test_ten_megabytes_in_one_line(tab: Any, fake: Any) -> None:
     size = 10_000_000
     session = fake.add("huge")
     session.turns.append(
-        {"user": "more", "answer": "a*b*" * (size // 4), "finish": "stop", "attempt": 1}
+        {"user": "more", "answer": "a*b*" * (size // 4), "finish": "stop", "attempt": 0}
     )
     session.touch()
     page = tab("#/s/huge").page

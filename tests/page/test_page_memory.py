@@ -101,9 +101,9 @@ def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
     for n in range(12):
         say(page, f"message {n}")
     say(page, "remember this")
-    recalled = page.locator(".recalled button")
+    recalled = page.locator(".recalled-list button")
     recalled.wait_for()
-    page.get_by_text("25 % of the attention").wait_for()
+    page.get_by_text("looked at with 0.25").wait_for()
     recalled.click()
     until(page, "document.querySelector('.scroller').scrollTop < 50")
 

@@ -30,7 +30,12 @@ def write_on(page: Any) -> None:
 
 
 def test_a_story_is_begun_continued_and_taken_back(tab: Any, fake: Any) -> None:
-    page = tab("#/new-story").page
+    page = tab().page
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("You are a sailor.")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_role("link", name="New story").click()
     page.get_by_label("Beginning of the story").fill("Once 🐋 upon a time,")
     write_on(page)
     page.get_by_role("heading", name="chat-1").wait_for()

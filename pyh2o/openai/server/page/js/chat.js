@@ -86,9 +86,9 @@ export class Chat {
       if (!created) return this.composer.put(text);
       this.session = created;
     }
-    const said = await this.answer(isEdit ? { edit: text } : { message: text }, text);
-    // What was refused is not lost.
-    if (!said && !this.session.turns_list.some((turn) => turn.user === text)) this.composer.put(text);
+    await this.answer(isEdit ? { edit: text } : { message: text }, text);
+    // What was refused, or stopped before a word was said, is not lost.
+    if (!this.session.turns_list.some((turn) => turn.user === text)) this.composer.put(text);
   }
 
   /** Has the last answer made again, or gone on with. */
@@ -96,10 +96,10 @@ export class Chat {
     if (!writing() && this.messages.length) return this.answer(what, this.messages.at(-1).turn.user);
   }
 
-  /** Has an answer made; true if one came to its end. */
+  /** Has an answer made. */
   async answer(what, user) {
     const name = this.session.name;
-    const blank = { user, answer: "", finish: "", attempt: 1, start: 0, answer_start: 0, end: 0 };
+    const blank = { user, answer: "", finish: "", attempt: 0, start: 0, answer_start: 0, end: 0 };
     if (what.edit !== undefined) this.messages.pop()?.element.remove();
     const message = "message" in what || "edit" in what ? this.add(blank) : this.messages.at(-1);
     message.begin(Boolean(what.continue));
@@ -119,7 +119,6 @@ export class Chat {
     if (done?.turn) message.set(done.turn);
     await this.page.reload(name);
     this.page.memory.afterAnswer(name);
-    return Boolean(done);
   }
 
   editLast() {

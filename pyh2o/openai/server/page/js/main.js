@@ -35,7 +35,9 @@ export class Page {
 
   /** Makes the session that the draft on the page is for. */
   async create(body) {
-    const session = await api.create({ ...this.draft, ...body });
+    const { system, ...draft } = this.draft;
+    const isChat = body.kind === "conversation"; // a story has no system prompt
+    const session = await api.create({ ...draft, ...(isChat && system ? { system } : {}), ...body });
     this.name = session.name;
     history.replaceState(null, "", this.address(session.name));
     this.setSession(session);
@@ -102,7 +104,7 @@ export class Page {
 
   async settings() {
     const changed = await askSettings(this.session ?? this.draft, this.kind === "story");
-    if (!changed) return;
+    if (!changed || !Object.keys(changed).length) return;
     if (!this.session) Object.assign(this.draft, changed);
     else if (await careful(() => api.change(this.name, changed))) await this.reload(this.name);
   }

@@ -2,7 +2,6 @@
 
 import * as api from "./api.js";
 import { button, byId, h, throttled } from "./dom.js";
-import { percent } from "./format.js";
 import { showHeads } from "./heads.js";
 import { complain } from "./live.js";
 import { MemoryMap, PINNED, STATES } from "./map.js";
@@ -29,7 +28,7 @@ export class Memory {
     this.toggle = button("Memory", () => this.show(!this.isShown), { "aria-controls": "memory" });
     this.shadeButton = button("Shade the text", () => this.setShaded(!this.isShaded), { "aria-pressed": "false" });
     this.summary = h("p", { class: "summary" });
-    this.recalled = h("ul", { class: "recalled" });
+    this.recalled = h("ul", { class: "recalled-list" });
     this.soon = throttled(() => this.refresh(), REFRESH_MS);
     this.follow = throttled(() => this.markSight(), 100);
     document.addEventListener("scroll", this.follow, true);
@@ -96,7 +95,7 @@ export class Memory {
     if (name !== this.page.name) return;
     const items = spans.map(({ start, text, mass }) => h("li", {},
       button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
-      h("small", {}, mass === undefined || mass === null ? "" : `${percent(mass)} of the attention`)));
+      h("small", {}, mass === undefined || mass === null ? "" : `looked at with ${mass.toPrecision(2)}`)));
     this.recalled.replaceChildren(...(items.length ? items : [h("li", { class: "quiet" }, "Nothing.")]));
   }
 

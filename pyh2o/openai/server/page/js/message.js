@@ -56,7 +56,7 @@ export class Message {
   setFoot() {
     const { finish, attempt, answer } = this.turn;
     const words = [];
-    if (attempt > 1) words.push(`Attempt ${attempt}.`);
+    if (attempt) words.push(`Attempt ${attempt + 1}.`); // those before it are counted
     if (ENDS[finish]) words.push(ENDS[finish]);
     const copy = button("Copy", () => careful(async () => {
       await navigator.clipboard.writeText(answer);

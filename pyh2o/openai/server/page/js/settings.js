@@ -30,7 +30,7 @@ export function defaults() {
  * Asks for settings.
  * @param {{system?: string|null, sampling?: Record<string, number>}} now
  * @param {boolean} isStory stories have no system prompt
- * @returns {Promise<{system?: string|null, sampling: Record<string, number>}|null>}
+ * @returns {Promise<{system?: string, sampling?: Record<string, number>}|null>} what has changed
  */
 export async function askSettings(now, isStory) {
   const system = h("textarea", { rows: 4, dir: "auto", value: now.system ?? "" });
@@ -48,7 +48,13 @@ export async function askSettings(now, isStory) {
   else localStorage.removeItem(MOST_TOKENS);
   const drawn = Object.fromEntries(FIELDS.map(([name], i) => [name, Number(inputs[i].value)]));
   const sampling = { ...now.sampling, ...drawn };
-  return isStory ? { sampling } : { system: system.value.trim() || null, sampling };
+  const isOther = FIELDS.some(([name]) => sampling[name] !== now.sampling?.[name]);
+  const said = system.value.trim();
+  return {
+    ...(isOther ? { sampling } : {}),
+    // Another system prompt has all be read again, so the same one is not sent; "" is none.
+    ...(said === (now.system ?? "") ? {} : { system: said }),
+  };
 }
 
 function numberInput([, , , min, max, step, fallback], value) {
