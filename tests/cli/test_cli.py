@@ -38,7 +38,7 @@ def test_models_list(tmp_path: Path) -> None:
     with (folder / "big.gguf").open("wb") as big:
         big.truncate(4_100_000_000)
     (folder / "notes.txt").write_text("no model")
-    expected = f"{title}  fetched\n      {demo}\n{gemma}{folder}/big.gguf  4.1 GB\n"
+    expected = f"{title}  fetched\n      {demo}\n{gemma}big  4.1 GB\n      {folder}/big.gguf\n"
     assert run("models", "list") == Output(0, expected, "")
 
 

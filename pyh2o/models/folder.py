@@ -1,0 +1,82 @@
+"""The folder in which models live, and what all that put files there need."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ..errors import ModelError
+
+CHUNK = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that have arrived and the bytes expected."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where a model is; `new` is False if it was there already."""
+
+    path: Path
+    new: bool
+
+
+def models_folder() -> Path:
+    """The folder for fetched models: PYH2O_MODELS, or the user's cache folder."""
+    chosen = os.environ.get("PYH2O_MODELS")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(platformdirs.user_cache_dir("pyh2o", appauthor=False)) / "models"
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse a disk without room for so many bytes.
+
+    Raises:
+        ModelError: what it has free is too little.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"{folder} has {free / 1e6:.0f} MB free and the fetch needs {needed / 1e6:.0f} MB: "
+            "free some, or set PYH2O_MODELS to a folder on another disk"
+        )
+
+
+def age_seconds(path: Path) -> float:
+    """How long ago a file or folder was changed.
+
+    Raises:
+        FileNotFoundError: it has gone.
+    """
+    return time.time() - path.stat().st_mtime
+
+
+def sha256_of(path: Path, progress: Progress | None = None) -> str:
+    """The SHA-256 of a file, in hexadecimal digits; `progress` is told of the bytes read."""
+    digest = hashlib.sha256()
+    total = path.stat().st_size
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            if progress is not None:
+                progress(file.tell(), total)
+    return digest.hexdigest()
+
+
+def disk_message(folder: Path, error: OSError) -> str:
+    """Why the models folder could not be used, and what helps."""
+    if error.errno == errno.ENOSPC:
+        return f"the disk of {folder} became full: free some space, or set PYH2O_MODELS elsewhere"
+    return (
+        f"the models folder {folder} cannot be used ({error.strerror}): make it writable, or set "
+        "PYH2O_MODELS to another folder"
+    )

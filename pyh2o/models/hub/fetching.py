@@ -1,0 +1,278 @@
+"""Looks for a model on the hub, and fetches it with huggingface_hub.
+
+Where the hub is and who asks is what huggingface_hub takes from HF_ENDPOINT, HF_TOKEN and HF_HOME.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import MissingPackageError, ModelError
+from ..folder import Fetched, Progress, check_space, disk_message, models_folder, sha256_of
+from .partial import Partial, remove_old
+from .quantisations import HubFile, HubModel, choose, models_of
+
+# A name that does not say which model it is of.
+_NAMELESS = re.compile(r"(ggml-)?model|gguf|", re.IGNORECASE)
+_ENDING_OF_REPOSITORIES = re.compile(r"[-_.]gguf$", re.IGNORECASE)
+# The hub sends larger files in its own protocol only.
+_MOST_BYTES = 50_000_000_000
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model of a repository.
+
+    Attributes:
+        repository: owner/name.
+        revision: the commit that was looked at.
+        model: its files.
+    """
+
+    repository: str
+    revision: str
+    model: HubModel
+
+
+def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
+    """Look what a repository has, and choose a model.
+
+    Args:
+        repository: owner/name.
+        wanted: a quantisation or a file's name; None for Q4_K_M, or else the nearest to it that
+            this machine has memory for.
+
+    Raises:
+        ModelError: no such repository or model, an unclear choice, or no answer.
+        MissingPackageError: huggingface_hub is not installed.
+    """
+    api = _huggingface_hub().HfApi()
+    with _explained(repository):
+        info = api.model_info(repository, files_metadata=True)
+    files = [
+        HubFile(each.rfilename, each.size or 0, each.lfs and each.lfs.sha256)
+        for each in info.siblings or ()
+    ]
+    models = models_of(files)
+    if not models:
+        raise ModelError(
+            f"{repository} has no GGUF file: look for a repository of the same model whose name "
+            "ends with GGUF"
+        )
+    try:
+        model = choose(models, wanted, _memory_bytes())
+    except ModelError as error:
+        raise ModelError(f"{repository}: {error}") from None
+    for file in model.files:
+        _check_file(repository, file)
+    return Chosen(repository, info.sha, model)
+
+
+def fetch_chosen(
+    chosen: Chosen, progress: Progress | None = None, checking: Progress | None = None
+) -> Fetched:
+    """Put a model into the models folder.
+
+    A file gets its name only when all of the model is there and its hashes are right. What has
+    arrived of a fetch that is broken off stays, and the next one goes on there.
+
+    Args:
+        chosen: which.
+        progress: is told of the bytes that have arrived.
+        checking: is told of the bytes of a file that have been hashed.
+
+    Returns:
+        The first of its files.
+
+    Raises:
+        ModelError: no network, a repository that has to be agreed to, a full disk, or a file that
+            is not the expected one.
+    """
+    folder = models_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_old(folder)
+        targets = _targets(chosen, folder, checking)
+        files = {file: path for file, path in targets.items() if not path.is_file()}
+        with ExitStack() as stack:
+            partials = [stack.enter_context(Partial(folder, file)) for file in files]
+            check_space(folder, sum(each.file.bytes - each.tell() for each in partials))
+            _download(chosen, partials, progress)
+            for partial in partials:
+                partial.check(checking)
+            for partial in reversed(partials):  # the first part gives the model its name
+                partial.path.replace(files[partial.file])
+    except OSError as error:
+        raise ModelError(disk_message(folder, error)) from None
+    return Fetched(next(iter(targets.values())), new=bool(files))
+
+
+def _check_file(repository: str, file: HubFile) -> None:
+    """Refuse a file that cannot be fetched, or not be checked.
+
+    Raises:
+        ModelError: the reason.
+    """
+    if file.sha256 is None:
+        raise ModelError(
+            f"the hub says no hash of {file.path} in {repository}, so it could not be checked: "
+            "fetch it yourself and give its path with --model"
+        )
+    if file.bytes > _MOST_BYTES:
+        raise ModelError(
+            f"{file.path} is larger than the 50 GB that the hub sends over HTTP: choose another, "
+            f"or run `hf download {repository} {file.path}` and give its path with --model"
+        )
+
+
+def _memory_bytes() -> int:
+    """All that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _targets(chosen: Chosen, folder: Path, checking: Progress | None) -> dict[HubFile, Path]:
+    """Where the files go; one that is there already is the right one.
+
+    Two repositories may give their files the same name: the second model's then begins with the
+    owner.
+
+    Raises:
+        ModelError: all names are taken by other files.
+    """
+    owner, _, repository = chosen.repository.partition("/")
+    for prefix in ("", f"{owner}-", f"{owner}-{repository}-"):
+        targets = {
+            file: folder / f"{prefix}{_name_of(file, chosen)}" for file in chosen.model.files
+        }
+        if all(_is_free_for(path, file, checking) for file, path in targets.items()):
+            return targets
+    raise ModelError(
+        f"{folder} has other files that are called like those of {chosen.repository}, with its "
+        "owner and without: move or remove them"
+    )
+
+
+def _is_free_for(path: Path, file: HubFile, checking: Progress | None) -> bool:
+    """Whether there is no file, or the right one."""
+    if not path.exists():
+        return True
+    same_size = path.is_file() and path.stat().st_size == file.bytes
+    return same_size and sha256_of(path, checking) == file.sha256
+
+
+def _name_of(file: HubFile, chosen: Chosen) -> str:
+    """The file's name, with the repository's before it if it names no model."""
+    label = chosen.model.quantisation
+    bare = re.sub(rf"[-._]?{re.escape(label)}$", "", chosen.model.name, flags=re.IGNORECASE)
+    if not _NAMELESS.fullmatch(bare):
+        return file.name
+    repository = chosen.repository.partition("/")[2]
+    return f"{_ENDING_OF_REPOSITORIES.sub('', repository)}-{file.name}"
+
+
+def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None) -> None:
+    """Let huggingface_hub write what is missing of the files.
+
+    Raises:
+        ModelError: it cannot.
+        OSError: the disk's.
+    """
+    hub = _huggingface_hub()
+    headers = hub.utils.build_hf_headers(library_name="pyh2o")
+    headers["Accept-Encoding"] = "identity"  # what is gone on with are the file's own bytes
+    total = sum(partial.file.bytes for partial in partials)
+    before = 0
+    for partial in partials:
+        if progress is not None:
+            partial.progress = _shifted(progress, before, total)
+        url = hub.hf_hub_url(chosen.repository, partial.file.path, revision=chosen.revision)
+        with _explained(chosen.repository):
+            hub.file_download.http_get(
+                url,
+                partial,
+                resume_size=partial.tell(),
+                headers=headers,
+                expected_size=partial.file.bytes,
+            )
+        before += partial.file.bytes
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    """Tells `progress` of one file after others."""
+    return lambda done, _: progress(before + done, total)
+
+
+def _huggingface_hub() -> Any:
+    """The package, which keeps its bars and warnings to itself.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    try:
+        import huggingface_hub
+        import huggingface_hub.file_download
+        import huggingface_hub.utils
+    except ImportError as error:
+        raise MissingPackageError(
+            "a model of a repository needs the package huggingface_hub: "
+            "pip install 'pyh2o-llm[hub]'"
+        ) from error
+    package: Any = huggingface_hub
+    package.utils.disable_progress_bars()
+    package.utils.logging.set_verbosity_error()
+    return package
+
+
+@contextmanager
+def _explained(repository: str) -> Iterator[None]:
+    """What huggingface_hub raises becomes a line with the cure; errors of the disk stay.
+
+    Raises:
+        ModelError: instead of those.
+    """
+    from huggingface_hub import constants, errors
+
+    # the base of them all in the HTTP package that this version uses
+    http_errors: Any = errors.HfHubHTTPError.__bases__
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{repository} is for those who agree to its terms: do so at "
+            f"{constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of yours"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"there is no repository {repository}, or it is private: check the name, or set "
+            "HF_TOKEN to a token that may read it"
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise ModelError(
+            "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset it to fetch a model"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise ModelError(_refusal(repository, error.response)) from None
+    except (*http_errors, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"{constants.ENDPOINT} cannot be reached, or the connection broke: check the network, "
+            f"then try again, and the fetch goes on where it was ({reason})"
+        ) from None
+
+
+def _refusal(repository: str, response: Any) -> str:
+    """Why the hub does not give what was asked for."""
+    status = getattr(response, "status_code", None)
+    if status in (401, 403):
+        return f"the hub refuses {repository} to this HF_TOKEN: set one that may read it"
+    if status == 429:
+        return "the hub has had too many requests from here: try again later, or set HF_TOKEN"
+    return f"the hub cannot send {repository} (HTTP {status}): try again later"

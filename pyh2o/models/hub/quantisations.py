@@ -1,0 +1,157 @@
+"""The models of a repository of the hub, and the choice among their quantisations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+
+from ...errors import ModelError
+from ..names import part_of, whole_name
+
+PREFERRED = "Q4_K_M"
+
+_QUANTISATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|FP?16|F32))(?=$|[-.])", re.IGNORECASE
+)
+# Files beside the models: projectors for images, and what a quantisation was tuned with.
+_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+# Bits of a weight, the nearest to the preferred ones first: more of them lose less, and take room.
+_BITS = (4, 5, 6, 8, 3, 16, 2, 32, 1)
+_KINDS = ("K_M", "K_S", "K_L", "K_XL", "K", "_0", "_1", "NL", "XS")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository.
+
+    Attributes:
+        path: in the repository.
+        bytes: its size.
+        sha256: of its content as the hub says it; None where it does not.
+    """
+
+    path: str
+    bytes: int
+    sha256: str | None
+
+    @property
+    def name(self) -> str:
+        """Without folders."""
+        return PurePosixPath(self.path).name
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model of a repository.
+
+    Attributes:
+        path: of its file in the repository, without the ending and the number of the part.
+        quantisation: in capitals; "" where the name has none.
+        files: one, or all parts in their order.
+    """
+
+    path: str
+    quantisation: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def name(self) -> str:
+        """Without folders."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+def models_of(files: Iterable[HubFile]) -> list[HubModel]:
+    """The models among the files of a repository, the smallest first; those in parts if whole."""
+    found = [each for each in files if each.path.lower().endswith(".gguf")]
+    found = sorted(
+        (each for each in found if not _NO_MODEL.search(each.name)), key=lambda each: each.path
+    )
+    models = []
+    for path, group in groupby(found, key=lambda each: whole_name(_without_ending(each.path))):
+        parts = tuple(group)
+        numbers = [part_of(_without_ending(part.path)) for part in parts]
+        if numbers == [(i, len(parts)) for i in range(1, len(parts) + 1)]:
+            models.append(HubModel(path, quantisation_of(path), parts))
+    return sorted(models, key=lambda model: model.bytes)
+
+
+def quantisation_of(path: str) -> str:
+    """How a model is quantised, by its name or else its folder's; "" if neither says so."""
+    for name in reversed(PurePosixPath(path).parts):
+        if found := _QUANTISATION.findall(name):
+            return _label(found[-1])
+    return ""
+
+
+def choose(models: Sequence[HubModel], wanted: str | None, most_bytes: int | None) -> HubModel:
+    """The model with a quantisation.
+
+    Args:
+        models: of one repository.
+        wanted: a quantisation or a file's name; None for `PREFERRED`, or else the nearest to it
+            that is not too large.
+        most_bytes: what is too large; None for nothing.
+
+    Raises:
+        ModelError: there is none, or several; the message lists what there is.
+    """
+    if wanted is None:
+        found = models if len(models) == 1 else _nearest(models, most_bytes)
+        unclear = "it does not say which model to take"
+    else:
+        found = [each for each in models if each.quantisation == _label(wanted)]
+        found = found or [each for each in models if _is_called(each, wanted)]
+        unclear = f"{wanted} is several of its models" if found else f"it has no {wanted}"
+    if len(found) == 1:
+        return found[0]
+    choices = ", ".join(f"{_choice(each, models)} ({each.bytes / 1e9:.1f} GB)" for each in models)
+    raise ModelError(f"{unclear}: give one behind a colon, of {choices}")
+
+
+def _without_ending(path: str) -> str:
+    return path[: -len(".gguf")]
+
+
+def _label(text: str) -> str:
+    return text.upper().replace("FP16", "F16")
+
+
+def _is_called(model: HubModel, wanted: str) -> bool:
+    name = wanted.casefold().removesuffix(".gguf")
+    return whole_name(name) in (model.name.casefold(), model.path.casefold())
+
+
+def _choice(model: HubModel, models: Sequence[HubModel]) -> str:
+    """What to give for a model: its quantisation if no other has it."""
+    same = [each for each in models if each.quantisation == model.quantisation]
+    return model.quantisation if model.quantisation and len(same) == 1 else model.path
+
+
+def _nearest(models: Sequence[HubModel], most_bytes: int | None) -> list[HubModel]:
+    """Those of the quantisation that is nearest to the preferred one, of what is not too large."""
+    fitting = [
+        each
+        for each in models
+        if each.quantisation and (most_bytes is None or each.bytes <= most_bytes)
+    ]
+    if not fitting:
+        return []
+    best = min(map(_distance, fitting))
+    return [each for each in fitting if _distance(each) == best]
+
+
+def _distance(model: HubModel) -> tuple[int, int, bool, str]:
+    """How far a quantisation is from the preferred one; the least is the nearest."""
+    label = model.quantisation
+    bits = int(re.findall(r"\d+", label)[0])
+    kind = next((i for i, each in enumerate(_KINDS) if label.endswith(each)), len(_KINDS))
+    known = _BITS.index(bits) if bits in _BITS else len(_BITS)
+    return known, kind, label.startswith("UD-"), label

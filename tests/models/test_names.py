@@ -1,0 +1,104 @@
+"""What models are called, and which of them a name or its beginning means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import run
+from pyh2o.errors import ModelError
+from pyh2o.models import DEMO, GEMMA, find_model, list_models, models_folder
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def put(*names: str) -> list[Path]:
+    """Files of the models folder."""
+    models_folder().mkdir(exist_ok=True)
+    paths = [models_folder() / name for name in names]
+    for path in paths:
+        path.write_bytes(b"GGUF")
+    return paths
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3-0.6B-Q4_K_M", "qwen3-0.6b-q4_k_m", "qwen3", "Q", "Qwen3-0.6B-Q4_K_M.gguf"]
+)
+def test_name_and_its_beginning(name: str) -> None:
+    path, _ = put("Qwen3-0.6B-Q4_K_M.gguf", "tiny.gguf")
+    assert find_model(name) == find_model(Path(name)) == path
+
+
+def test_beginning_of_several() -> None:
+    put("qwen3-4b.gguf", "qwen3-8b.gguf", "qwen.gguf")
+    with pytest.raises(ModelError, match=r"^qwen3 may be qwen3-4b or qwen3-8b: give more"):
+        find_model("qwen3")
+    assert find_model("qwen") == models_folder() / "qwen.gguf"
+
+
+@pytest.mark.parametrize("name", ["qwen", "owner", "q4"])
+def test_name_of_no_model(name: str) -> None:
+    put("tiny-q4.gguf")
+    with pytest.raises(ModelError, match=rf"no model {name}: give a GGUF file, or a name from"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("name", ["tin.gguf", "folder/tiny", "../tiny", "~/tiny"])
+def test_path_is_no_name(name: str) -> None:
+    put("tiny.gguf")
+    assert find_model(name) == Path(name).expanduser()
+
+
+def test_file_comes_first(tmp_path: Path) -> None:
+    [path] = put("tiny.gguf")
+    (tmp_path / "tiny").mkdir()
+    assert find_model("tiny") == path
+    (tmp_path / "tin").write_bytes(b"GGUF")
+    assert find_model("tin") == Path("tin")
+    assert find_model("tiny.gguf") == path
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    assert find_model("tiny.gguf") == Path("tiny.gguf")
+
+
+def test_beginning_of_a_model_of_a_package() -> None:
+    with pytest.raises(ModelError, match="model gemma3-270m is not here yet: run"):
+        find_model("gemma3")
+    [other] = put("gemma3-big.gguf")
+    assert find_model("gemma3") == other
+    [gemma] = put(GEMMA.file)
+    assert find_model("gemma3-2") == find_model("gemma-3") == gemma
+    [demo] = put(DEMO.file)
+    assert find_model("smollm2") == find_model("dem") == demo
+
+
+def test_model_in_several_files() -> None:
+    names = [f"big-Q8_0-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    first, *_ = put(*names, ".hidden.gguf")
+    [*_, listed] = list_models()
+    assert (listed.name, listed.path, listed.bytes) == ("big-Q8_0", first, 12)
+    assert find_model("big") == find_model("big-Q8_0-00001-of-00003") == first
+    with pytest.raises(ModelError, match="no model hidden"):
+        find_model("hidden")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate -p x",
+        "chat",
+        "serve",
+        "batch in.txt -o out.jsonl",
+        "bench",
+        "eval fidelity --text in.txt",
+        "models check",
+    ],
+)
+def test_every_command_takes_names(command: str, tmp_path: Path) -> None:
+    """A file that is none of a model is refused by its path, which only its name has told."""
+    [path] = put("broken-model.gguf")
+    (tmp_path / "in.txt").write_text("some text\n")
+    option = [] if command == "models check" else ["-m"]
+    output = run(*command.split(), *option, "broken", stdin="x\n")
+    assert output.code == 1
+    assert str(path) in output.notes

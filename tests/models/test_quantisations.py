@@ -1,0 +1,100 @@
+"""Which file of a repository is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyh2o.errors import ModelError
+from pyh2o.models.hub.quantisations import HubFile, HubModel, choose, models_of, quantisation_of
+
+
+def models(*names: str) -> list[HubModel]:
+    """Models of 10, 20 ... bytes."""
+    files = [HubFile(f"{name}.gguf", 10 * i, "0" * 64) for i, name in enumerate(names, start=1)]
+    return models_of(files)
+
+
+def chosen(*names: str, wanted: str | None = None, most_bytes: int | None = None) -> str:
+    return choose(models(*names), wanted, most_bytes).path
+
+
+@pytest.mark.parametrize(
+    ("path", "quantisation"),
+    [
+        ("Qwen3-0.6B-Q4_K_M", "Q4_K_M"),
+        ("mistral-7b-v0.1.Q5_0", "Q5_0"),
+        ("gemma-3-1b-it-q4_0", "Q4_0"),
+        ("Qwen3-4B-UD-Q4_K_XL", "UD-Q4_K_XL"),
+        ("Llama-IQ3_XXS", "IQ3_XXS"),
+        ("gpt-oss-20b-mxfp4", "MXFP4"),
+        ("phi-4-bf16", "BF16"),
+        ("phi-4-fp16", "F16"),
+        ("Q8_0", "Q8_0"),
+        ("BF16/big", "BF16"),
+        ("Q4_K_M/big-Q8_0", "Q8_0"),
+        ("Qwen3-0.6B", ""),
+        ("a-Q4_K_M-v2", "Q4_K_M"),
+    ],
+)
+def test_quantisation_of_a_name(path: str, quantisation: str) -> None:
+    assert quantisation_of(path) == quantisation
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["m-Q2_K", "m-Q4_K_M", "m-Q8_0"], "m-Q4_K_M"),
+        (["m-Q4_0", "m-Q4_K_S", "m-Q5_K_M"], "m-Q4_K_S"),
+        (["m-UD-Q4_K_M", "m-Q4_K_M"], "m-Q4_K_M"),
+        (["m-Q8_0", "m-Q3_K_M", "m-BF16"], "m-Q8_0"),
+        (["m-Q3_K_M", "m-BF16"], "m-Q3_K_M"),
+        (["m-anything"], "m-anything"),
+        (["m-anything", "m-Q6_K"], "m-Q6_K"),
+    ],
+)
+def test_nearest_by_default(names: list[str], expected: str) -> None:
+    assert chosen(*names) == expected
+    assert chosen(*reversed(names)) == expected
+
+
+def test_nearest_that_fits() -> None:
+    assert chosen("m-Q2_K", "m-Q3_K_M", "m-Q4_K_M", most_bytes=30) == "m-Q4_K_M"
+    assert chosen("m-Q2_K", "m-Q3_K_M", "m-Q4_K_M", most_bytes=29) == "m-Q3_K_M"
+    assert chosen("m-Q2_K", "m-Q4_K_M", wanted="Q4_K_M", most_bytes=5) == "m-Q4_K_M"
+    assert chosen("m-Q8_0", most_bytes=5) == "m-Q8_0"
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "message"),
+    [
+        (["a-Q4_K_M", "b-Q4_K_M"], None, r"give one behind a colon, of a-Q4_K_M .* b-Q4_K_M"),
+        (["a-Q4_K_M", "b-Q4_K_M"], "q4_k_m", "q4_k_m is several of its models"),
+        (["a", "b"], None, "it does not say which model to take: .* of a .* b "),
+        (["a-Q4_K_M", "a-Q8_0"], "Q5_0", r"it has no Q5_0: .* of Q4_K_M \(0\.0 GB\), Q8_0"),
+    ],
+)
+def test_unclear(names: list[str], wanted: str | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        chosen(*names, wanted=wanted)
+    if names[0] != "a":
+        assert chosen(*names, wanted=names[0]) == names[0]
+
+
+def test_nothing_that_fits() -> None:
+    with pytest.raises(ModelError, match=r"which model to take: .* Q4_K_M .* Q8_0"):
+        chosen("m-Q4_K_M", "m-Q8_0", most_bytes=5)
+
+
+def test_files_that_are_no_models() -> None:
+    names = ["mmproj-model-f16", "imatrix-m-Q4_K_M", "m-Q4_K_M", "n-00001-of-00002"]
+    assert [model.path for model in models(*names)] == ["m-Q4_K_M"]
+    assert models_of([HubFile("m-Q4_K_M.bin", 1, None)]) == []
+
+
+def test_parts() -> None:
+    names = [f"UD/m-Q8_0-{i:05}-of-00003" for i in (2, 1, 3)]
+    [model] = models(*names)
+    assert model.path == "UD/m-Q8_0"
+    assert model.bytes == 60
+    assert [file.path for file in model.files] == [f"{name}.gguf" for name in sorted(names)]
+    assert models(*names[1:]) == []
