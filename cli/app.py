@@ -9,8 +9,9 @@ import typer
 
 import pyh2o
 
-from . import batch, models, rpc_server, serve, sessions
+from . import batch, config, models, rpc_server, serve, sessions
 from .chat.command import chat
+from .defaults import ProgramWithDefaults
 from .errors import reported_errors
 from .generate.command import generate
 from .measure import bench
@@ -19,6 +20,7 @@ from .terminal.terminal import replace_unprintable, terminal
 
 app = typer.Typer(
     name="pyh2o",
+    cls=ProgramWithDefaults,
     help="Long dialogues and long stories on a small machine: llama.cpp with a KV cache of fixed "
     "size that keeps the recent tokens and the heavy hitters (H2O).",
     no_args_is_help=True,
@@ -34,6 +36,7 @@ app.command("bench")(bench.bench)
 app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(config.app, name="config")
 
 
 def show_version(wanted: bool) -> None:

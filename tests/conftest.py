@@ -13,6 +13,9 @@ if WORKER and hasattr(os, "sched_setaffinity"):
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(WORKER) % len(CORES)]})
 
+# The user's defaults are none of the tests'.
+os.environ["PYH2O_CONFIG"] = os.devnull
+
 import numpy as np
 import pytest
 

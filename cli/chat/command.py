@@ -145,7 +145,7 @@ def _with_possible_recall(
     eviction = options.eviction
     if options.no_evict and "recall" not in given:
         eviction = replace(eviction, recall=0)
-    if not is_saved and "recall_mib" not in given:
+    if not is_saved and eviction.recall_mib is None:
         eviction = replace(eviction, recall_mib=UNSAVED_MIB)
     return replace(options, eviction=eviction)
 

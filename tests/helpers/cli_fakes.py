@@ -32,6 +32,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+    monkeypatch.setenv("PYH2O_CONFIG", os.devnull)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 

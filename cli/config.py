@@ -1,0 +1,44 @@
+"""`pyh2o config`: the file with the user's defaults."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from .defaults import VARIABLE, config_path, read_sections
+from .errors import reported_errors
+from .terminal.terminal import terminal
+
+app = typer.Typer(help="The file with defaults of your own.", no_args_is_help=True)
+
+
+@app.command("path")
+def path() -> None:
+    """Print where the configuration file is, or would be (PYH2O_CONFIG changes it)."""
+    with reported_errors():
+        terminal.write(f"{config_path()}\n")
+
+
+@app.command("show")
+def show() -> None:
+    """Print what the configuration file sets, and which variables of the environment are set.
+
+    Options on the command line come before variables, those before the file, and that before what
+    is built in.
+    """
+    with reported_errors():
+        file = config_path()
+        sections = read_sections(file)
+        terminal.write(f"{file}{'' if sections else '  sets nothing'}\n")
+        for section in sections:
+            for key, value in section.values.items():
+                shown = str(value).lower() if isinstance(value, bool) else repr(value)
+                terminal.write(f"  [{section.name}] {key} = {shown}\n")
+        names = sorted(name for name in os.environ if name.startswith("PYH2O_"))
+        if set(names) - {VARIABLE}:
+            terminal.write("environment\n")
+        for name in names:
+            if name != VARIABLE:
+                value = "..." if name.endswith("_KEY") else os.environ[name]
+                terminal.write(f"  {name} = {value}\n")

@@ -1,0 +1,200 @@
+"""The configuration file: defaults of the options, for all commands or for one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import typer
+from typer.core import TyperGroup
+
+from .errors import InputError, reported_errors
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "PYH2O_CONFIG"
+ALL = "defaults"
+"""The section for all commands that have an option."""
+
+CommandPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the file.
+
+    Attributes:
+        name: as it stands in the file.
+        path: of the command, or the group of commands, that it is for; empty for all.
+        values: by the long names of options.
+    """
+
+    name: str
+    path: CommandPath
+    values: Mapping[str, Any]
+
+
+class ProgramWithDefaults(TyperGroup):
+    """The program's commands, with what the configuration file says in the place of defaults."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """As any command's, but the file is read first; completion in a shell does without it.
+
+        Raises:
+            typer.Exit: the file is wrong.
+        """
+        if not extra.get("resilient_parsing"):
+            with reported_errors():
+                extra["default_map"] = default_map(self, read_sections(config_path()))
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+def config_path() -> Path:
+    """The file: PYH2O_CONFIG, or one in the user's folder for settings; there may be none."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(platformdirs.user_config_dir("pyh2o", appauthor=False)) / "config.toml"
+
+
+def read_sections(path: Path) -> list[Section]:
+    """The tables of the file, those for more commands first.
+
+    Raises:
+        InputError: no TOML, a value outside of a table, or no file where PYH2O_CONFIG says.
+        OSError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if os.environ.get(VARIABLE):
+            raise InputError(f"{VARIABLE} names {path}, which is not there: unset it") from None
+        return []
+    try:
+        tables = tomllib.loads(data.decode("utf-8-sig"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} is no TOML: {error}") from None
+    return sorted(_sections(path, tables, ()), key=lambda section: len(section.path))
+
+
+def _sections(path: Path, table: Mapping[str, Any], at: CommandPath) -> Iterator[Section]:
+    """The tables in a table, and what stands in it itself.
+
+    Raises:
+        InputError: a value outside of a table.
+    """
+    values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if values and not at:
+        raise InputError(
+            f"{path}: {next(iter(values))} stands in no section: put it below [{ALL}] or a command"
+        )
+    if values:
+        yield Section(".".join(at), () if at == (ALL,) else at, values)
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _sections(path, value, (*at, key))
+
+
+def default_map(program: Any, sections: list[Section]) -> dict[str, Any]:
+    """What the sections say, as `default_map` of the program's context.
+
+    Args:
+        program: the group of all commands.
+        sections: those for more commands first.
+
+    Raises:
+        InputError: no such command or option, or a value that the option does not take.
+    """
+    commands = dict(_commands(program, ()))
+    defaults: dict[str, Any] = {}
+    for section in sections:
+        meant = {
+            path: _options(command)
+            for path, command in commands.items()
+            if path[: len(section.path)] == section.path
+        }
+        if not meant:
+            raise _unknown(f"section [{section.name}]", section.name, _section_names(commands))
+        for key, value in section.values.items():
+            having = {path: options[key] for path, options in meant.items() if key in options}
+            if not having:
+                known = {name for options in meant.values() for name in options}
+                raise _unknown(f"{key} in [{section.name}]", key, known)
+            for path, option in having.items():
+                _table(defaults, path)[option.name] = _value(section, key, value, option, path)
+    return defaults
+
+
+def _commands(command: Any, path: CommandPath) -> Iterator[tuple[CommandPath, Any]]:
+    """The commands that do something."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path, command
+        return
+    for name, child in children.items():
+        yield from _commands(child, (*path, name))
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """The options of a command by their long names, without the dashes."""
+    return {
+        name.removeprefix("--"): parameter
+        for parameter in command.params
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+
+
+def _section_names(commands: Mapping[CommandPath, Any]) -> set[str]:
+    names = {".".join(path[:n]) for path in commands for n in range(1, len(path) + 1)}
+    return {ALL, *names}
+
+
+def _table(defaults: dict[str, Any], path: CommandPath) -> dict[str, Any]:
+    """The defaults of one command."""
+    for name in path:
+        defaults = defaults.setdefault(name, {})
+    return defaults
+
+
+def _value(section: Section, key: str, value: Any, option: Any, path: CommandPath) -> Any:
+    """A value as the command line would have it, which the option takes.
+
+    Raises:
+        InputError: it does not.
+    """
+    where = f"{config_path()}: {key} in [{section.name}]"
+    is_flag = bool(getattr(option, "is_flag", False))
+    items = value if isinstance(value, list) and option.multiple else [value]
+    right = bool if is_flag else (str, int, float)
+    if not all(isinstance(item, right) and is_flag == isinstance(item, bool) for item in items):
+        wanted = "true or false" if is_flag else "a text or a number"
+        raise InputError(f"{where} is {_shown(value)}: give {wanted}")
+    # As texts, so that what is refused there is refused here.
+    texts = items if is_flag else [str(item) for item in items]
+    given = texts if option.multiple else texts[0]
+    try:
+        option.process_value(typer.Context(typer.core.TyperCommand(path[-1])), given)
+    except typer.BadParameter as error:
+        raise InputError(f"{where} is {_shown(value)}: {error.message}") from None
+    return given
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _unknown(what: str, name: str, known: set[str]) -> InputError:
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+    return InputError(f"{config_path()}: there is no {what}: did you mean {nearest[0]}?")

@@ -1,0 +1,180 @@
+"""The configuration file: what it sets, what goes before it, and how mistakes in it are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import Output, run
+from fake_story import FakeModel
+from pyh2o.cli.chat.command import RECALLING, UNSAVED_MIB, _with_possible_recall
+from pyh2o.cli.defaults import config_path
+from pyh2o.cli.options import KVType, RunOptions
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "my.toml"
+    monkeypatch.setenv("PYH2O_CONFIG", str(path))
+    return path
+
+
+def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
+    fake.script = ["a"]
+    output = run("generate", "-p", "x", *arguments)
+    assert output.code == 0, output.notes
+    assert isinstance(fake.options, RunOptions)
+    return fake.options
+
+
+def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYH2O_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = config_path()
+    assert (found.name, found.parent.name) == ("config.toml", "pyh2o")
+    assert tmp_path in found.parents
+    assert run("config", "path") == Output(0, f"{found}\n", "")
+    assert run("config", "show").text.startswith(f"{found}  sets nothing\n")
+    found.parent.mkdir(parents=True)
+    found.write_text("[defaults]\nthreads = 3\n")
+    assert "[defaults] threads = 3\n" in run("config", "show").text
+
+
+def test_every_kind_of_value(file: Path, fake: FakeModel) -> None:
+    file.write_text(
+        """\
+[defaults]
+model = "a.gguf"
+threads = 3
+hh = 0.2
+recent = 30
+kv-type = "q8_0"
+no-evict = true
+temp = 0
+rpc = ["a:1", "b:2"]
+
+[generate]
+max-tokens = 2
+"""
+    )
+    given = options_of(fake)
+    assert (given.model, given.threads, given.kv_type) == (Path("a.gguf"), 3, KVType.q8_0)
+    assert (given.eviction.hh, given.eviction.recent) == (0.2, 30)
+    assert isinstance(given.eviction.recent, int)
+    assert (given.no_evict, given.rpc) == (True, ["a:1", "b:2"])
+    assert given.sampling.temperature == 0
+
+
+def test_what_goes_before_what(
+    file: Path, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert options_of_file(file, fake, "").threads is None
+    assert options_of_file(file, fake, "[defaults]\nthreads = 2\n").threads == 2
+    both = "[generate]\nthreads = 3\n\n[defaults]\nthreads = 2\n"
+    assert options_of_file(file, fake, both).threads == 3
+    monkeypatch.setenv("PYH2O_THREADS", "4")
+    assert options_of_file(file, fake, both).threads == 4
+    assert options_of(fake, "--threads", "5").threads == 5
+
+
+def options_of_file(file: Path, fake: FakeModel, text: str) -> RunOptions:
+    file.write_text(text)
+    return options_of(fake)
+
+
+def test_section_of_another_command(file: Path, fake: FakeModel) -> None:
+    assert options_of_file(file, fake, "[chat]\nthreads = 2\n").threads is None
+
+
+def test_flag_with_two_names(file: Path, fake: FakeModel) -> None:
+    file.write_text("[generate]\necho = true\n")
+    fake.script = ["a"]
+    assert run("generate", "-p", "x").text.startswith("x")
+    assert not run("generate", "-p", "x", "--no-echo").text.startswith("x")
+    file.write_text("[generate]\necho = false\n")
+    assert not run("generate", "-p", "x").text.startswith("x")
+
+
+def test_group_of_commands(file: Path) -> None:
+    file.write_text('[eval]\nmodel = "all.gguf"\n\n[eval.story]\nmodel = "story.gguf"\n')
+    Path("in.txt").write_text("words\n")
+    assert "all.gguf" in run("eval", "fidelity", "--text", "in.txt").notes
+    assert "story.gguf" in run("eval", "story").notes
+
+
+def test_one_model_for_a_command_that_takes_several(file: Path) -> None:
+    file.write_text('[serve]\nmodel = "one.gguf"\nport = 0\n')
+    assert "no model file one.gguf" in run("serve").notes
+    file.write_text('[serve]\nmodel = ["two.gguf", "one.gguf"]\nport = 0\n')
+    assert "no model file two.gguf" in run("serve").notes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[defaults\n", "is no TOML: "),
+        ("threads = 2\n", "threads stands in no section: put it below [defaults] or a command"),
+        ("[chta]\nhh = 0.1\n", "there is no section [chta]: did you mean chat?"),
+        ("[defaults]\nthread = 2\n", "no thread in [defaults]: did you mean threads?"),
+        ("[chat]\nmax_tokens = 2\n", "no max_tokens in [chat]: did you mean max-tokens?"),
+        ("[chat]\nport = 2\n", "there is no port in [chat]: did you mean"),
+        ("[chat]\nhelp = true\n", "there is no help in [chat]"),
+        ("[defaults]\nthreads = 'abc'\n", "threads in [defaults] is 'abc': "),
+        ("[defaults]\nthreads = 0\n", "threads in [defaults] is 0: "),
+        ("[defaults]\nhh = 1\n", "hh in [defaults] is 1: 1 may mean one row or the whole window"),
+        ("[defaults]\nkv-type = 'q5'\n", "kv-type in [defaults] is 'q5': "),
+        ("[defaults]\nno-evict = 1\n", "no-evict in [defaults] is 1: give true or false"),
+        ("[defaults]\nmodel = true\n", "model in [defaults] is true: give a text or a number"),
+        ("[defaults]\nctx = [1]\n", "ctx in [defaults] is [1]: give a text or a number"),
+        ("[serve]\nmodel = [1, true]\n", "model in [serve] is [1, True]: give a text or a number"),
+        ("[chat]\nsystem = 2026-01-01\n", "give a text or a number"),
+    ],
+)
+def test_mistakes(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    output = run("models", "list")
+    assert (output.code, output.text) == (1, "")
+    assert output.notes.startswith(f"error: {file}")
+    assert message in output.notes
+    assert output.notes.count("\n") == 1
+
+
+def test_bytes_that_are_no_text(file: Path) -> None:
+    file.write_bytes(b"[chat]\nsystem = '\xff'\n")
+    assert f"{file} is no TOML" in run("models", "path").notes
+
+
+def test_file_that_is_not_there(file: Path) -> None:
+    output = run("models", "path")
+    assert output == Output(
+        1, "", f"error: PYH2O_CONFIG names {file}, which is not there: unset it\n"
+    )
+
+
+def test_show(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[chat]\nplain = true\n\n[defaults]\nmodel = 'qwen3'\nhh = 0.1\n")
+    for name in ("PYH2O_MODELS", "PYH2O_CHATS"):
+        monkeypatch.delenv(name)
+    shown = f"{file}\n  [defaults] model = 'qwen3'\n  [defaults] hh = 0.1\n  [chat] plain = true\n"
+    assert run("config", "show") == Output(0, shown, "")
+    monkeypatch.setenv("PYH2O_THREADS", "2")
+    monkeypatch.setenv("PYH2O_API_KEY", "secret")
+    environment = "environment\n  PYH2O_API_KEY = ...\n  PYH2O_THREADS = 2\n"
+    assert run("config", "show") == Output(0, shown + environment, "")
+
+
+def test_help_shows_what_would_be_taken(file: Path) -> None:
+    file.write_text("[defaults]\npinned = 77\n")
+    assert "default: 77" in run("generate", "--help").text
+
+
+def test_archive_of_an_unsaved_chat_is_as_large_as_the_file_says() -> None:
+    """An option that was not typed, but is set all the same."""
+    assert _with_possible_recall(RECALLING, (), is_saved=False).eviction.recall_mib == UNSAVED_MIB
+    eviction = RECALLING.eviction.__class__(recall=0.1, recall_mib=4096)
+    given = RunOptions(eviction=eviction)
+    assert _with_possible_recall(given, (), is_saved=False).eviction == eviction
