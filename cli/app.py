@@ -24,7 +24,7 @@ app = typer.Typer(
     help="Long dialogues and long stories on a small machine: llama.cpp with a KV cache of fixed "
     "size that keeps the recent tokens and the heavy hitters (H2O).",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.command("chat")(chat)

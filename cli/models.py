@@ -26,6 +26,7 @@ from pyh2o.models.names import whole_name
 from .errors import EXIT_ERROR, reported_errors
 from .measure.output import new_file, write_file
 from .options import KVType, option_named, takes_run_options
+from .shell_completion import complete_model, complete_packaged_model
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
@@ -58,7 +59,8 @@ def fetch(
         typer.Argument(
             help=f"Which model: {' or '.join(PACKAGED)}, or a repository of the Hugging Face hub: "
             "owner/repository:quantisation. Without the quantisation it is Q4_K_M, or else the "
-            "nearest that fits into memory."
+            "nearest that fits into memory.",
+            autocompletion=complete_packaged_model,
         ),
     ] = DEMO.name,
 ) -> None:
@@ -136,6 +138,7 @@ def check(
         typer.Argument(
             help="GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
             show_default="the demo model",
+            autocompletion=complete_model,
         ),
     ] = None,
     json: Annotated[

@@ -17,6 +17,7 @@ from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
 
 from .errors import reported_errors
+from .shell_completion import complete_model
 
 MODEL = "Model"
 CACHE = "KV cache"
@@ -231,6 +232,7 @@ class ModelOptions:
             "--model",
             "-m",
             envvar="PYH2O_MODEL",
+            autocompletion=complete_model,
             help="GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
             show_default="the demo model, see `pyh2o models`",
             rich_help_panel=MODEL,

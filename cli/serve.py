@@ -23,6 +23,7 @@ from pyh2o.openai.limits import (
 from . import loading
 from .errors import InputError, reported_errors
 from .options import MODEL, ModelOptions, takes_run_options
+from .shell_completion import complete_model
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
 from .terminal.wording import count
@@ -102,6 +103,7 @@ def serve(
             "--model",
             "-m",
             envvar="PYH2O_MODEL",
+            autocompletion=complete_model,
             help="GGUF file of a model, or a name from `pyh2o models list`; may be given again: "
             "requests name the one they want.",
             show_default="the demo model, see `pyh2o models`",

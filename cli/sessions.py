@@ -13,6 +13,7 @@ from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 
 from .errors import InputError, reported_errors
+from .shell_completion import complete_session
 from .terminal.terminal import terminal
 from .terminal.wording import count, shortened
 
@@ -54,7 +55,10 @@ def _summary(chat: SavedChat) -> str:
 
 @app.command("rm")
 def remove(
-    names: Annotated[list[str], typer.Argument(help="Names of the conversations.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names of the conversations.", autocompletion=complete_session),
+    ],
 ) -> None:
     """Remove saved conversations for good."""
     with reported_errors():
@@ -66,7 +70,9 @@ def remove(
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="Name of the conversation.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the conversation.", autocompletion=complete_session)
+    ],
     new: Annotated[str, typer.Argument(help="Name of the copy.")],
 ) -> None:
     """Copy a saved conversation, with its archive, so that both can be gone on with."""
@@ -81,7 +87,9 @@ def copy(
 
 @app.command("export")
 def export(
-    name: Annotated[str, typer.Argument(help="Name of the conversation.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the conversation.", autocompletion=complete_session)
+    ],
     file: Annotated[Path, typer.Argument(help="New file.")],
 ) -> None:
     """Write a saved conversation to a file, which `/load FILE` in a chat goes on from.

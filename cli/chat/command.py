@@ -17,6 +17,7 @@ from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
 from ..options import CACHE, RunOptions, takes_run_options
 from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
+from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
 from .answers import Answers
@@ -75,6 +76,7 @@ def chat(
         typer.Option(
             help="Go on with the conversation of this name, or begin it. One that is saved keeps "
             "its model and its cache; the system prompt and the sampling can be changed.",
+            autocompletion=complete_session,
             show_default="a new one, named by the time",
             rich_help_panel=SAVING,
         ),

@@ -1,0 +1,163 @@
+"""What shells offer while a command line is typed, `-h`, and the manual page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli_fakes import PATIENCE, program_environment, run
+from generate_reference import manual_page, roff
+from pyh2o.cli.app import app
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture(autouse=True)
+def saved(tmp_path: Path) -> None:
+    """Two models and two conversations, as far as their names go."""
+    for folder, names in {
+        "models": ["Qwen3-4B-Q4_K_M.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"],
+        "chats": ["sea.h2o", "sailor.h2o"],
+    }.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_bytes(b"GGUF")
+
+
+def offered(monkeypatch: pytest.MonkeyPatch, line: str, shell: str = "zsh") -> str:
+    """What the program prints for a shell, the cursor at the end of the line."""
+    monkeypatch.setenv("_PYH2O_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    words = line.split(" ")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    return CliRunner().invoke(app, [], prog_name="pyh2o").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pyh2o chat -m Q", ["Qwen3-4B-Q4_K_M"]),
+        ("pyh2o chat --model ", ["Qwen3-4B-Q4_K_M", "big"]),
+        ("pyh2o serve -m big -m Qw", ["Qwen3-4B-Q4_K_M"]),
+        ("pyh2o bench --model b", ["big"]),
+        ("pyh2o models check b", ["big"]),
+        ("pyh2o models fetch ge", ["gemma3-270m"]),
+        ("pyh2o chat --session s", ["sea", "sailor"]),
+        ("pyh2o sessions rm sai", ["sailor"]),
+        ("pyh2o sessi", ["sessions"]),
+    ],
+)
+def test_names(monkeypatch: pytest.MonkeyPatch, shell: str, line: str, expected: list[str]) -> None:
+    shown = offered(monkeypatch, line, shell)
+    for name in expected:
+        assert name in shown
+    everything = {"Qwen3-4B-Q4_K_M", "big", "gemma3-270m", "sea", "sailor", "sessions"}
+    assert not [name for name in everything - set(expected) if name in shown]
+
+
+def test_files_where_no_name_begins_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered(monkeypatch, "pyh2o chat -m folder/") == "_files\n"
+
+
+def test_wrong_configuration_is_not_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYH2O_CONFIG", str(tmp_path / "none.toml"))
+    assert "big" in offered(monkeypatch, "pyh2o chat -m b")
+
+
+COMPLETE = """
+import sys
+from pyh2o.cli.app import main
+try:
+    main()
+finally:
+    print("llama_cpp" in sys.modules or "pyh2o._native" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.real
+def test_completion_does_not_load_llama_cpp() -> None:
+    asked = {"_PYH2O_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "pyh2o chat -m b"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETE],
+        env={**program_environment(), **asked},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert "big" in done.stdout
+    assert done.stderr == "False\n"
+
+
+BASH = """
+source /dev/stdin <<< "$(_PYH2O_COMPLETE=source_bash pyh2o)"
+COMP_WORDS=(pyh2o chat -m Qw); COMP_CWORD=3
+"$(complete -p pyh2o | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" pyh2o
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.real
+def test_bash(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = tmp_path / "bin" / "pyh2o"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pyh2o.cli "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [bash, "--norc", "-c", BASH],
+        env={**program_environment(), "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("Qwen3-4B-Q4_K_M\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("command", ["", "chat", "eval", "eval fidelity", "models fetch"])
+def test_short_option_for_help(command: str) -> None:
+    short, long = (run(*command.split(), option) for option in ("-h", "--help"))
+    assert (short.code, short.notes) == (0, "")
+    assert short == long
+
+
+def test_manual_page_has_every_command() -> None:
+    page = manual_page()
+    for name in ("chat", "eval fidelity", "models fetch", "config show"):
+        assert f'.SS "pyh2o {roff(name)}"\n' in page
+    assert ".B \\-\\-max\\-tokens, \\-n\n" in page
+    assert page.isascii()
+
+
+def test_roff_shows_text_as_it_is() -> None:
+    assert roff(".TH a\n'b' \\n --c \"d\"") == "\\&.TH a\n\\&'b' \\en \\-\\-c \\(dqd\\(dq"
+
+
+def test_manual_page_is_right() -> None:
+    groff = shutil.which("groff")
+    if groff is None:
+        pytest.skip("groff is not installed")
+    done = subprocess.run(
+        [groff, "-man", "-ww", "-z"],
+        input=manual_page(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
