@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyh2o.models import find_model
@@ -55,7 +56,7 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
 
         return Engine(path, texts=texts, store_mib=store_mib, **settings)
 
-    engine = _loaded(make, options, bars)
+    engine = _loaded(make, options, bars, texts=texts)
     say_layers(engine.model, options)
     return engine
 
@@ -69,10 +70,13 @@ def say_layers(llm: Llama, options: ModelOptions) -> None:
         terminal.say(layers_text(llm.layers_at()), style="dim")
 
 
-def _loaded(make: Callable[..., Loaded], options: ModelOptions, bars: Bars) -> Loaded:
+def _loaded(
+    make: Callable[..., Loaded], options: ModelOptions, bars: Bars, *, texts: int = 1
+) -> Loaded:
     """What `make` makes of the model's path and the settings that `Llama` takes."""
     path = find_model(options.model)
-    settings = {**machine_settings(options), **cache_settings(options)}
+    machine = with_gpu_layers(machine_settings(options), options, path, texts=texts)
+    settings = {**machine, **cache_settings(options)}
     with watched_load(bars) as on_load:
         return make(str(path), load_progress=on_load, **settings)
 
@@ -118,6 +122,57 @@ def thread_settings(options: ModelOptions) -> dict[str, Any]:
         "n_threads": options.threads,
         "n_threads_batch": options.threads_batch or options.threads,
     }
+
+
+def with_gpu_layers(
+    machine: dict[str, Any], options: ModelOptions, path: Path, *, texts: int
+) -> dict[str, Any]:
+    """The settings with as many layers on the GPUs as fit, unless the options say how many.
+
+    Args:
+        machine: what `machine_settings` returned.
+        options: of the command.
+        path: of the model.
+        texts: that have a cache each.
+
+    Raises:
+        PyH2OError: the model cannot be read, or settings make no sense for it.
+    """
+    if options.gpu_layers is not None or options.rpc:
+        return machine
+    # Imported here because it loads llama.cpp.
+    from pyh2o.system.gpu import find_gpus, fit_layers
+
+    if not (gpus := find_gpus()):
+        return machine
+    fit = fit_layers(layer_bytes(options, path, texts=texts), gpus)
+    terminal.say(str(fit), style="dim")
+    return {**machine, "n_gpu_layers": fit.n_layers}
+
+
+def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
+    """What each layer of a model takes with these options, and the output.
+
+    Raises:
+        PyH2OError: as above.
+    """
+    # Imported here because it loads llama.cpp.
+    from pyh2o.llama.description import describe_model
+    from pyh2o.llama.header import read_header
+    from pyh2o.llama.layer_sizes import caches_of_layers, weights_of_layers
+
+    found = describe_model(
+        path,
+        options.eviction,
+        n_ctx=options.ctx or read_header(path).trained_context,
+        kv_type=options.kv_type.value,
+    )
+    *layers, output = weights_of_layers(path)
+    cache = found.full if options.no_evict else found.evicting
+    if cache is not None:
+        caches = caches_of_layers(found.layers, cache, len(layers), n_texts=texts)
+        layers = [weights + kept for weights, kept in zip(layers, caches, strict=True)]
+    return [*layers, output]
 
 
 def cache_settings(options: ModelOptions) -> dict[str, Any]:

@@ -252,7 +252,7 @@ class ModelOptions:
             min=-1,
             envvar="PYH2O_GPU_LAYERS",
             help="Layers to run on the GPU, or with --rpc on servers; -1 is all of them.",
-            show_default="none; all with --rpc",
+            show_default="as many as fit on GPUs with memory of their own; all with --rpc",
             rich_help_panel=MODEL,
         ),
     ] = None

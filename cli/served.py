@@ -16,7 +16,7 @@ from pyh2o.models import find_model
 from pyh2o.openai.limits import Limits
 from pyh2o.openai.server import EmbeddingModel, ModelSource, ServedModel
 
-from .loading import cache_settings, machine_settings, say_layers
+from .loading import cache_settings, machine_settings, say_layers, with_gpu_layers
 from .options import ModelOptions
 
 
@@ -89,12 +89,13 @@ class _Loads:
         """What loads a model that writes text."""
 
         def load(on_load: Callable[[float], None]) -> ServedModel:
+            machine = with_gpu_layers(self.machine, self.options, path, texts=self.texts)
             engine = Engine(
                 str(path),
                 texts=self.texts,
                 store_mib=self.store_mib,
                 load_progress=on_load,
-                **self.machine,
+                **machine,
                 **cache_settings(self.options),
             )
             say_layers(engine.model, self.options)

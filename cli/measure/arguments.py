@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -30,6 +31,11 @@ def shared(name: str) -> Any:
     return option_named(name).__metadata__[0]
 
 
+# Caches of several sizes are compared: on the CPU, unless the user says otherwise.
+GPU_LAYERS = copy(shared("gpu_layers"))
+GPU_LAYERS.show_default = "none; all with --rpc"
+
+
 def policy_option(default: str) -> Any:
     """The option for the policies that are compared."""
     return typer.Option(
@@ -50,7 +56,7 @@ class MeasuringOptions:
     """What all commands that measure have."""
 
     model: Annotated[Path | None, shared("model")] = None
-    gpu_layers: Annotated[int | None, shared("gpu_layers")] = None
+    gpu_layers: Annotated[int | None, GPU_LAYERS] = None
     threads: Annotated[int | None, shared("threads")] = None
 
     def compute(self) -> Compute:

@@ -76,7 +76,7 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
             causal=metadata.get(f"{architecture}.attention.causal") != "false",
             n_head=_largest(metadata.get(f"{architecture}.attention.head_count")),
             n_vocab=int(model.n_vocab()),
-            file_bytes=_file_bytes(Path(name)),
+            file_bytes=sum(file.stat().st_size for file in files_of(Path(name))),
         )
 
 
@@ -85,6 +85,7 @@ def _largest(text: str | None) -> int:
     return max(map(int, re.findall(r"\d+", text or "")), default=0)
 
 
-def _file_bytes(path: Path) -> int:
+def files_of(path: Path) -> list[Path]:
+    """All files of a model, of which this is the first."""
     pattern = glob.escape(path.name).replace(_FIRST_FILE, "-*-of-")
-    return sum(file.stat().st_size for file in path.parent.glob(pattern))
+    return sorted(path.parent.glob(pattern))

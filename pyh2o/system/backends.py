@@ -14,22 +14,25 @@ _CPU, _GPU, _INTEGRATED_GPU = range(3)
 _Pointer = ctypes.c_void_p
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function of ggml by its name, with the C types of what it returns and takes."""
     # Looked up by item, each is an object of its own: llama_cpp may declare the same otherwise.
     function = loader._lib[name]
     function.restype, function.argtypes = result, arguments
     return function  # type: ignore[no-any-return]
 
 
-_reg_by_name = _function("ggml_backend_reg_by_name", _Pointer, ctypes.c_char_p)
-_address_in = _function("ggml_backend_reg_get_proc_address", _Pointer, _Pointer, ctypes.c_char_p)
-_reg_count = _function("ggml_backend_reg_dev_count", ctypes.c_size_t, _Pointer)
-_reg_device = _function("ggml_backend_reg_dev_get", _Pointer, _Pointer, ctypes.c_size_t)
-_count = _function("ggml_backend_dev_count", ctypes.c_size_t)
-_device = _function("ggml_backend_dev_get", _Pointer, ctypes.c_size_t)
-_type = _function("ggml_backend_dev_type", ctypes.c_int, _Pointer)
-_description = _function("ggml_backend_dev_description", ctypes.c_char_p, _Pointer)
-_memory = _function(
+_reg_by_name = ggml_function("ggml_backend_reg_by_name", _Pointer, ctypes.c_char_p)
+_address_in = ggml_function(
+    "ggml_backend_reg_get_proc_address", _Pointer, _Pointer, ctypes.c_char_p
+)
+_reg_count = ggml_function("ggml_backend_reg_dev_count", ctypes.c_size_t, _Pointer)
+_reg_device = ggml_function("ggml_backend_reg_dev_get", _Pointer, _Pointer, ctypes.c_size_t)
+_count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t)
+_device = ggml_function("ggml_backend_dev_get", _Pointer, ctypes.c_size_t)
+_type = ggml_function("ggml_backend_dev_type", ctypes.c_int, _Pointer)
+_description = ggml_function("ggml_backend_dev_description", ctypes.c_char_p, _Pointer)
+_memory = ggml_function(
     "ggml_backend_dev_memory",
     None,
     _Pointer,
@@ -38,7 +41,7 @@ _memory = _function(
 )
 
 
-_set_abort_callback = _function("ggml_set_abort_callback", _Pointer, _Pointer)
+_set_abort_callback = ggml_function("ggml_set_abort_callback", _Pointer, _Pointer)
 
 
 class Device:
@@ -70,6 +73,12 @@ def local_devices() -> list[Device]:
         if devices := [each for each in found if _type(each.address) == kind]:
             return devices
     return []
+
+
+def discrete_gpus() -> list[Device]:
+    """This machine's GPUs that have memory of their own, or the machine's (Apple)."""
+    found = [Device(_device(i)) for i in range(_count())]
+    return [each for each in found if _type(each.address) == _GPU]
 
 
 def cpu() -> Device:

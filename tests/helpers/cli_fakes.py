@@ -33,6 +33,8 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     monkeypatch.setenv("PYH2O_CONFIG", os.devnull)
+    # Layers would go on a GPU by themselves, and what is computed there is rounded otherwise.
+    monkeypatch.setattr("pyh2o.system.gpu.find_gpus", tuple)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
@@ -110,9 +112,16 @@ ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
 def program_environment() -> dict[str, str]:
     """One thread: more of them only wait for each other over a tiny model on a busy machine.
 
+    No layers on a GPU, if there is one, so that results are the same everywhere.
+
     The terminals of the tests do not tell where their cursor is.
     """
-    return {**os.environ, "PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    return {
+        **os.environ,
+        "PYH2O_THREADS": "1",
+        "PYH2O_GPU_LAYERS": "0",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
 
 
 def pyh2o_command(*arguments: str | Path) -> list[str]:
