@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from pyh2o.models import PACKAGED
 from pyh2o.models.names import model_names
-
-from .chat.saved import saved_chats
+from pyh2o.sessions.saved import saved_chats
 
 
 def complete_model(incomplete: str) -> Iterator[str]:
