@@ -12,6 +12,7 @@ import typer
 
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.text.cache_copies import DEFAULT_MIB
 
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
@@ -89,6 +90,15 @@ def chat(
             rich_help_panel=CACHE,
         ),
     ] = False,
+    copies_mib: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Most MiB of memory for copies of the cache, so that /regen, /undo and /edit need "
+            "not read again; 0 keeps none.",
+            rich_help_panel=CACHE,
+        ),
+    ] = DEFAULT_MIB,
     no_save: Annotated[
         bool,
         typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
@@ -120,9 +130,9 @@ def chat(
                 autosave.settled(),  # before the model goes
             ):
                 talk = Chat(
-                    _begin(llm, options, system, fair_turns)
+                    _begin(llm, options, system, fair_turns, copies_mib)
                     if saved is None
-                    else _load(llm, saved),
+                    else _load(llm, saved, copies_mib),
                     source,
                     answers,
                     autosave,
@@ -152,7 +162,9 @@ def _with_possible_recall(
     return replace(options, eviction=eviction)
 
 
-def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool) -> Conversation:
+def _begin(
+    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool, copies_mib: int
+) -> Conversation:
     from pyh2o.sessions.conversation import Conversation
 
     return Conversation(
@@ -161,6 +173,7 @@ def _begin(llm: Llama, options: RunOptions, system: str | None, fair_turns: bool
         sampling=options.sampling,
         fair_turns=fair_turns,
         on_recompute=say_recompute,
+        copies_mib=copies_mib,
     )
 
 
@@ -171,7 +184,7 @@ def _header(saved: Path) -> dict[str, Any]:
     return asdict(read_saved_conversation(saved))
 
 
-def _load(llm: Llama, saved: Path) -> Conversation:
+def _load(llm: Llama, saved: Path, copies_mib: int) -> Conversation:
     from pyh2o.sessions.conversation import Conversation
 
-    return Conversation.load(saved, llm, on_recompute=say_recompute)
+    return Conversation.load(saved, llm, on_recompute=say_recompute, copies_mib=copies_mib)

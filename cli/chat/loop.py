@@ -228,7 +228,7 @@ class Chat:
         now = self.conversation
         left = self._make_sure_it_is_saved()
         with self._answers.undisturbed():
-            loaded = now.load(path, now.llm, on_recompute=say_recompute)
+            loaded = now.load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
         if left:
             self.autosave.move()
         self.conversation = loaded

@@ -75,6 +75,10 @@ def statistics(
         yield "last answer", _took(last, last.written - 1)
         yield "all answers", _took(tally, tally.steps)
     yield from _cache(kv).items()
+    copies = conversation.copies
+    if copies.mib:
+        kept = f"{len(copies):,} of the cache"
+        yield "copies", f"{kept} · {mib_text(copies.n_bytes)} of {copies.mib:,} MiB"
     sampling = dataclasses.asdict(conversation.sampling)
     yield "sampling", " · ".join(f"{name} {value}" for name, value in sampling.items())
     yield "saved", saved

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Options that change how fast a story is written: no checkpoint has them.
 SPEED_OPTIONS = ("gpu_layers", "rpc", "threads", "threads_batch")
+# A run only goes on: its text never goes back to where a copy of the cache would be of use.
+NO_COPIES = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Task:
             loop_guard=self.loop_guard is not False,
             ignore_eos=self.ignore_eos is True,
             on_loop=on_loop,
+            copies_mib=NO_COPIES,
         )
 
     def resumed_story(
@@ -83,6 +86,7 @@ class Task:
             ignore_eos=self.ignore_eos,
             on_loop=on_loop,
             on_recompute=on_recompute,
+            copies_mib=NO_COPIES,
         )
         if self.prompt is not None and not story.begins_with(self.prompt):
             raise InputError(

@@ -29,6 +29,9 @@ class Writer:
     """Draws tokens after the text in a model's cache, feeding it only what is new.
 
     The draws are those of `Llama.generate` with the same sampling and seed.
+
+    Attributes:
+        before_end: called when all but the end of the first tokens is evaluated (see `Llama.read`).
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Writer:
         """
         self._llm = llm
         self._hold = hold
+        self.before_end: Callable[[], None] | None = None
         self._sampler = _sampler(llm, sampling, logits_processor)
         if sampling.temperature > 0:
             _skip_random_numbers(self._sampler, len(written))
@@ -79,7 +83,9 @@ class Writer:
         if not tokens:
             raise ValueError("there are no logits to draw from: evaluate at least one token")
         llm = self._llm
-        read: Callable[[Sequence[int]], None] = functools.partial(llm.read, hold=self._hold)
+        read: Callable[[Sequence[int]], None] = functools.partial(
+            llm.read, hold=self._hold, before_end=self.before_end
+        )
         while True:
             with llm.guard:  # until a token is drawn, the logits must stay those of this text
                 read(tokens)

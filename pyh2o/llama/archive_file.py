@@ -37,15 +37,15 @@ class ArchiveFile:
 
     def __init__(self, kv: KVCache, path: str | os.PathLike[str] | None) -> None:
         self._kv = kv
-        self._own = None if path is None else Path(path).absolute()
+        self._is_own = path is not None
         self._path: Path | None = None
         self._target: Path | None = None
         self._id = _NO_SESSION
         self._is_saved = False  # a saved session needs the file
         self._awaits_state = False
-        if self._own is not None:
+        if path is not None:
             try:
-                kv.open_archive(self._own, _NO_SESSION)
+                kv.open_archive(Path(path).absolute(), _NO_SESSION)
             except NativeError as error:
                 raise SettingsError(f"recall_archive cannot be used: {error}") from error
 
@@ -53,6 +53,11 @@ class ArchiveFile:
     def trouble(self) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""
         return self._kv.archive_trouble()
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether states hold all of it."""
+        return self._path is None and not self._is_own
 
     @property
     def is_of_session(self) -> bool:
@@ -204,7 +209,7 @@ class ArchiveFile:
         self._kv.close_archive()
         self.remove_unsaved()
         self._path = self._target = None
-        self._is_saved = False
+        self._is_own = self._is_saved = False
 
     def _open_found(self, found: Path, target: Path, text: bytes) -> bool:
         """Go on in the file of a session, or a copy of it; whether that was possible."""

@@ -174,7 +174,13 @@ class ReadingLlama(EvictingLlama):
         if self.n_tokens <= self._n_alone:
             self._n_alone = NEVER
 
-    def read(self, tokens: Sequence[int], *, hold: bool = True) -> None:
+    def read(
+        self,
+        tokens: Sequence[int],
+        *,
+        hold: bool = True,
+        before_end: Callable[[], None] | None = None,
+    ) -> None:
         """Evaluate a prompt or a turn, and recall what its end asks for.
 
         What was recalled before is dropped. Then all but the last 32 tokens are read, and these
@@ -186,17 +192,25 @@ class ReadingLlama(EvictingLlama):
             hold: nothing is recalled but for the end, and that stays until the next prompt is read,
                 as an answer needs it; or else, for a text that goes on and on, the newest tokens
                 ask anew from time to time, as with `eval`.
+            before_end: called before the tokens are evaluated that are needed for the next one to
+                be drawn: the last one, or those that are read twice. Not with an exact prefill.
 
         Raises:
             PyH2OError: as `eval` does.
         """
+        if self.settings.prefill == "exact":
+            before_end = None  # the cache is another one meanwhile
         with self.guard:
             self._holds_recalled = hold
             if not self.recalls or len(tokens) < 2:
-                self.eval(tokens)
+                n_first = 0 if before_end is None else len(tokens) - 1
+                if before_end is not None and n_first:
+                    self.eval_part(tokens[:n_first], 0, len(tokens))
+                    before_end()
+                self.eval_part(tokens[n_first:], n_first, len(tokens))
                 return
             try:
-                recalling.read(self, tokens)
+                recalling.read(self, tokens, before_end)
             finally:
                 self._holds_recalled = hold
 

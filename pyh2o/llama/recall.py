@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,14 @@ class RecalledSpan:
     weight: float
 
 
-def read(llm: ReadingLlama, tokens: Sequence[int]) -> None:
+def n_tail(llm: ReadingLlama, n_tokens: int) -> int:
+    """How many of so many tokens are read a second time."""
+    return min(TAIL, n_tokens, llm.kv.recent - 1)
+
+
+def read(
+    llm: ReadingLlama, tokens: Sequence[int], before_end: Callable[[], None] | None = None
+) -> None:
     """Evaluate the tokens of a prompt or a turn, and recall what the last of them ask for.
 
     The tail is read once for its queries, taken back, and read again when the rows are there. They
@@ -47,20 +54,23 @@ def read(llm: ReadingLlama, tokens: Sequence[int]) -> None:
     Args:
         llm: the model.
         tokens: to read, at least two.
+        before_end: called before the tail is read, if anything stands before it.
     """
     llm._drop_recalled()
-    n_tail = min(TAIL, len(tokens), llm.kv.recent - 1)
-    head, tail = tokens[: len(tokens) - n_tail], tokens[len(tokens) - n_tail :]
+    n_head = len(tokens) - n_tail(llm, len(tokens))
+    head, tail = tokens[:n_head], tokens[n_head:]
     with llm._cache.making_room(len(tokens)):
         llm.eval_part(head, 0, len(tokens))
         llm._cache.mark()
+        if before_end is not None and head:
+            before_end()
         llm._holds_recalled = True
         start = llm.n_tokens
         llm.eval_part(tail, 0, 0)
     if llm._recall_behind(start, _asking(tail)) and llm.remove_tail(start):
         llm.eval_part(tail, len(head), len(tokens))
     elif tail:
-        llm._read(n_tail, len(tokens), len(tokens))
+        llm._read(len(tail), len(tokens), len(tokens))
 
 
 def _asking(question: Sequence[int]) -> int:

@@ -3,7 +3,8 @@
 The text in the cache is the record of the conversation. It consists of the tokens that were
 generated, exactly, and of what the chat template writes around them (chat_template.py). The work
 for a turn does not depend on how long the conversation is, unless rows are needed that have been
-evicted: then the text is read again, and `on_recompute` is told so before.
+evicted: then they come back from a copy of the cache (cache_copies.py). What no copy has is read
+again, and `on_recompute` is told so before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
-from ..llama.recall import TAIL
+from ..llama.recall import n_tail
+from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
 from ..text.prompt import check_message
@@ -55,10 +57,12 @@ class Conversation(PinnedText):
         fair_turns: True gives each turn its share of the heavy rows.
         on_recompute: called with the number of tokens that are about to be evaluated again because
             rows that are needed were evicted.
+        copies_mib: most MiB of memory that copies of the cache may take, so that another answer, an
+            undone turn or an edited message need not be read again; 0 for no copies.
 
     Raises:
         SettingsError: the system prompt does not fit the budget, or the template has no place for
-            one.
+            one; copies_mib is no count.
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
@@ -75,9 +79,10 @@ class Conversation(PinnedText):
         pin_system: bool = True,
         fair_turns: bool = False,
         on_recompute: Callable[[int], None] | None = None,
+        copies_mib: int = DEFAULT_MIB,
     ) -> None:
         places = Places(pin_system, fair_turns)
-        self._set_up(llm, ChatTemplate(llm, system), sampling, places, on_recompute)
+        self._set_up(llm, ChatTemplate(llm, system), sampling, places, on_recompute, copies_mib)
 
     def _set_up(
         self,
@@ -86,6 +91,7 @@ class Conversation(PinnedText):
         sampling: Sampling,
         places: Places,
         on_recompute: Callable[[int], None] | None,
+        copies_mib: int,
     ) -> None:
         self.llm = llm
         self.sampling = sampling
@@ -95,7 +101,7 @@ class Conversation(PinnedText):
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest = LatestAnswer()
         self._template = template
-        self._text = CachedText(llm, on_taken=self._latest.end)
+        self._text = CachedText(llm, on_taken=self._latest.end, copies_mib=copies_mib)
         n_pinned = places.n_pinned(llm, template)
         self._text.take_model()
         self._text.begin(template.opening, n_pinned=n_pinned)
@@ -119,6 +125,11 @@ class Conversation(PinnedText):
     def tokens_evaluated(self) -> int:
         """Tokens evaluated since this object exists."""
         return self._text.evaluated
+
+    @property
+    def copies(self) -> CacheCopies:
+        """Copies of the cache: how many (`len`), and the memory that they take."""
+        return self._text.copies
 
     # ---------------------------------------------------------------------------------------------
     # Answers
@@ -190,9 +201,9 @@ class Conversation(PinnedText):
         Where rows are recalled it is the end of the message, which asks for them, or as much of it
         as can be taken back.
         """
-        n_again = TAIL if self.llm.recalls else 1
-        starts = range(max(turn.start, turn.answer_start - n_again), turn.answer_start)
-        return next(filter(self._text.has_rows, starts), starts[-1])
+        n_again = n_tail(self.llm, turn.answer_start - turn.start) if self.llm.recalls else 1
+        starts = range(turn.answer_start - max(1, n_again), turn.answer_start)
+        return next(filter(self._text.can_go_back, starts), starts[-1])
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -237,9 +248,9 @@ class Conversation(PinnedText):
         rest: list[str] = []
         try:
             self._turns = turns
-            text.set_back(start)
+            text.set_back(start, may_return=True)
             text.tokens += tokens
-            yield from self._draw(answer)
+            yield from self._draw(answer, max_tokens)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
             raise
@@ -249,7 +260,7 @@ class Conversation(PinnedText):
                 self._keep(answer, start, before)
         yield from rest
 
-    def _draw(self, answer: Answer) -> Generator[str]:
+    def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
@@ -260,7 +271,7 @@ class Conversation(PinnedText):
             self._on_recompute(text.n_again)
         seed = answer_seed(self.sampling.seed, len(self._turns), answer.attempt)
         writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
-        for pieces in answer.generation.run(text.write(writer)):
+        for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not self._has_text_of(answer):
                 raise _other_text()
@@ -395,7 +406,12 @@ class Conversation(PinnedText):
 
     @classmethod
     def load(
-        cls, path: str | Path, llm: Llama, *, on_recompute: Callable[[int], None] | None = None
+        cls,
+        path: str | Path,
+        llm: Llama,
+        *,
+        on_recompute: Callable[[int], None] | None = None,
+        copies_mib: int = DEFAULT_MIB,
     ) -> Conversation:
         """Go on with a conversation that was saved.
 
@@ -408,7 +424,7 @@ class Conversation(PinnedText):
             path: the file.
             llm: the model, loaded with the settings it had then. What is in its cache is dropped,
                 unless the file is refused.
-            on_recompute: as for the class.
+            on_recompute, copies_mib: as for the class.
 
         Raises:
             SessionError: no such file, or it is damaged, of another model, other settings, another
@@ -416,7 +432,7 @@ class Conversation(PinnedText):
         """
         session, saved, template = open_saved_conversation(path, llm)
         conversation = cls.__new__(cls)
-        conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute)
+        conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute, copies_mib)
         n_known = saved.cached + saved.known
         open_archive(session, llm, saved.archive)
         conversation._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)

@@ -84,6 +84,7 @@ class EditableStory(PinnedText):
     def edit(self, text: str) -> None:
         """Put another text in the place of all that was given out; the next `write` reads it.
 
+        What is not read again is its beginning as far as a copy of the cache has it.
         As many of its tokens as before count as the prompt's, and the others as written.
 
         Args:
@@ -98,7 +99,7 @@ class EditableStory(PinnedText):
         n_same = n_equal(edited.tokens, self.tokens)
         pins = [(start, min(end, n_same)) for start, end in self.pins if start < n_same]
         self._text.take_model()
-        self._text.begin(edited.tokens, pins=pins)
+        self._text.replace(edited.tokens, pins)
         self.n_prompt, self._opening = edited.n_prompt, edited.opening
         self._end_at(text)
 

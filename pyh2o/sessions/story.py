@@ -37,6 +37,7 @@ from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
+from ..text.cache_copies import DEFAULT_MIB
 from ..text.cached_text import CachedText
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens
@@ -55,7 +56,7 @@ class Story(EditableStory):
     """A text that goes on after a prompt, for as long as one likes.
 
     The model belongs to the story while it is written. If it was used for something else in
-    between, the story is read again.
+    between, the story is read again from the last copy of the cache (cache_copies.py).
 
     Attributes:
         llm: the model.
@@ -83,6 +84,7 @@ class Story(EditableStory):
         ignore_eos: bool = False,
         on_loop: Callable[[Loop], None] | None = None,
         on_recompute: Callable[[int], None] | None = None,
+        copies_mib: int = DEFAULT_MIB,
     ) -> None:
         """Begin a story; nothing is evaluated yet.
 
@@ -96,6 +98,7 @@ class Story(EditableStory):
             ignore_eos: whether the model may not end its text.
             on_loop: called with each loop that is noticed.
             on_recompute: called with the number of tokens that are about to be evaluated again.
+            copies_mib: most MiB of memory that copies of the cache may take; 0 for none.
 
         Raises:
             ValueError: the prompt has no token.
@@ -112,7 +115,7 @@ class Story(EditableStory):
         self.notes: dict[str, Any] = {}
 
         self.llm = llm
-        self._text = CachedText(llm)
+        self._text = CachedText(llm, copies_mib=copies_mib)
         self._text.take_model()
         self._text.begin(tokens)
         self._opening = prompt_text(llm, prompt) if echo else ""
@@ -205,7 +208,7 @@ class Story(EditableStory):
             watch=self._watch,
         )
         asked = time.monotonic()
-        for pieces in generation.run(text.write(self._writer)):
+        for pieces in generation.run(text.write(self._writer, max_tokens)):
             self._count(time.monotonic() - asked, n_read)
             n_read = 0
             self._ended = False
@@ -238,7 +241,7 @@ class Story(EditableStory):
         # All is evaluated when the model has ended its text; the logits are needed once more.
         is_all = llm.n_tokens == len(text.tokens)
         if not text.is_beginning_cached() or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
-            text.empty_cache()
+            text.recover(len(text.tokens) - 1)
 
     def _watch(self, token: int) -> str | None:
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
@@ -349,6 +352,7 @@ class Story(EditableStory):
         ignore_eos: bool | None = None,
         on_loop: Callable[[Loop], None] | None = None,
         on_recompute: Callable[[int], None] | None = None,
+        copies_mib: int = DEFAULT_MIB,
     ) -> Story:
         """Like `load`, from a session file that was read already.
 
@@ -360,6 +364,7 @@ class Story(EditableStory):
             ignore_eos: whether the model may not end its text from now on; None for what it was.
             on_loop: called with each loop that is noticed.
             on_recompute: called with the number of tokens that are about to be evaluated again.
+            copies_mib: as for a new story.
 
         Raises:
             SessionError: see `load`.
@@ -380,6 +385,7 @@ class Story(EditableStory):
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
             on_loop=on_loop,
             on_recompute=on_recompute,
+            copies_mib=copies_mib,
         )
         story._go_on_from(session, header)
         return story

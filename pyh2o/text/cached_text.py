@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import StateError
+from .cache_copies import WORTH, CacheCopies
 
 if TYPE_CHECKING:
     from ..generation.writer import Writer
@@ -34,20 +35,28 @@ class CachedText:
             still in the cache or not.
         evaluated: tokens evaluated for this text since the object exists.
         pins: spans that are never evicted, beside the first tokens; ascending and apart.
+        copies: of the cache, for when the text goes back.
     """
 
-    def __init__(self, llm: Llama, on_taken: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, llm: Llama, on_taken: Callable[[], None] | None = None, *, copies_mib: int = 0
+    ) -> None:
         """An empty text; the cache is not touched before `begin`.
 
         Args:
             llm: the model.
             on_taken: called before another text takes the model. A method is held weakly.
+            copies_mib: most MiB that copies of the cache may take; 0 for none.
+
+        Raises:
+            SettingsError: that is no count.
         """
         self.llm = llm
         self.tokens: list[int] = []
         self.n_known = 0
         self.evaluated = 0
         self.pins: tuple[Span, ...] = ()
+        self.copies = CacheCopies(llm, copies_mib)
         self._n_pinned: int | None = None
         self._n_cached = 0
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
@@ -123,17 +132,42 @@ class CachedText:
         """
         self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
+        self.copies.clear()
         self.empty_cache()
+
+    def replace(self, tokens: Sequence[int], pins: Sequence[Span] = ()) -> None:
+        """Another text, to be evaluated but for a beginning that a copy has."""
+        self.tokens, self.n_known, self.pins = list(tokens), 0, tuple(pins)
+        self.recover(len(tokens) - 1)
+
+    def recover(self, n_tokens: int) -> None:
+        """Have as many of the first so many tokens in the cache as copies have.
+
+        The others are to be evaluated again.
+        """
+        try:
+            is_there = self.copies.load(self.tokens[:n_tokens])
+        except BaseException:
+            self.empty_cache()
+            raise
+        if is_there:
+            self._pin()
+            self.look()
+        else:
+            self.empty_cache()
 
     def empty_cache(self) -> None:
         """Have all of the text evaluated again."""
         self.llm.reset()
-        # An empty cache has forgotten what was pinned.
+        self._pin()
+        self.look()
+
+    def _pin(self) -> None:
+        """Pin what is not in an empty cache, nor in a copy from before, as pinned."""
         if self._n_pinned is not None:
             self.llm.pin(self._n_pinned)
         if self.pins:
             self.llm.pin_spans(self.pins)
-        self.look()
 
     @property
     def n_pinned(self) -> int:
@@ -171,12 +205,19 @@ class CachedText:
         self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self.look()
 
-    def set_back(self, n_tokens: int) -> None:
+    def set_back(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Shorten the text to its first tokens.
 
-        If too many of their rows were evicted, the tokens are to be evaluated again.
+        If too many of their rows were evicted they come back from a copy, and what that lacks is to
+        be evaluated again.
+
+        Args:
+            n_tokens: that stay.
+            may_return: whether `put_back` may be called next, for which a copy is taken.
         """
         self.look()
+        if may_return and self.llm.n_tokens - n_tokens >= WORTH:
+            self.copies.take()
         del self.tokens[n_tokens:]
         self.n_known = min(self.n_known, n_tokens)
         if self.pins and self.pins[-1][1] > n_tokens:
@@ -184,7 +225,7 @@ class CachedText:
         if n_tokens < self.llm.n_tokens and not (
             n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
         ):
-            self.empty_cache()
+            self.recover(n_tokens)
         self.look()
 
     def put_back(
@@ -200,6 +241,9 @@ class CachedText:
         self.set_back(start)
         self.tokens += tokens
         self.n_known = max(self.n_known, n_known)
+        n_more = self.copies.n_to_read(self.tokens[: self.n_known])
+        if self.n_again - n_more >= WORTH:
+            self.recover(self.n_known)
         if self.pins != tuple(pins):
             self.pin(pins)
 
@@ -212,17 +256,31 @@ class CachedText:
         first_needed = n_tokens - max(1, self.llm.kv.recent // 2)
         return self.llm.can_remove_tail(max(1, first_needed))
 
+    def can_go_back(self, n_tokens: int) -> bool:
+        """Whether the text can be set back to its first tokens without any being evaluated."""
+        return self.has_rows(n_tokens) or self.copies.has(self.tokens[:n_tokens])
+
     def drop_surplus(self) -> None:
         """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
         if not self.llm.drop_surplus():
-            self.empty_cache()
+            self.recover(len(self.tokens))
 
-    def write(self, writer: Writer) -> Iterator[int]:
+    def write(self, writer: Writer, max_tokens: int | None = None) -> Iterator[int]:
         """Evaluate what is unread, then give the tokens that the writer draws.
 
         A token that becomes a part of the text has to be in `tokens` before the next one is asked
         for.
+
+        Args:
+            writer: draws the tokens.
+            max_tokens: most of them; None for no limit.
         """
+        n_unread = len(self.unread)
+        n_new = None if max_tokens is None else n_unread + max_tokens
+        self.copies.take(n_new, is_start=True)
+        # All but the end of a short message is read as fast as a copy is taken.
+        if n_unread > WORTH and self.copies.may_be_needed(n_new):
+            writer.before_end = self.copies.take
         n_before = self.llm.n_tokens
         try:
             yield from writer.write(self.unread)

@@ -113,7 +113,9 @@ def test_what_was_evicted_is_read_again_and_said_before(
 ) -> None:
     told: list[tuple[int, int]] = []
     conversation = Conversation(
-        llm, on_recompute=lambda n_tokens: told.append((n_tokens, sum(evaluated)))
+        llm,
+        on_recompute=lambda n_tokens: told.append((n_tokens, sum(evaluated))),
+        copies_mib=0,
     )
     said(conversation.say("one", max_tokens=SHORT))
     said(conversation.say("two", max_tokens=150))
@@ -153,7 +155,7 @@ def test_half_of_the_recent_rows_are_enough_to_go_back(llm: Llama) -> None:
     was_free: list[bool] = []
     for n_tokens in range(1, 70, 3):
         told: list[int] = []
-        conversation = Conversation(llm, on_recompute=told.append)
+        conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
         said(conversation.say("one", max_tokens=140))
         said(conversation.say("two", max_tokens=n_tokens))
         end = conversation.turns[0].end

@@ -100,7 +100,8 @@ def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPat
         return tokenize(text, **settings)
 
     monkeypatch.setattr(llm, "tokenize", counting)
-    conversation = Conversation(llm)
+    # a copy of the cache has the tokens that it is of
+    conversation = Conversation(llm, copies_mib=0)
 
     work: list[int] = []
 

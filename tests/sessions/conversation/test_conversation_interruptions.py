@@ -119,7 +119,7 @@ def test_an_error_changes_nothing(
 def test_ctrl_c_while_a_long_message_is_read(path: Path) -> None:
     llm = tiny_llama(path, **EVICTING, n_batch=16)
     told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append)
+    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
     said(conversation.say("hello", max_tokens=SHORT))
     before = conversation.turns, text_of(conversation)
 
@@ -141,7 +141,7 @@ def test_ctrl_c_while_a_long_message_is_read(path: Path) -> None:
 def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
     llm = tiny_llama(path, **EVICTING)
     told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append)
+    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
     said(conversation.say("hello", max_tokens=SHORT))
     before = text_of(conversation)
     n_tokens = llm.n_tokens
@@ -159,7 +159,7 @@ def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
 def test_ctrl_c_while_evicted_rows_are_read_again(path: Path) -> None:
     llm = tiny_llama(path, **EVICTING, n_batch=16)
     told: list[int] = []
-    conversation = Conversation(llm, on_recompute=told.append)
+    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
     said(conversation.say("hello", max_tokens=100))
     said(conversation.say("go on", max_tokens=150))
     before = conversation.turns, text_of(conversation)
@@ -187,7 +187,7 @@ def test_an_error_in_a_callback_changes_nothing(path: Path) -> None:
     def fail(_n_tokens: int) -> None:
         raise ZeroDivisionError
 
-    conversation = Conversation(tiny_llama(path, **EVICTING), on_recompute=fail)
+    conversation = Conversation(tiny_llama(path, **EVICTING), on_recompute=fail, copies_mib=0)
     said(conversation.say("hello", max_tokens=200))
     before = conversation.turns, text_of(conversation)
     with pytest.raises(ZeroDivisionError):

@@ -98,7 +98,8 @@ def test_an_answer_cannot_begin_within_one(path: Path) -> None:
                 change()
             errors.append(error.value)
 
-    conversation = Conversation(tiny_llama(path, **EVICTING), on_recompute=again)
+    llm = tiny_llama(path, **EVICTING)
+    conversation = Conversation(llm, on_recompute=again, copies_mib=0)
     said(conversation.say("hello", max_tokens=200))
     said(conversation.regenerate(max_tokens=SHORT))
     assert len(errors) == 2

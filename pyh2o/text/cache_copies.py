@@ -1,0 +1,243 @@
+"""Copies of what a model's cache held, from which a text that goes back is there again at once.
+
+A copy is a state of the cache (`Llama.kv_state`) and the tokens that it is of. What comes back from
+it is bit for bit what was there (with sliding windows to rounding), archive of recall included: a
+state refers to the pages of the archive's file, or has them itself where the archive is in memory.
+A file that goes on otherwise loses the pages of the other text. A copy that needs such pages is
+noticed when it is loaded, by tokens that the archive lacks, and is not used: the text is read again
+then.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..cache.kv_cache import IntArray
+from ..errors import SettingsError, StateError
+
+if TYPE_CHECKING:
+    from ..llama import Llama
+
+DEFAULT_MIB = 512
+
+# A copy takes the time in which a few tokens are read, and most are never needed: it is worth that
+# where so many tokens or more would have to be read without it.
+WORTH = 32
+
+
+@dataclass(frozen=True)
+class CacheCopy:
+    """What the cache held at one moment.
+
+    Attributes:
+        tokens: the text; [n_tokens].
+        state: of the cache.
+        reaches: as many tokens as the text has to keep when its end is removed.
+        n_archived: tokens in the archive of recall.
+        is_start: whether a turn began here.
+    """
+
+    tokens: IntArray
+    state: bytes
+    reaches: int
+    n_archived: int
+    is_start: bool
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        return len(self.state) + self.tokens.nbytes
+
+    def begins(self, tokens: IntArray) -> bool:
+        """Whether a text goes on from here."""
+        n_mine = len(self.tokens)
+        return n_mine <= len(tokens) and np.array_equal(self.tokens, tokens[:n_mine])
+
+    def n_to_read(self, tokens: IntArray) -> int | None:
+        """How many tokens of a text are not in it; None if the text cannot go on from it."""
+        if self.begins(tokens):
+            return len(tokens) - len(self.tokens)
+        can_be_cut = len(tokens) >= self.reaches
+        return 0 if can_be_cut and np.array_equal(self.tokens[: len(tokens)], tokens) else None
+
+
+class CacheCopies:
+    """Copies of the cache of a model within a limit of memory; the least useful ones go first.
+
+    Attributes:
+        mib: most MiB that they may take.
+    """
+
+    def __init__(self, llm: Llama, mib: int) -> None:
+        """None yet.
+
+        Args:
+            llm: the model.
+            mib: most MiB that they may take; 0 for none.
+
+        Raises:
+            SettingsError: that is no count.
+        """
+        if isinstance(mib, bool) or not isinstance(mib, int) or mib < 0:
+            raise SettingsError(
+                f"copies_mib is {mib!r}: give a count of MiB, or 0 for no copies of the cache"
+            )
+        self._llm = llm
+        self._copies: list[CacheCopy] = []  # in the order in which they were taken
+        self.mib = mib
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(copy.n_bytes for copy in self._copies)
+
+    @property
+    def _limit(self) -> int:
+        return self.mib * 2**20
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._copies.clear()
+
+    # ---------------------------------------------------------------------------------------------
+    # Taking
+    # ---------------------------------------------------------------------------------------------
+
+    def may_be_needed(self, n_new: int | None) -> bool:
+        """Whether the text may lose what it needs to go back to here.
+
+        As long as nothing is evicted its end can be removed, but no recurrent state goes back, and
+        a window moves on.
+
+        Args:
+            n_new: most tokens that are evaluated before this is asked again; None for no limit.
+        """
+        if not self.mib:
+            return False
+        kv = self._llm.kv
+        if kv.bytes_recurrent or not kv.evicting:
+            return kv.bytes_recurrent > 0
+        return n_new is None or kv.bytes_window > 0 or kv.used + n_new > kv.capacity
+
+    def take(self, n_new: int | None = None, *, is_start: bool = False) -> None:
+        """Copy what the cache holds, if that may be needed and is worth it.
+
+        Args:
+            n_new: as for `may_be_needed`.
+            is_start: whether a turn begins.
+        """
+        llm = self._llm
+        tokens = llm.input_ids[: llm.n_tokens].copy()
+        if (
+            not self.may_be_needed(n_new)
+            or self.n_to_read(tokens) < WORTH
+            or self._likely_bytes() > self._limit // 2  # a turn has two
+        ):
+            return
+        try:
+            state = llm.kv_state()
+        except (StateError, MemoryError):
+            return
+        copy = CacheCopy(tokens, state, self._reach(), llm.kv.archived, is_start)
+        if copy.n_bytes <= self._limit:
+            self._make_room(copy)
+            self._copies.append(copy)
+
+    def _likely_bytes(self) -> int:
+        """About what a copy takes: cells in use, and an archive that is in memory."""
+        llm, kv = self._llm, self._llm.kv
+        in_memory = llm.archive is not None and llm.archive.is_in_memory
+        return kv.bytes_total * kv.used // kv.cells + (kv.bytes_archive if in_memory else 0)
+
+    def _reach(self) -> int:
+        """How far the end of the text that is in the cache can be removed."""
+        llm = self._llm
+        if not llm.evicting:
+            return llm.n_tokens  # `may_be_needed`: there is a recurrent state
+        lengths = range(1, llm.n_tokens)
+        first = bisect.bisect_left(lengths, True, key=llm.can_remove_tail) + 1
+        return min(llm.n_tokens, first + llm.kv.recent // 2)
+
+    def _make_room(self, new: CacheCopy) -> None:
+        """Drop copies until another one has room.
+
+        First those of another text, which only an answer that fails needs, and which the text does
+        not go on from. Then those from amid older turns, and then the oldest.
+        """
+        starts = [i for i, copy in enumerate([*self._copies, new]) if copy.is_start]
+        newest_turn = starts[-1] if starts else 0
+        by_use = sorted(
+            range(len(self._copies)),
+            key=lambda i: (
+                self._copies[i].begins(new.tokens),
+                self._copies[i].is_start or i >= newest_turn,
+                i,
+            ),
+        )
+        n_bytes, gone = self.n_bytes + new.n_bytes, set[int]()
+        for i in by_use:
+            if n_bytes <= self._limit:
+                break
+            n_bytes -= self._copies[i].n_bytes
+            gone.add(i)
+        self._copies = [copy for i, copy in enumerate(self._copies) if i not in gone]
+
+    # ---------------------------------------------------------------------------------------------
+    # Going back
+    # ---------------------------------------------------------------------------------------------
+
+    def has(self, tokens: Sequence[int] | IntArray) -> bool:
+        """Whether there is a copy of this text and no more."""
+        text = np.asarray(tokens, np.intc)
+        return any(np.array_equal(copy.tokens, text) for copy in self._copies)
+
+    def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
+        """How many tokens of a text have to be evaluated, once the best copy is there."""
+        text = np.asarray(tokens, np.intc)
+        counts = (copy.n_to_read(text) for copy in self._copies)
+        return min((count for count in counts if count is not None), default=len(text))
+
+    def load(self, tokens: Sequence[int]) -> bool:
+        """Have a beginning of a text in the cache; the rest of it is to be evaluated.
+
+        Returns:
+            False if there is no copy that can be used. What is in the cache is then of no use.
+        """
+        text = np.asarray(tokens, np.intc)
+        for copy in self._best_first(text):
+            if self._put_back(copy, len(text)):
+                return True
+            self._copies.remove(copy)
+        return False
+
+    def _best_first(self, text: IntArray) -> list[CacheCopy]:
+        """The copies that a text can go on from.
+
+        One that ends a few tokens before comes first: it is exact, and where a longer one loses its
+        end, that leaves a trace in the scores.
+        """
+        found = [(copy.n_to_read(text), copy) for copy in self._copies]
+        fitting = [(count, copy) for count, copy in found if count is not None]
+        by_count = sorted(
+            fitting,
+            key=lambda one: (one[0] >= WORTH, max(0, len(one[1].tokens) - len(text)), one[0]),
+        )
+        return [copy for _, copy in by_count]
+
+    def _put_back(self, copy: CacheCopy, n_tokens: int) -> bool:
+        """Have the cache hold what a copy has of the first tokens; whether that was possible."""
+        llm = self._llm
+        try:
+            llm.load_kv_state(copy.state, copy.tokens)
+        except (StateError, MemoryError):
+            return False
+        n_kept = min(n_tokens, len(copy.tokens))
+        return llm.kv.archived == copy.n_archived and llm.remove_tail(n_kept)
