@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
 from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+from pyh2o.text.cache_copies import WORTH
 
 from ..endings import why_ended
 from ..errors import InputError, say_error
@@ -277,5 +278,6 @@ class Chat:
 
 
 def say_recompute(tokens: int) -> None:
-    """Say that text is read once more, which takes a while."""
-    terminal.say(f"reading {count(tokens, 'token')} again", style="dim")
+    """Say that text is read once more, if that takes a while."""
+    if tokens >= WORTH:
+        terminal.say(f"reading {count(tokens, 'token')} again", style="dim")

@@ -30,7 +30,7 @@ DEFAULT_MIB = 512
 WORTH = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two copies are never the same one
 class CacheCopy:
     """What the cache held at one moment.
 

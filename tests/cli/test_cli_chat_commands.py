@@ -245,24 +245,36 @@ def test_stats(model: ScriptedModel) -> None:
         "compactions    12 in 0.250 s · 5,678 rows moved",
         "re-bases       1 in 0.062 s · original positions",
         "memory         3.0 of 8.0 MiB of a full cache: K 1.0 + V 1.0 + scores 1.0",
+        "copies         0 of the cache · 0.0 of 512 MiB",
         "sampling       temperature 0.8 · top_k 40 · top_p 0.95 · min_p 0.05 · typical_p 1.0 · "
         "repeat_penalty 1.1 · frequency_penalty 0.0 · presence_penalty 0.0 · seed 7",
         "saved          no: /save FILE saves a copy",
     ]
-    assert lines[:9] == before
+    assert lines[:10] == before
     n_first = model.n_text(("Hello you", "Hi there"))
     used = model.n_text(("Hello you", "Hi there"), ("Who", "one two three"))
     n_read = used - 13 - n_first
     n_both = n_read + n_first - 8
-    assert lines[9:] == [
+    assert lines[10:] == [
         f"conversation   2 turns · {used} tokens of text",
         f"last answer    {n_read} tokens read · {n_read * 2:.1f} tokens/s · 13 tokens written · "
         "2.0 tokens/s",
         f"all answers    {n_both} tokens read · {n_both:.1f} tokens/s · 21 tokens written · "
         "2.0 tokens/s",
         before[1].replace("0 of", f"{used} of", 1),
-        *before[2:],
+        *before[2:7],
+        "copies         1 of the cache · 0.1 of 512 MiB",
+        *before[8:],
     ]
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(("typed", "row"), [("7", "0 of the cache · 0.0 of 7 MiB"), ("0", None)])
+def test_copies_of_the_cache_can_be_limited(typed: str, row: str | None) -> None:
+    lines = notes_of(run("chat", "--copies-mib", typed, stdin="/stats\n"))
+    assert RecordedConversation.last.copies.mib == int(typed)
+    rows = [line.split(maxsplit=1)[1] for line in lines if line.startswith("copies")]
+    assert rows == ([] if row is None else [row])
 
 
 def test_stats_of_a_text_that_is_read_again(model: ScriptedModel) -> None:

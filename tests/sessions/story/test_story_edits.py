@@ -10,6 +10,7 @@ from pyh2o import Llama
 from pyh2o.errors import ContextLimitError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.text.cache_copies import WORTH
 from stories import PROMPT
 
 EDITED = [
@@ -60,3 +61,34 @@ def test_an_edited_story_that_is_too_long_is_refused(full: Llama) -> None:
     with pytest.raises(ContextLimitError):
         tale.edit("word " * 512)
     assert tale.text() == text
+
+
+@pytest.mark.parametrize("copies", [512, 0])
+def test_the_beginning_of_an_edited_story_comes_from_a_copy(llm: Llama, copies: int) -> None:
+    beginning = PROMPT * 12
+    tale = Story(llm, beginning, echo=True, copies_mib=copies)
+    "".join(tale.write(60))
+    for end in (" there was", " there was another one"):
+        tale.edit(beginning + end)
+        n_read, n_tokens = tale.n_read, len(tale.tokens)
+        more = "".join(tale.write(60))
+        assert tale.text() == beginning + end + more
+        assert llm.input_ids[: llm.n_tokens].tolist() == tale.tokens[: llm.n_tokens]
+        if copies:
+            assert tale.n_read - n_read < WORTH
+        else:
+            assert tale.n_read - n_read == n_tokens
+
+
+def test_a_story_comes_back_from_a_copy_when_the_model_was_used_for_another(llm: Llama) -> None:
+    told: list[int] = []
+    tale = Story(llm, PROMPT * 12, on_recompute=told.append)
+    "".join(tale.write(40))
+    n_cached = llm.n_tokens
+    other = Story(llm, "The other one")
+    "".join(other.write(40))
+    "".join(tale.write(20))
+    (n_again,) = told
+    assert n_again <= 40
+    assert n_again < n_cached - WORTH
+    assert llm.input_ids[: llm.n_tokens].tolist() == tale.tokens[: llm.n_tokens]

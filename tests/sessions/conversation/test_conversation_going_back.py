@@ -1,0 +1,347 @@
+"""Regenerate, undo and edit after compactions: from copies of the cache, and not by reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archived_talk import RECALLING, archive_of
+from conversations import (
+    EVICTING,
+    ROOMY,
+    SHORT,
+    check_positions,
+    in_cache,
+    said,
+    text_of,
+)
+from pyh2o import Conversation, Llama
+from pyh2o.errors import SettingsError, StateError
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions import answers
+from pyh2o.sessions import conversation as conversation_module
+from pyh2o.text.cache_copies import WORTH
+from tiny_chat import CHATML, write_chat_gguf
+from tiny_llama import tiny_llama
+
+LONG = 150  # tokens of an answer during which a compaction happens
+MESSAGE = "a message that takes its time "
+
+
+@pytest.fixture
+def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every attempt draws with the seed of the first one."""
+    seed = answers.answer_seed
+    monkeypatch.setattr(
+        conversation_module, "answer_seed", lambda of, turn, _attempt: seed(of, turn, 0)
+    )
+
+
+def talk(llm: Llama, n_turns: int = 2, *, times: int = 4, **settings: Any) -> Conversation:
+    conversation = Conversation(llm, **settings)
+    for i in range(n_turns):
+        said(conversation.say(MESSAGE * times + str(i), max_tokens=LONG))
+    return conversation
+
+
+@pytest.mark.usefixtures("same_seeds")
+@pytest.mark.parametrize("settings", [EVICTING, RECALLING], ids=["evicting", "recalling"])
+@pytest.mark.parametrize("times", [0, 4, 30], ids=["short", "long", "longer than the cache"])
+def test_another_answer_with_the_same_seed_is_the_same(
+    path: Path, evaluated: list[int], settings: dict[str, Any], times: int
+) -> None:
+    llm = tiny_llama(path, **settings)
+    conversation = talk(llm, times=times)
+    turn = conversation.turns[-1]
+    rows = [llm.kv_rows(layer) for layer in range(2)]
+    assert not llm.can_remove_tail(turn.answer_start)
+    for _ in range(2):
+        evaluated.clear()
+        said(conversation.regenerate(max_tokens=LONG))
+        assert conversation.turns[-1].answer == turn.answer
+        for layer in range(2):
+            np.testing.assert_array_equal(rows[layer], llm.kv_rows(layer))
+        # what was read of the message, and with recall the tail twice
+        assert sum(evaluated) < LONG + 3 * WORTH
+        check_positions(conversation)
+
+
+def test_going_back_reads_no_more_than_what_is_new(path: Path, evaluated: list[int]) -> None:
+    conversation = talk(tiny_llama(path, **EVICTING), 4)
+    told: list[int] = []
+    conversation._on_recompute = told.append
+    for change in ("regenerate", "edit", "undo"):
+        evaluated.clear()
+        if change == "regenerate":
+            said(conversation.regenerate(max_tokens=1))
+            n_new = 1
+        elif change == "edit":
+            said(conversation.edit("another", max_tokens=LONG))
+            turn = conversation.turns[-1]
+            n_new = turn.answer_start - turn.start + LONG
+        else:
+            conversation.undo()
+            conversation.undo()
+            said(conversation.say("another", max_tokens=1))
+            turn = conversation.turns[-1]
+            n_new = turn.answer_start - turn.start
+        assert sum(evaluated) <= n_new + WORTH
+        check_positions(conversation)
+    assert sum(told) <= 3 * WORTH
+    assert in_cache(conversation.llm) == text_of(conversation)[: conversation.llm.n_tokens]
+
+
+def test_a_reading_that_is_stopped_leaves_no_trace(path: Path, evaluated: list[int]) -> None:
+    llm = tiny_llama(path, **EVICTING, n_batch=16)
+    conversation = talk(llm)
+    before, state = (conversation.turns, text_of(conversation)), llm.kv_state()
+
+    def on_progress(done: int, _total: int) -> None:
+        if done > 300:
+            raise KeyboardInterrupt
+
+    llm.prompt_progress = on_progress
+    with pytest.raises(KeyboardInterrupt):
+        said(conversation.say("long " * 100, max_tokens=SHORT))
+    llm.prompt_progress = None
+    assert (conversation.turns, text_of(conversation)) == before
+    assert llm.kv_state() == state
+    told: list[int] = []
+    conversation._on_recompute = told.append
+    evaluated.clear()
+    said(conversation.say("short", max_tokens=1))
+    assert told == [1]  # the last token of the answer was evaluated with the long message
+    assert sum(evaluated) == conversation.turns[-1].answer_start - before[0][-1].end + 1
+
+
+@pytest.mark.parametrize("change", ["regenerate", "edit"])
+def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: str) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    conversation = talk(llm)
+    before, state = (conversation.turns, text_of(conversation)), llm.kv_state()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    evaluate, llm.eval_part = llm.eval_part, fail
+    with pytest.raises(RuntimeError):
+        said(conversation.regenerate() if change == "regenerate" else conversation.edit("other"))
+    llm.eval_part = evaluate
+    assert (conversation.turns, text_of(conversation)) == before
+    assert llm.kv_state() == state
+
+
+def test_pins_hold_after_going_back(path: Path) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    conversation = talk(llm, system="Speak like a pirate.")
+    n_pinned = llm.kv.pinned
+    assert n_pinned > 0
+    said(conversation.regenerate(max_tokens=LONG))
+    conversation.undo()
+    said(conversation.say("more", max_tokens=LONG))
+    assert llm.kv.pinned == n_pinned
+    for layer in range(2):
+        for head in llm.kv_rows(layer)[0].tolist():
+            assert head[:n_pinned] == list(range(n_pinned))
+
+
+def test_the_limit_of_memory_holds(path: Path) -> None:
+    counts: dict[int, int] = {}
+    for mib in (0, 1, 2):
+        conversation = Conversation(tiny_llama(path, **EVICTING), copies_mib=mib)
+        for i in range(12):
+            said(conversation.say(MESSAGE * 4 + str(i), max_tokens=100))
+            if i % 3 == 0:
+                said(conversation.regenerate(max_tokens=100))
+            assert conversation.copies.n_bytes <= mib * 2**20
+        counts[mib] = len(conversation.copies)
+        # the newest turn has its two copies
+        turn, text = conversation.turns[-1], text_of(conversation)
+        found = [conversation.copies.n_to_read(text[:n]) for n in (turn.start, turn.answer_start)]
+        assert (max(found) < WORTH) == (mib > 0)
+    assert 0 == counts[0] < counts[1] < counts[2]
+
+
+def test_no_copy_is_taken_that_nothing_can_need(path: Path) -> None:
+    roomy = Conversation(tiny_llama(path, **ROOMY))
+    said(roomy.say(MESSAGE * 4, max_tokens=100))
+    said(roomy.say(MESSAGE * 4, max_tokens=100))
+    assert len(roomy.copies) == 0
+    full = Conversation(tiny_llama(path, n_ctx=1024, evict=False))
+    said(full.say(MESSAGE * 4, max_tokens=100))
+    said(full.say(MESSAGE * 4))
+    assert len(full.copies) == 0
+    for wrong in (-1, 0.5, True):
+        with pytest.raises(SettingsError, match="copies_mib"):
+            Conversation(roomy.llm, copies_mib=wrong)  # type: ignore[arg-type]
+
+
+def test_a_state_that_does_not_fit_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    told: list[int] = []
+    conversation = talk(llm, on_recompute=told.append)
+    assert len(conversation.copies) > 0
+
+    def refuse_state(*_: Any) -> None:
+        llm.reset()
+        raise StateError("no")
+
+    monkeypatch.setattr(llm, "load_kv_state", refuse_state)
+    start = conversation.turns[-1].answer_start
+    said(conversation.regenerate(max_tokens=SHORT))
+    assert told == [start - 1]
+    assert in_cache(llm) == text_of(conversation)[:-1]
+    check_positions(conversation)
+
+
+def test_memory_that_is_not_there_costs_the_copy(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large() -> bytes:
+        raise MemoryError
+
+    llm = tiny_llama(path, **EVICTING)
+    monkeypatch.setattr(llm, "kv_state", too_large)
+    conversation = talk(llm)
+    assert len(conversation.copies) == 0
+    said(conversation.regenerate(max_tokens=SHORT))
+
+
+@pytest.mark.parametrize("variant", ["sliding_window", "lfm2", "falcon-h1"])
+@pytest.mark.parametrize("evict", [True, False])
+def test_other_kinds_of_memory_go_back(
+    tmp_path: Path, evaluated: list[int], variant: str, evict: bool
+) -> None:
+    n_layer = 3 if variant == "falcon-h1" else 4
+    model = write_chat_gguf(
+        tmp_path / "tiny.gguf", CHATML, n_layer=n_layer, arch_variant=variant, n_ctx_train=2048
+    )
+    settings = EVICTING if evict else {"n_ctx": 2048, "evict": False}
+    llm = tiny_llama(model, **settings)
+    conversation = talk(llm, 3)
+    if evict or variant != "sliding_window":
+        assert len(conversation.copies) > 0
+        evaluated.clear()
+        said(conversation.regenerate(max_tokens=1))
+        assert sum(evaluated) <= WORTH
+        conversation.undo()
+        evaluated.clear()
+        said(conversation.say("x", max_tokens=1))
+        turn = conversation.turns[-1]
+        assert sum(evaluated) <= turn.answer_start - turn.start + WORTH
+    assert in_cache(llm) == text_of(conversation)[: llm.n_tokens]
+    check_positions(conversation)
+
+
+def test_a_saved_archive_goes_back_and_stays_what_was_saved(
+    path: Path, tmp_path: Path, evaluated: list[int]
+) -> None:
+    """As a chat does: every answer is saved, and the next one is drawn again."""
+    file = tmp_path / "chat"
+    saved, memory = (Conversation(tiny_llama(path, **RECALLING)) for _ in range(2))
+    for i in range(4):
+        for conversation in (memory, saved):
+            said(conversation.say(MESSAGE * 4 + str(i), max_tokens=LONG))
+        saved.save(file)
+        before = archive_of(file).read_bytes()
+        evaluated.clear()
+        texts = [said(each.regenerate(max_tokens=LONG)) for each in (saved, memory)]
+        assert texts[0] == texts[1]
+        assert sum(evaluated) < 2 * (LONG + 3 * WORTH)
+        assert saved.llm.kv.archived == memory.llm.kv.archived
+        assert saved.llm.archive_trouble == ""
+        assert archive_of(file).read_bytes() == before
+        saved.save(file)
+    assert len({each.copies.n_bytes for each in (saved, memory)}) == 2  # with the archive, without
+    undone = saved.turns[1].end
+    saved.undo()
+    saved.undo()
+    assert saved.llm.n_tokens > undone - WORTH
+    said(saved.say("what now", max_tokens=LONG))
+    saved.save(file)
+    loaded = Conversation.load(file, tiny_llama(path, **RECALLING))
+    assert loaded.llm.archive_trouble == ""
+    assert loaded.llm.kv.archived == saved.llm.kv.archived
+
+
+def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: Path) -> None:
+    llm = tiny_llama(path, **RECALLING, recall_archive=tmp_path / "rows")
+    told: list[int] = []
+    conversation = talk(llm, 4, on_recompute=told.append)
+    n_read = llm.n_tokens
+    text, (first, *_) = text_of(conversation), conversation._text.copies._copies
+    last = conversation._text.copies._copies[-1]
+    # back to where little was archived, and on with another text: its pages take the place
+    conversation._text.copies._copies = [first, last]
+    conversation._text.set_back(len(first.tokens))
+    llm.read([7] * 300)
+    conversation._text.copies._copies = [last]
+    conversation._text.tokens = list(text)
+    conversation._text.recover(n_read)
+    assert (llm.n_tokens, len(conversation.copies)) == (0, 0)
+    said(conversation.say("on", max_tokens=SHORT))
+    assert in_cache(llm)[: len(text)] == text
+    assert llm.archive_trouble == ""
+
+
+class Scripted:
+    """Draws tokens that do not depend on what is in the cache."""
+
+    def __init__(self, llm: Llama, sampling: Sampling) -> None:
+        self._llm = llm
+        self._rng = np.random.default_rng(sampling.seed)
+        self.before_end: Callable[[], None] | None = None
+
+    def write(self, tokens: Sequence[int]) -> Generator[int]:
+        self._llm.read(tokens, before_end=self.before_end)
+        for _ in count():
+            token = int(self._rng.integers(100, 200))
+            yield token
+            self._llm.eval([token])
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation_module, "Writer", Scripted)
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize("settings", [EVICTING, RECALLING], ids=["evicting", "recalling"])
+def test_any_sequence_of_changes_is_that_without_copies(
+    path: Path, rng: np.random.Generator, settings: dict[str, Any]
+) -> None:
+    both = [
+        Conversation(tiny_llama(path, **settings, n_batch=24), copies_mib=mib) for mib in (512, 0)
+    ]
+    for _ in range(40):
+        if both[0].llm.n_tokens > 1200:
+            both[0].clear()
+            both[1].clear()
+        change = str(rng.choice(["say", "say", "edit", "regenerate", "undo"]))
+        message, limit = "m" * int(rng.integers(0, 120)), int(rng.integers(1, 90))
+        leave = int(rng.integers(1, 60))
+        if change != "say" and not both[0].turns:
+            continue
+        for conversation in both:
+            if change == "undo":
+                conversation.undo()
+                continue
+            arguments = () if change == "regenerate" else (message,)
+            answer = getattr(conversation, change)(*arguments, max_tokens=limit)
+            for i, _piece in enumerate(answer):
+                if i == leave:
+                    answer.close()
+        assert both[0].turns == both[1].turns
+        assert text_of(both[0]) == text_of(both[1])
+        check_positions(both[0])
+        llm = both[0].llm
+        assert in_cache(llm) == text_of(both[0])[: llm.n_tokens]
+        assert llm.archive_trouble == ""
+    assert both[0].tokens_evaluated <= both[1].tokens_evaluated
