@@ -100,6 +100,7 @@ class ArchiveFile:
         """
         session = self._target if self._is_saved and not self._awaits_state else None
         if session is not None and self._path is not None:
+            self._kv.close_archive()  # or all that is held would be written to the copy once more
             try:
                 self._path = self._open_copy(self._path, session, self._id)
             except (NativeError, OSError):  # then it goes on in a new file, and `trouble` says so

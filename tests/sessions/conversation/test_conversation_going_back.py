@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from conversations import (
     said,
     text_of,
 )
+from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
+from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import answers
@@ -345,3 +348,18 @@ def test_any_sequence_of_changes_is_that_without_copies(
         assert in_cache(llm) == text_of(both[0])[: llm.n_tokens]
         assert llm.archive_trouble == ""
     assert both[0].tokens_evaluated <= both[1].tokens_evaluated
+
+
+def test_texts_of_an_engine_go_back_each_by_itself(path: Path) -> None:
+    def another(engine: Engine, i: int) -> int:
+        with engine.text() as llm:
+            llm.reset()
+            conversation = talk(llm, system=f"You are number {i}.")
+            n_evaluated = conversation.tokens_evaluated
+            said(conversation.regenerate(max_tokens=LONG))
+            assert in_cache(llm) == text_of(conversation)[:-1]
+            return conversation.tokens_evaluated - n_evaluated
+
+    with tiny_engine(path, texts=2, **RECALLING) as engine:
+        n_evaluated = at_once([partial(another, engine, i) for i in range(2)])
+    assert max(n_evaluated) < LONG + 3 * WORTH
