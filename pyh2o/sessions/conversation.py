@@ -333,6 +333,7 @@ class Conversation(PinnedText):
             start = self._turns[0].start
             self._turns = ()
             self._text.set_back(start)
+            self._text.copies.clear()
 
     def take_over(self, said: Sequence[tuple[str, str]]) -> None:
         """Begin with messages and answers that were said elsewhere; the next message reads them.

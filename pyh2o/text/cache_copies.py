@@ -29,6 +29,10 @@ DEFAULT_MIB = 512
 # where so many tokens or more would have to be read without it.
 WORTH = 32
 
+# Copies that are needed at one time: two of a turn, one of the answer that is drawn anew in case
+# that fails, and one of an earlier turn. None is taken where so many do not fit.
+AT_ONCE = 4
+
 
 @dataclass(frozen=True, eq=False)  # two copies are never the same one
 class CacheCopy:
@@ -139,7 +143,7 @@ class CacheCopies:
         if (
             not self.may_be_needed(n_new)
             or self.n_to_read(tokens) < WORTH
-            or self._likely_bytes() > self._limit // 2  # a turn has two
+            or self._likely_bytes() > self._limit // AT_ONCE
         ):
             return
         try:
@@ -169,8 +173,8 @@ class CacheCopies:
     def _make_room(self, new: CacheCopy) -> None:
         """Drop copies until another one has room.
 
-        First those of another text, which only an answer that fails needs, and which the text does
-        not go on from. Then those from amid older turns, and then the oldest.
+        First those of another text, which only an answer that fails needs. Then those from amid
+        older turns, and then the oldest.
         """
         starts = [i for i, copy in enumerate([*self._copies, new]) if copy.is_start]
         newest_turn = starts[-1] if starts else 0

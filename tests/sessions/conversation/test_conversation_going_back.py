@@ -175,6 +175,10 @@ def test_no_copy_is_taken_that_nothing_can_need(path: Path) -> None:
     said(roomy.say(MESSAGE * 4, max_tokens=100))
     said(roomy.say(MESSAGE * 4, max_tokens=100))
     assert len(roomy.copies) == 0
+    said(roomy.say(MESSAGE * 99, max_tokens=1000))
+    assert len(roomy.copies) > 0
+    roomy.clear()
+    assert len(roomy.copies) == 0
     full = Conversation(tiny_llama(path, n_ctx=1024, evict=False))
     said(full.say(MESSAGE * 4, max_tokens=100))
     said(full.say(MESSAGE * 4))
