@@ -26,7 +26,7 @@ from pyh2o.text.cache_copies import DEFAULT_MIB
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=1600)
-    parser.add_argument("--answer", type=int, default=150, help="tokens of an answer")
+    parser.add_argument("--answer", type=int, default=330, help="tokens of an answer")
     parser.add_argument("--recall", type=int, default=102, help="rows; 0 for no archive")
     parser.add_argument("--rounds", type=int, default=5)
     parser.set_defaults(rows=410)
