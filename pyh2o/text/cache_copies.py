@@ -139,12 +139,10 @@ class CacheCopies:
             is_start: whether a turn begins.
         """
         llm = self._llm
+        if not self.may_be_needed(n_new) or self._likely_bytes() > self._limit // AT_ONCE:
+            return
         tokens = llm.input_ids[: llm.n_tokens].copy()
-        if (
-            not self.may_be_needed(n_new)
-            or self.n_to_read(tokens) < WORTH
-            or self._likely_bytes() > self._limit // AT_ONCE
-        ):
+        if self.n_to_read(tokens) < WORTH:
             return
         try:
             state = llm.kv_state()
