@@ -202,12 +202,13 @@ class ReadingLlama(EvictingLlama):
             before_end = None  # the cache is another one meanwhile
         with self.guard:
             self._holds_recalled = hold
-            if not self.recalls or len(tokens) < 2:
-                n_first = 0 if before_end is None else len(tokens) - 1
-                if before_end is not None and n_first:
-                    self.eval_part(tokens[:n_first], 0, len(tokens))
-                    before_end()
-                self.eval_part(tokens[n_first:], n_first, len(tokens))
+            if len(tokens) < 2 or (before_end is None and not self.recalls):
+                self.eval(tokens)
+                return
+            if before_end is not None and not self.recalls:
+                self.eval_part(tokens[:-1], 0, len(tokens))
+                before_end()
+                self.eval_part(tokens[-1:], len(tokens) - 1, len(tokens))
                 return
             try:
                 recalling.read(self, tokens, before_end)

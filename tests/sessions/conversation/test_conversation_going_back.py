@@ -301,7 +301,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
 class Scripted:
     """Draws tokens that do not depend on what is in the cache."""
 
-    def __init__(self, llm: Llama, sampling: Sampling) -> None:
+    def __init__(self, llm: Llama, sampling: Sampling, written: Sequence[int] = ()) -> None:
         self._llm = llm
         self._rng = np.random.default_rng(sampling.seed)
         self.before_end: Callable[[], None] | None = None
