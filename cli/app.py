@@ -9,7 +9,7 @@ import typer
 
 import pyh2o
 
-from . import batch, config, models, rpc_server, serve, sessions
+from . import ask, batch, config, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .defaults import ProgramWithDefaults
 from .errors import reported_errors
@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("chat")(chat)
+app.command("ask")(ask.ask)
 app.command("generate")(generate)
 app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pyh2o.cache.settings import EvictionSettings
 from pyh2o.sessions.saved import SavedChat, last_chat
 from pyh2o.text.cache_copies import DEFAULT_MIB
 
@@ -25,17 +23,13 @@ from .answers import Answers
 from .autosave import Autosave
 from .input import open_source
 from .loop import Chat, say_recompute
+from .recalling import RECALLING, with_possible_recall
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
 
 SAVING = "Saving"
-
-# A question about what was said long ago is what a chat is for, so rows come back for it.
-RECALLING = RunOptions(eviction=EvictionSettings(recall=0.05))
-# A chat that is not saved has its archive in memory, of which nobody has been asked.
-UNSAVED_MIB = 1024
 
 
 @takes_run_options
@@ -122,7 +116,7 @@ def chat(
                 header = _header(saved)
                 refuse_what_is_fixed(given, header, "system prompt and sampling")
                 options = options_of_header(options, given, header)
-            options = _with_possible_recall(options, given, is_saved=saving)
+            options = with_possible_recall(options, given, is_saved=saving)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (
@@ -148,18 +142,6 @@ def chat(
             is_saved = autosave.settle()
         if not is_saved or (talk.refused and not source.interactive):
             raise typer.Exit(EXIT_ERROR)
-
-
-def _with_possible_recall(
-    options: RunOptions, given: Collection[str], *, is_saved: bool
-) -> RunOptions:
-    """The options, with recall by default only where rows are evicted, and limited in memory."""
-    eviction = options.eviction
-    if options.no_evict and "recall" not in given:
-        eviction = replace(eviction, recall=0)
-    if not is_saved and eviction.recall_mib is None:
-        eviction = replace(eviction, recall_mib=UNSAVED_MIB)
-    return replace(options, eviction=eviction)
 
 
 def _begin(

@@ -20,7 +20,7 @@ from .answers import Answer, Answers
 from .autosave import Autosave
 from .commands import run_command
 from .input import PROMPT, QUOTE, Dropped, Source
-from .markdown import MarkdownWriter
+from .markdown import answer_writer
 from .report import Tally, footer, statistics
 
 if TYPE_CHECKING:
@@ -116,10 +116,9 @@ class Chat:
             start: gives its text, piece by piece.
             otherwise: what happens if there is no answer.
         """
-        markdown = MarkdownWriter(terminal.write)
-        write = markdown.write if self._markdown else terminal.show
         try:
-            answer = self._answers.run(self.conversation, start, write)
+            with answer_writer(markdown=self._markdown) as write:
+                answer = self._answers.run(self.conversation, start, write)
         except BrokenPipeError:
             raise
         except (PyH2OError, OSError) as error:
@@ -127,9 +126,6 @@ class Chat:
             self.refused = True
             self.left = not self.source.interactive
             return
-        finally:
-            markdown.finish()
-            terminal.end_line()
         self._last = answer
         self._tally.add(answer)
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")

@@ -7,11 +7,12 @@ Redrawing finished Markdown instead would flicker, and lose what has scrolled of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.style import Style
 
-from ..terminal.terminal import harmless, paint
+from ..terminal.terminal import harmless, paint, terminal
 
 PLAIN = Style.null()
 HEADING = Style(bold=True, color="magenta")
@@ -28,6 +29,17 @@ FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 HEADING_LINE = re.compile(r" {0,3}#{1,6}[ \t]")
 LIST_ITEM = re.compile(r"[ \t]*([-+*]|\d{1,9}[.)])[ \t]")
 QUOTE_LINE = re.compile(r"[ \t]*>")
+
+
+@contextmanager
+def answer_writer(*, markdown: bool) -> Iterator[Callable[[str], None]]:
+    """What shows the pieces of an answer on stdout, coloured as Markdown or as they are."""
+    writer = MarkdownWriter(terminal.write)
+    try:
+        yield writer.write if markdown else terminal.show
+    finally:
+        writer.finish()
+        terminal.end_line()
 
 
 class MarkdownWriter:

@@ -17,6 +17,7 @@ from pyh2o import Llama
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import command as chat_command
 from pyh2o.cli.chat.input import LineSource
+from pyh2o.cli.chat.recalling import RECALLING
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
@@ -263,7 +264,7 @@ def test_edited_session_is_refused_before_a_model_is_loaded(
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert model.options == replace(chat_command.RECALLING, sampling=model.options.sampling)
+    assert model.options == replace(RECALLING, sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
         model=Path(model.llm.model_path),

@@ -11,7 +11,7 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o.cli.chat.answers import Answers
-from pyh2o.cli.chat.command import RECALLING
+from pyh2o.cli.chat.recalling import RECALLING
 from pyh2o.cli.options import RunOptions
 from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError

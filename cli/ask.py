@@ -1,0 +1,163 @@
+"""`pyh2o ask`: one question, and its answer."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+
+from . import loading
+from .chat.answers import Answer, Answers
+from .chat.file_arguments import text_of
+from .chat.markdown import answer_writer
+from .chat.recalling import RECALLING, with_possible_recall
+from .chat.report import footer
+from .endings import why_ended
+from .errors import InputError, reported_errors
+from .options import RunOptions, takes_run_options
+from .session_options import typed_options
+from .terminal.progress import Bars
+from .terminal.terminal import stdout, terminal
+from .terminal.wording import count
+from .text_files import decoded
+
+if TYPE_CHECKING:
+    from pyh2o.llama import Llama
+
+STDIN = Path("-")
+
+
+@takes_run_options
+def ask(
+    context: typer.Context,
+    question: Annotated[
+        str | None, typer.Argument(help="The question.", show_default="the text alone")
+    ] = None,
+    *,
+    options: RunOptions = RECALLING,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="A UTF-8 text that the question is about; may be given again. - is standard "
+            "input.",
+            show_default="standard input, unless it is a terminal",
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            "-s",
+            help="System prompt: what the model is told before the question. It is never evicted.",
+            show_default="the model's own",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of the answer.",
+            show_default="as many as the window has",
+        ),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")
+    ] = False,
+) -> None:
+    """Ask one question: cat notes.txt | pyh2o ask "What is this about?"
+
+    All of standard input, or the files of --file, are the text that the question is about: they
+    come first, of any length, and the question behind them. Only the answer goes to standard
+    output, and nothing is saved.
+    """
+    with reported_errors():
+        message = _message(_texts(files), question)
+        options = with_possible_recall(options, typed_options(context), is_saved=False)
+        bars = Bars(hidden=options.verbose)
+        answers = Answers(bars)
+        with closing(loading.load_llama(options, bars, answers.on_read)) as llm:
+            answer = _answer(llm, options, message, system, max_tokens, answers, markdown=not plain)
+        if answer.finish == FINISH_INTERRUPTED:
+            raise KeyboardInterrupt
+
+
+def _texts(files: list[Path] | None) -> list[str]:
+    """The texts that the question is about.
+
+    Raises:
+        InputError: one cannot be read, is not UTF-8, or is an empty file.
+    """
+    if files is None:
+        # a program may be started without any standard input
+        files = [] if sys.stdin is None or sys.stdin.isatty() else [STDIN]
+    return [_standard_input() if file == STDIN else text_of(file.expanduser()) for file in files]
+
+
+def _standard_input() -> str:
+    return decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+
+
+def _message(texts: list[str], question: str | None) -> str:
+    """What is sent: the texts and then the question, with a blank line between them.
+
+    Raises:
+        InputError: there is nothing to send.
+    """
+    parts = [part for part in (*texts, question or "") if part.strip()]
+    if not parts:
+        raise InputError(
+            'there is nothing to ask: give a question (pyh2o ask "Why?"), a text on standard '
+            "input, or both"
+        )
+    return "\n\n".join(parts)
+
+
+def _answer(
+    llm: Llama,
+    options: RunOptions,
+    message: str,
+    system: str | None,
+    max_tokens: int | None,
+    answers: Answers,
+    *,
+    markdown: bool,
+) -> Answer:
+    """Show the answer as it comes, and then what it took."""
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.sessions.conversation import Conversation
+
+    conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
+    most = max_tokens or llm.n_ctx()
+    with answer_writer(markdown=stdout.is_terminal and markdown) as write:
+        answer = answers.run(
+            conversation, lambda: conversation.say(message, max_tokens=most), write
+        )
+    terminal.say(footer(answer, llm.kv), style="dim")
+    if end := _unusual_end(answer, llm, most):
+        terminal.say(end, style="yellow")
+    if llm.archive_trouble:
+        terminal.say(f"warning: {llm.archive_trouble}", style="yellow")
+    return answer
+
+
+def _unusual_end(answer: Answer, llm: Llama, most: int) -> str:
+    """Why an answer of at most so many tokens is shorter than the model would have made it."""
+    if answer.finish == FINISH_INTERRUPTED:
+        return ""  # which is said when the program ends
+    if not answer.kept:
+        return "the model had nothing to say"
+    if answer.finish == FINISH_LENGTH and answer.written >= most:
+        return f"the answer was cut at {count(most, 'token')}: give a larger --max-tokens"
+    if answer.finish == FINISH_STOP:
+        return ""
+    return f"the answer ends here: {why_ended(answer.finish, llm.kv)}"

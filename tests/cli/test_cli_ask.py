@@ -1,0 +1,175 @@
+"""`pyh2o ask`: whole outputs, with a model that says what the test wants, and as a real program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import (
+    ENDLESS,
+    PATIENCE,
+    Output,
+    Screen,
+    press_ctrl_c,
+    program_environment,
+    pyh2o_command,
+    run,
+    run_program,
+)
+from pyh2o.cli.chat.recalling import RECALLING, UNSAVED_MIB
+from pyh2o.errors import ContextLimitError
+from pyh2o.generation.sampling import Sampling
+from scripted_chat import RecordedConversation, Script, ScriptedModel, said
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def test_one_question_and_its_answer(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Hi there")
+    output = run("ask", "Who?", "--seed", "7", "-s", "Be kind.", stdin="")
+    assert output == Output(0, "Hi there\n", model.footer(("Who?", "Hi there"), system="Be kind."))
+    conversation = RecordedConversation.last
+    assert (conversation.said, conversation.limits) == (["Who?"], [1000])  # the window
+    assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
+    assert conversation.saves == list(tmp_path.iterdir()) == []
+    assert model.closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["What's this?"], "one\n/two\n\n", "one\n/two\n\n\nWhat's this?"),
+        (["What's this?"], b"\xef\xbb\xbfone\r\ntwo", "one\ntwo\n\nWhat's this?"),
+        ([], "one\ntwo\n", "one\ntwo"),
+        (["Why?"], "\n", "Why?"),
+        (["Why?", "-f", "a.txt"], "not read", "A\n\nWhy?"),
+        (["-f", "a.txt", "-f", "b c.txt", "Why?"], "not read", "A\n\nB\n\nWhy?"),
+        (["-f", "a.txt", "-f", "-", "Why?"], "read\n", "A\n\nread\n\nWhy?"),
+        (["-f", "a.txt"], "", "A"),
+    ],
+)
+def test_text_comes_before_the_question(
+    model: ScriptedModel, tmp_path: Path, arguments: list[str], stdin: str | bytes, message: str
+) -> None:
+    (tmp_path / "a.txt").write_text("A\n")
+    (tmp_path / "b c.txt").write_text("B\n")
+    model.say("Hi")
+    assert run("ask", *arguments, stdin=stdin).text == "Hi\n"
+    assert said() == [message]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([], "", "there is nothing to ask: give a question "),
+        ([" "], "\n\n", "there is nothing to ask: give a question "),
+        (["Why?"], b"\xff", "standard input is not UTF-8 text (byte 0): save it as UTF-8"),
+        (["Why?", "-f", "none.txt"], "", "cannot read none.txt: No such file or directory"),
+        (["Why?", "-f", "empty.txt"], "", "empty.txt is empty: nothing was sent"),
+    ],
+)
+def test_what_cannot_be_asked(
+    model: ScriptedModel, tmp_path: Path, arguments: list[str], stdin: str | bytes, message: str
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    output = run("ask", *arguments, stdin=stdin)
+    assert (output.code, output.text, model.options) == (1, "", None)
+    assert output.notes.startswith(f"error: {message}")
+    assert output.notes.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_was_said(model: ScriptedModel) -> None:
+    model.answers.append(Script(["Hi", press_ctrl_c, " there"]))
+    assert run("ask", "Who?", stdin="") == Output(
+        130, "Hi \n", model.footer(("Who?", "Hi "), cut=True) + "stopped by Ctrl-C\n"
+    )
+    assert model.closed
+
+
+def test_answers_that_end_early(model: ScriptedModel) -> None:
+    model.say("Hi there", "")
+    model.answers.append(Script(["Hi"], room=False))
+    cut = run("ask", "Who?", "-n", "2", stdin="")
+    assert cut == Output(
+        0,
+        "Hi\n",
+        model.footer(("Who?", "Hi"), cut=True)
+        + "the answer was cut at 2 tokens: give a larger --max-tokens\n",
+    )
+    nothing = run("ask", "Who?", stdin="")
+    assert (nothing.code, nothing.text) == (0, "")
+    assert nothing.notes.endswith("the model had nothing to say\n")
+    full = run("ask", "Who?", stdin="")
+    assert (full.code, full.text) == (0, "Hi\n")
+    assert full.notes.endswith("\nthe answer ends here: all 1,000 positions the model was trained "
+                               "for are used up\n")  # fmt: skip
+
+
+def test_refusals_are_errors(model: ScriptedModel) -> None:
+    model.answers.append(ContextLimitError("too long"))
+    assert run("ask", "Who?", stdin="") == Output(1, "", "error: too long\n")
+    assert model.closed
+
+
+def test_rows_come_back_by_default(model: ScriptedModel) -> None:
+    model.say(*["Hi"] * 3)
+    run("ask", "Who?", stdin="")
+    assert model.options is not None
+    assert model.options.eviction.recall == RECALLING.eviction.recall
+    assert model.options.eviction.recall_mib == UNSAVED_MIB
+    run("ask", "Who?", "--no-evict", stdin="")
+    assert model.options.eviction.recall == 0
+    run("ask", "Who?", "--recall-mib", "5", "--recall", "0.1", stdin="")
+    assert (model.options.eviction.recall, model.options.eviction.recall_mib) == (0.1, 5)
+
+
+# -------------------------------------------------------------------------------------------------
+# The real program
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """What it says is random, and it does not stop before `-n`."""
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
+
+
+def test_answer_to_a_text_that_is_longer_than_the_cache(tiny: Path, tmp_path: Path) -> None:
+    """It is that of a chat to the same message."""
+    (tmp_path / "notes.txt").write_text("word " * 100)
+    options = ["-m", tiny, "-n20", "--hh=32", "--recent=32", "--slack=8", "--recall=32", "--seed=1"]
+    asked = run_program("ask", "Why?", *options, stdin="word " * 100)
+    assert asked.code == 0, asked.notes
+    chat = run_program("chat", *options, stdin="/read notes.txt Why?\n")
+    assert asked.text == chat.text
+    assert len(asked.text) > 5
+    assert "\x1b" not in asked.text + asked.notes
+
+
+def test_without_any_standard_input(tiny: Path) -> None:
+    done = subprocess.run(
+        pyh2o_command("ask", "Hello", "-m", tiny, "-n", "20", *ENDLESS),
+        env=program_environment(),
+        preexec_fn=lambda: os.close(0),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, len(done.stdout) > 10) == (0, True), done.stderr
+
+
+def test_on_a_terminal_nobody_is_asked_for_a_text(tiny: Path, tmp_path: Path) -> None:
+    screen = Screen("ask", "Hello", "-m", tiny, "-n20", *ENDLESS, stdout=tmp_path / "answer.txt")
+    screen.wait_for("the answer was cut at 20 tokens: give a larger --max-tokens")
+    assert screen.end() == 0
+    text = (tmp_path / "answer.txt").read_text()
+    assert len(text) > 10
+    assert text.endswith("\n")
+    assert "\x1b" not in text
+    screen = Screen("ask", "-m", tiny)
+    screen.wait_for("error: there is nothing to ask")
+    assert screen.end() == 1
