@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +11,10 @@ import typer
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 
+from .chat.listing import lines_of, texts_of
 from .errors import InputError, reported_errors
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
-from .terminal.wording import count, shortened
 
 if TYPE_CHECKING:
     from pyh2o.sessions.copies import CopiedConversation
@@ -27,30 +26,11 @@ app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args
 def list_command() -> None:
     """List what is saved, what was last changed first, with its first words."""
     with reported_errors():
-        chats = saved_chats()
-        width = max((len(chat.name) for chat in chats), default=0)
-        total = 0
-        for chat in chats:
-            about = chat.path.stat()
-            changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(about.st_mtime))
-            n_bytes = about.st_size + chat.archive_bytes
-            size = f"{n_bytes / 1e6:,.1f} MB"
-            terminal.write(f"{chat.name:<{width}}  {changed}  {size:>10}  {_summary(chat)}\n")
-            total += n_bytes
-        terminal.say(f"{len(chats)} in {chats_folder()}, {total / 1e6:,.1f} MB")
-
-
-def _summary(chat: SavedChat) -> str:
-    """How long a conversation is, and how it begins; or how a story does."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.listing import read_saved_text
-
-    saved = read_saved_text(chat)
-    if saved.trouble:
-        return saved.trouble
-    first = f"  {shortened(saved.turns[0].user if saved.turns else saved.text)}"
-    what = "a story" if saved.kind == "story" else count(len(saved.turns), "turn")
-    return f"{what:>9}{first.rstrip()}"
+        texts = texts_of(saved_chats())
+        for line in lines_of(texts):
+            terminal.write(f"{line}\n")
+        total = sum(text.n_bytes for text in texts)
+        terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
 
 
 @app.command("rm")

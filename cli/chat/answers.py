@@ -25,7 +25,8 @@ class Answer:
 
     Attributes:
         finish: the finish reason of the library.
-        kept: whether it is in the conversation now; an answer without a token is not.
+        kept: whether it is in the conversation now; an answer without a token is not, unless the
+            model has ended an answer that was to go on.
         read, written: tokens of the prompt evaluated for it, and tokens written.
         read_seconds: until the first text was there.
         write_seconds: from the first text to the last.
@@ -62,6 +63,8 @@ class Answers:
         conversation: Conversation,
         start: Callable[[], Generator[str]],
         write: Callable[[str], None],
+        *,
+        n_before: int = 0,
     ) -> Answer:
         """Stream an answer to `write`.
 
@@ -69,6 +72,7 @@ class Answers:
             conversation: where it belongs.
             start: gives its text, piece by piece; to stop that early keeps what was said.
             write: takes each piece.
+            n_before: tokens that are there already of an answer that goes on.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed twice.
@@ -85,7 +89,7 @@ class Answers:
             kept=kept,
             read=self._read or bool(times),  # no call is made for a prompt of one token
             read_seconds=(times[0] if times else time.monotonic()) - began,
-            written=turn.end - turn.answer_start if turn else 0,
+            written=max(0, turn.end - turn.answer_start - n_before) if turn else 0,
             write_seconds=times[-1] - times[0] if times else 0.0,
         )
 

@@ -119,6 +119,28 @@ class Autosave:
         self.close()
         self._chat = None
 
+    @contextmanager
+    def moving(self, chat: SavedChat | None, *, leave: bool) -> Iterator[None]:
+        """Open what is to be saved from the end of this on; what fails leaves all as it is.
+
+        Args:
+            chat: where it is saved; None for a new place.
+            leave: whether there is something in the place so far.
+
+        Raises:
+            SessionError: the chat is open elsewhere.
+        """
+        lock = ChatLock(chat) if self.enabled and chat is not None else None
+        try:
+            yield
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        if leave or chat is not None:
+            self.close()
+            self._chat, self._lock = chat, lock
+
     def close(self) -> None:
         """Let other chats have the place."""
         self.settle()

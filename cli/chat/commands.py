@@ -13,7 +13,8 @@ from pyh2o.errors import SettingsError
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal
 from ..terminal.wording import count, shortened
-from .file_arguments import file_and_rest, text_of, whole_file
+from . import keeping, pinning
+from .file_arguments import file_and_rest, text_of
 from .kv_picture import kv_picture
 
 if TYPE_CHECKING:
@@ -107,6 +108,16 @@ def _clear(chat: Chat, _argument: str) -> None:
     chat.clear()
 
 
+def _continue(chat: Chat, _argument: str) -> None:
+    _need_turn(chat)
+    last = chat.conversation.turns[-1]
+    chat.answer(
+        lambda: chat.conversation.go_on(max_tokens=chat.max_tokens),
+        "the answer stays as it was",
+        n_before=last.end - last.answer_start,
+    )
+
+
 def _regen(chat: Chat, _argument: str) -> None:
     _need_turn(chat)
     chat.answer(
@@ -152,24 +163,6 @@ def _read(chat: Chat, argument: str) -> None:
 
 def _multi(chat: Chat, argument: str) -> None:
     chat.send(chat.source.read_multi(argument))
-
-
-def _save(chat: Chat, argument: str) -> None:
-    if argument:
-        path = whole_file(argument)
-        chat.save_copy(path)
-        terminal.say(f"saved in {path}: /load goes on from here")
-    elif not chat.autosave.enabled:
-        raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
-    elif not chat.conversation.turns:
-        raise InputError("there is nothing to save yet")
-    else:
-        chat.autosave.save_now(chat.conversation)
-        terminal.say(f"saved as {chat.autosave.name}")
-
-
-def _load(chat: Chat, argument: str) -> None:
-    chat.load(whole_file(argument))
 
 
 def _stats(chat: Chat, _argument: str) -> None:
@@ -249,11 +242,24 @@ _ALL = [
     Command("/help", "[COMMAND]", "this list, or more about one command", _help),
     Command("/quit", "", "leave", _quit, "So do Ctrl-D, /exit and /bye."),
     Command(
+        "/new",
+        "",
+        "begin another conversation under the same system prompt",
+        keeping.new,
+        "The one so far stays saved under its name.",
+    ),
+    Command(
         "/clear",
         "",
-        "begin a new conversation under the same system prompt",
+        "forget all that was said; a conversation that is saved stays under its name",
         _clear,
-        "The one so far stays saved under its name; one that is not saved is forgotten.",
+    ),
+    Command(
+        "/continue",
+        "",
+        "go on with an answer that was stopped or cut",
+        _continue,
+        "It goes on as if it had not been stopped, in the same turn.",
     ),
     Command(
         "/regen",
@@ -302,16 +308,31 @@ _ALL = [
         "/save",
         "[FILE]",
         "save the conversation, or a copy of it in a file",
-        _save,
+        keeping.save,
         "Conversations are saved as they go unless --no-save or a script says otherwise.",
     ),
     Command(
         "/load",
-        "FILE",
+        "NAME|FILE",
         "go on with a saved conversation",
-        _load,
-        "It has to come from the same model with the same cache. What is talked about now stays "
-        "saved where it is.",
+        keeping.load,
+        "By its name, its number in /sessions, or a file. It has to come from the same model with "
+        "the same cache. What is talked about now stays saved where it is.",
+    ),
+    Command("/sessions", "", "list the conversations that are saved", keeping.sessions),
+    Command(
+        "/pin",
+        "[TEXT]",
+        "never forget the newest sentences with these words; show what is pinned",
+        pinning.pin,
+        "They take the places of heavy hitters. What had left the cache before comes back when the "
+        "text is read again, as it is under another /system.",
+    ),
+    Command(
+        "/unpin",
+        "[TEXT]",
+        "let the pinned passages with these words, or all, be forgotten",
+        pinning.unpin,
     ),
     Command("/stats", "", "the conversation and the cache in numbers", _stats),
     Command(

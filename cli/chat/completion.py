@@ -10,6 +10,7 @@ from prompt_toolkit.document import Document
 
 from pyh2o.generation.sampling import Sampling
 
+from ..shell_completion import complete_session
 from .commands import COMMANDS
 
 
@@ -24,6 +25,9 @@ class CommandCompleter(Completer):
         line = document.text_before_cursor
         name, space, argument = line.partition(" ")
         command = COMMANDS.get(name)
+        if space and command and command.name == "/load":
+            for saved in complete_session(argument):
+                yield Completion(saved, start_position=-len(argument))
         if space and command and command.takes_file:
             yield from self._files.get_completions(Document(argument.lstrip()), event)
         elif line.startswith("/"):

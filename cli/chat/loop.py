@@ -15,7 +15,7 @@ from pyh2o.text.cache_copies import WORTH
 from ..endings import why_ended
 from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal
-from ..terminal.wording import count
+from ..terminal.wording import count, excerpt
 from .answers import Answer, Answers
 from .autosave import Autosave
 from .commands import run_command
@@ -25,6 +25,7 @@ from .report import Tally, footer, statistics
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
+    from pyh2o.sessions.saved import SavedChat
 
 
 class Chat:
@@ -35,6 +36,7 @@ class Chat:
         source: where the lines come from.
         autosave: where the conversation is saved.
         max_tokens: most tokens of an answer.
+        listed: the saved conversations that `/sessions` has shown last.
         left: set to leave.
         refused: whether anything could not be done.
     """
@@ -53,6 +55,7 @@ class Chat:
         self.source = source
         self.autosave = autosave
         self.max_tokens = max_tokens
+        self.listed: list[SavedChat] = []
         self.left = False
         self.refused = False
         self._answers = answers
@@ -109,16 +112,19 @@ class Chat:
             "your message was taken back",
         )
 
-    def answer(self, start: Callable[[], Generator[str]], otherwise: str) -> None:
+    def answer(
+        self, start: Callable[[], Generator[str]], otherwise: str, *, n_before: int = 0
+    ) -> None:
         """Show an answer as it comes, then what it took, and save it.
 
         Args:
             start: gives its text, piece by piece.
             otherwise: what happens if there is no answer.
+            n_before: tokens that are there already of an answer that goes on.
         """
         try:
             with answer_writer(markdown=self._markdown) as write:
-                answer = self._answers.run(self.conversation, start, write)
+                answer = self._answers.run(self.conversation, start, write, n_before=n_before)
         except BrokenPipeError:
             raise
         except (PyH2OError, OSError) as error:
@@ -138,13 +144,16 @@ class Chat:
     def _say_end(self, answer: Answer, otherwise: str) -> None:
         """Say why an answer ended, unless the model ended it, or what there is without one."""
         if answer.finish == FINISH_INTERRUPTED:
-            what = "what was said so far stays" if answer.kept else otherwise
+            stays = "what was said so far stays, and /continue goes on"
+            what = stays if answer.kept else otherwise
             terminal.say(f"stopped by Ctrl-C: {what}")
         elif not answer.kept:
             terminal.say(f"the model had nothing to say: {otherwise}")
+        elif answer.finish == FINISH_STOP and not answer.written:
+            terminal.say("the model had nothing to add")
         elif answer.finish == FINISH_LENGTH and answer.written >= self.max_tokens:
             terminal.say(
-                f"the answer was cut at {count(self.max_tokens, 'token')}: ask it to go on, or "
+                f"the answer was cut at {count(self.max_tokens, 'token')}: /continue goes on, or "
                 "give a larger --max-tokens",
                 style="yellow",
             )
@@ -215,23 +224,29 @@ class Chat:
         self.conversation.save(path, portable=True)
         self._copies.add(path.resolve())
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, session: SavedChat | None = None) -> None:
         """Go on with a saved conversation; this one stays where it is saved.
 
+        Args:
+            path: its file.
+            session: what is saved there, to be saved there again; None for a copy.
+
         Raises:
-            InputError: this conversation is to be saved, and cannot be.
+            InputError: this conversation is to be saved, and cannot be, or the session is open
+                elsewhere, or here.
             SessionError: there is no such file, or it does not fit; nothing is changed then.
         """
         now = self.conversation
+        if session is not None and session.name == self.autosave.name:
+            raise InputError(f"this is session {session.name} already")
         left = self._make_sure_it_is_saved()
-        with self._answers.undisturbed():
+        with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
             loaded = now.load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
-        if left:
-            self.autosave.move()
         self.conversation = loaded
-        self._answers.restore_archive(loaded.llm)
+        restored = self._answers.restore_archive(loaded.llm)
         self.say_last_exchange()
-        self.autosave.save(loaded)
+        if restored or session is None:
+            self.autosave.save(loaded)
 
     def statistics(self) -> Iterator[tuple[str, str]]:
         """Labels and lines for `/stats`."""
@@ -263,7 +278,7 @@ class Chat:
         terminal.say(f"continuing a conversation of {said}", style="dim")
         if turns and self.source.interactive:
             last = turns[-1]
-            exchange = harmless(f"{PROMPT}{last.user}\n{last.answer.rstrip()}")
+            exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
             terminal.say(exchange, style="dim")
 
     def adapt(self, sampling: dict[str, Any], system: str | None) -> None:

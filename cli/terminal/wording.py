@@ -6,6 +6,8 @@ from .terminal import harmless
 
 SHORT = 60
 """Characters of a text that are enough to recognise it."""
+END = 400
+"""Characters of the beginning and of the end of a long text that are enough to go on from."""
 
 
 def count(number: int, thing: str) -> str:
@@ -23,6 +25,14 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def excerpt(text: str) -> str:
+    """A text of several lines, without the middle of one that is long."""
+    if len(text) <= 2 * END:
+        return text
+    left_out = len(text) - 2 * END
+    return f"{text[:END].rstrip()}\n[... {left_out:,} characters ...]\n{text[-END:].lstrip()}"
 
 
 def shortened(text: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import PyH2OError
+from ..generation.finish import FINISH_INTERRUPTED
 from ..generation.generation import Generation
 from ..generation.sampling import LARGEST_SEED
 from ..llama import Llama
@@ -51,6 +52,12 @@ class Answer:
     def has_begun(self) -> bool:
         """Whether there is a new token."""
         return self.generation.taken > len(self.before)
+
+    @property
+    def kept(self) -> int:
+        """How many of its tokens make a turn; 0 if there is nothing new of it, or an error."""
+        is_made = self.has_begun if self.finish == FINISH_INTERRUPTED else self.finish
+        return self.generation.kept if is_made else 0
 
     def take(self, pieces: Sequence[Piece]) -> list[str]:
         """Add pieces of its text; return what is new of them."""

@@ -9,7 +9,7 @@ again, and `on_recompute` is told so before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,17 +25,17 @@ from ..text.chat_template import ChatTemplate
 from ..text.prompt import check_message
 from .answers import Answer, Before, LatestAnswer, answer_generation, answer_seed
 from .archives import archive_saved, open_archive
+from .edited_conversation import EditableConversation, other_text
 from .identity import model_identity, settings_identity
-from .pins import PinnedText, check_room, moved
 from .places import Places
 from .saved_conversation import KIND, SavedConversation, open_saved_conversation
 from .session_file import Session, write_session
-from .turns import Turn, n_equal, rewritten, said_before
+from .turns import Turn, n_equal
 
 _DEFAULT_SAMPLING = Sampling()
 
 
-class Conversation(PinnedText):
+class Conversation(EditableConversation):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
@@ -250,6 +250,7 @@ class Conversation(PinnedText):
             self._turns = turns
             text.set_back(start, may_return=True)
             text.tokens += tokens
+            text.pin_first(before.pins, start + n_equal(tokens, before.dropped))
             yield from self._draw(answer, max_tokens)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED
@@ -274,7 +275,7 @@ class Conversation(PinnedText):
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not self._has_text_of(answer):
-                raise _other_text()
+                raise other_text()
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
     def _has_text_of(self, answer: Answer) -> bool:
@@ -290,8 +291,8 @@ class Conversation(PinnedText):
             before: what there was.
         """
         text = self._text
-        if answer.finish and answer.generation.kept:
-            end = answer.start + answer.generation.kept
+        if answer.kept:
+            end = answer.start + answer.kept
             # A stop string's tokens go; what the template ends an answer with will come instead.
             if end < self.llm.n_tokens and not text.has_rows(end):
                 end = len(text.tokens)
@@ -303,67 +304,6 @@ class Conversation(PinnedText):
             text.put_back(start, before.dropped, before.n_known, before.pins)
             if answer.finish == FINISH_STOP:
                 self._n_empty += 1
-
-    # ---------------------------------------------------------------------------------------------
-    # Changes
-    # ---------------------------------------------------------------------------------------------
-
-    def undo(self) -> Turn:
-        """Take back the last message and its answer, and return them.
-
-        Raises:
-            PyH2OError: nothing has been said, or the model has another text by now.
-        """
-        self._latest.end()
-        self._check_text()
-        last = self._last_turn()
-        self._turns = self._turns[:-1]
-        self._text.set_back(last.start)
-        return last
-
-    def clear(self) -> None:
-        """Take back all that was said; the system prompt stays.
-
-        Raises:
-            PyH2OError: the model has another text by now.
-        """
-        self._latest.end()
-        self._check_text()
-        if self._turns:
-            start = self._turns[0].start
-            self._turns = ()
-            self._text.set_back(start)
-            self._text.copies.clear()
-
-    def take_over(self, said: Sequence[tuple[str, str]]) -> None:
-        """Begin with messages and answers that were said elsewhere; the next message reads them.
-
-        Raises:
-            PyH2OError: the template refuses one, or the model has another text by now.
-        """
-        self._latest.end()
-        self._check_text()
-        tokens, self._turns = said_before(self.llm, self._template, said)
-        self._text.begin(tokens)
-
-    def set_system(self, text: str | None) -> None:
-        """Go on under another system prompt; with the next message all is read again.
-
-        Raises:
-            SettingsError: the system prompt does not fit the budget, or the template has no place
-                for one.
-            PyH2OError: the model has another text by now.
-        """
-        self._latest.end()
-        self._check_text()
-        template = ChatTemplate(self.llm, text)
-        n_pinned = self._places.n_pinned(self.llm, template)
-        tokens, turns = rewritten(template, self._text.tokens, self._turns)
-        pins = moved(self.pins, self._turns, turns)
-        check_room(self.llm, n_pinned, pins)
-        self._template, self._turns = template, turns
-        n_known = len(tokens) if turns else 0
-        self._text.begin(tokens, n_known=n_known, n_pinned=n_pinned, pins=pins)
 
     # ---------------------------------------------------------------------------------------------
     # Files
@@ -385,8 +325,7 @@ class Conversation(PinnedText):
             SessionError: the file cannot be written; an old one is unchanged.
             PyH2OError: the model has another text by now.
         """
-        self._latest.end()
-        self._check_text()
+        self._settle()
         saved = SavedConversation(
             model=model_identity(self.llm),
             settings=settings_identity(self.llm),
@@ -440,25 +379,3 @@ class Conversation(PinnedText):
         conversation._turns = saved.turns
         conversation._n_empty = saved.empty
         return conversation
-
-    # ---------------------------------------------------------------------------------------------
-    # The text
-    # ---------------------------------------------------------------------------------------------
-
-    def _check_text(self) -> None:
-        """Refuse to go on if the model was used for another text."""
-        if not self._text.is_as_left():
-            raise _other_text()
-        self._text.drop_surplus()
-
-    def _last_turn(self) -> Turn:
-        if not self._turns:
-            raise PyH2OError("nothing has been said yet: say something")
-        return self._turns[-1]
-
-
-def _other_text() -> PyH2OError:
-    return PyH2OError(
-        "the model has been used for another text, and this conversation is no longer in its "
-        "cache: load it from a file (Conversation.load), or begin a new one"
-    )

@@ -38,7 +38,9 @@ class PinnedText:
 
         Raises:
             SettingsError: the text has no such tokens, or there is no room for them.
+            PyH2OError: it is a conversation, and the model has another text by now.
         """
+        self._settle()
         self._check_span(start, end)
         pins = merged([*self.pins, (start, end)])
         check_room(self._text.llm, self.n_pinned, pins)
@@ -49,9 +51,14 @@ class PinnedText:
 
         Raises:
             SettingsError: the text has no such tokens.
+            PyH2OError: it is a conversation, and the model has another text by now.
         """
+        self._settle()
         self._check_span(start, end)
         self._text.pin(without(self.pins, start, end))
+
+    def _settle(self) -> None:
+        """Do what has to be done before a change."""
 
     def _check_span(self, start: int, end: int) -> None:
         n_tokens = len(self._text.tokens)

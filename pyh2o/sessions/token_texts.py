@@ -53,6 +53,8 @@ class TokenTexts:
     def newest(self, text: str) -> Span | None:
         """The tokens of the last place of a text, or None if it is nowhere."""
         start = "".join(self.texts).rfind(text)
-        if start < 0:
-            return None
-        return bisect_right(self.ends, start), bisect_left(self.ends, start + len(text)) + 1
+        return None if start < 0 else self.span(start, start + len(text))
+
+    def span(self, start: int, end: int) -> Span:
+        """The tokens of these characters, of which there is one at least."""
+        return bisect_right(self.ends, start), bisect_left(self.ends, end) + 1

@@ -76,13 +76,15 @@ class CachedText:
 
     def is_as_left(self) -> bool:
         """Whether the cache holds what it held when `look` was called last."""
-        owner = _owners.get(self.llm, lambda: None)()
         n_cached = self.llm.n_tokens
         start = max(0, n_cached - SEEN_TOKENS)
         newest: list[int] = self.llm.input_ids[start:n_cached].tolist()
-        return (
-            owner is self and n_cached == self._n_cached and newest == self.tokens[start:n_cached]
-        )
+        is_same = n_cached == self._n_cached and newest == self.tokens[start:n_cached]
+        return is_same and self._has_model()
+
+    def _has_model(self) -> bool:
+        """Whether no other text has taken the model since."""
+        return _owners.get(self.llm, lambda: None)() is self
 
     def is_beginning_cached(self) -> bool:
         """Whether all that is in the cache is the beginning of this text."""
@@ -182,8 +184,20 @@ class CachedText:
         Raises:
             SettingsError: as `Llama.pin_spans` does.
         """
-        self.llm.pin_spans(pins)
+        if self._has_model():  # or else the cache is told when this text comes back
+            self.llm.pin_spans(pins)
         self.pins = tuple(pins)
+
+    def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
+        """Pin what of these spans is in the first tokens of the text, in the place of all others.
+
+        Args:
+            pins: spans for which there is room.
+            n_tokens: so many of the first.
+        """
+        left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
+        if left != self.pins:
+            self.pin(left)
 
     def load(
         self,
@@ -220,8 +234,7 @@ class CachedText:
             self.copies.take()
         del self.tokens[n_tokens:]
         self.n_known = min(self.n_known, n_tokens)
-        if self.pins and self.pins[-1][1] > n_tokens:
-            self.pin([(start, min(end, n_tokens)) for start, end in self.pins if start < n_tokens])
+        self.pin_first(self.pins, n_tokens)
         if n_tokens < self.llm.n_tokens and not (
             n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
         ):

@@ -129,7 +129,8 @@ def test_ctrl_c_ends_a_script_and_keeps_the_text(model: ScriptedModel) -> None:
         130,
         "Hi \n",
         model.footer(("Hello", "Hi "), cut=True)
-        + "stopped by Ctrl-C: what was said so far stays\nstopped by Ctrl-C\n",
+        + "stopped by Ctrl-C: what was said so far stays, and /continue goes on\n"
+        "stopped by Ctrl-C\n",
     )
     assert answers_of() == [("Hello", "Hi ")]
     assert len(RecordedConversation.last.saves) == 1
@@ -167,7 +168,7 @@ def test_answer_that_is_cut(model: ScriptedModel) -> None:
     model.say("Hi there")
     output = run("chat", "--max-tokens", "2", stdin="Hello\n")
     assert output.notes == model.footer(("Hello", "Hi"), cut=True) + (
-        "the answer was cut at 2 tokens: ask it to go on, or give a larger --max-tokens\n"
+        "the answer was cut at 2 tokens: /continue goes on, or give a larger --max-tokens\n"
     )
     assert RecordedConversation.last.limits == [2]
 

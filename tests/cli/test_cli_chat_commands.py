@@ -26,8 +26,8 @@ def test_help(model: ScriptedModel) -> None:
     assert lines[0] == "/help [COMMAND]      this list, or more about one command"
     names = " ".join(line.split()[0] for line in lines if line.startswith("/"))
     assert names == (
-        "/help /quit /clear /regen /undo /edit /system /read /multi /save /load /stats /kv "
-        "/recalled /set"
+        "/help /quit /new /clear /continue /regen /undo /edit /system /read /multi /save /load "
+        "/sessions /pin /unpin /stats /kv /recalled /set"
     )
 
 
@@ -73,7 +73,7 @@ def test_quit(model: ScriptedModel, quit_line: str) -> None:
     [
         ("/quit now", "/quit stands alone: /help quit explains it"),
         ("/read", "/read needs more: /read FILE [TEXT]"),
-        ("/load ", "/load needs more: /load FILE"),
+        ("/load ", "/load needs more: /load NAME|FILE"),
         ("/regen", "there is no message yet: type one"),
         ("/undo", "there is no message yet: type one"),
         ("/edit Hello", "there is no message yet: type one"),
@@ -99,7 +99,11 @@ def test_quit(model: ScriptedModel, quit_line: str) -> None:
         ("/save a\0b", r"'a\x00b' cannot be the name of a file"),
         (f"/save {'x' * 300}", f"{'x' * 300}: File name too long"),
         ("/save none/x.h2o", "cannot save the session to none/x.h2o: No such file or directory"),
-        ("/load none.h2o", "there is no session file none.h2o: check the name"),
+        ("/load none.h2o", "there is no file none.h2o, and no such session: /sessions lists"),
+        ("/load 1", "there is no file 1, and no such session: /sessions lists"),
+        ("/continue", "there is no message yet: type one"),
+        ("/pin the code", "nobody has said 'the code': give words as they were said"),
+        ("/unpin", "nothing is pinned\n"),
         ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
     ],
 )
@@ -126,6 +130,56 @@ def test_regen_and_edit(model: ScriptedModel) -> None:
     )
     assert said() == ["Hello", "Hello", "Good  morning"]
     assert answers_of() == [("Good  morning", "three")]
+
+
+def test_continue(model: ScriptedModel) -> None:
+    model.say("Hi there", " there", "")
+    output = run("chat", "-n", "2", stdin="Hello\n/continue\n/continue\n/continue\n")
+    hello = model.n_text(("Hello", "Hi t"))
+    cut = "the answer was cut at 2 tokens: /continue goes on, or give a larger --max-tokens"
+    assert notes_of(output) == [
+        cut,
+        cut,
+        "the model had nothing to add",
+        "error: the model has ended its answer: say something, or regenerate it",
+    ]
+    assert (output.code, output.text) == (1, "Hi\n t\n")
+    assert f"2 tokens · 2.0 tokens/s · first after 0.5 s · {model.cache(hello - 1)}" in output.notes
+    assert RecordedConversation.last.limits == [2] * 4
+    assert answers_of() == [("Hello", "Hi t")]
+
+
+def test_pins(model: ScriptedModel) -> None:
+    model.say("Hi", "Ho")
+    lines = [
+        "/pin",
+        "The code is 4711. Keep it.",
+        "/pin CODE",
+        "More.",
+        "/pin keep it",
+        "/pin nope",
+    ]
+    output = run("chat", stdin="\n".join([*lines, "/unpin code", "/unpin"]))
+    assert notes_of(output) == [
+        "nothing is pinned: /pin TEXT keeps the newest passage with these words",
+        "pinned, 17 tokens: The code is 4711.",
+        "pinned, 17 tokens: The code is 4711.",
+        "pinned, 8 tokens: Keep it.",
+        "error: nobody has said 'nope': give words as they were said",
+        "still pinned: 1 passage",
+        "nothing is pinned any more",
+    ]
+
+
+def test_pins_without_room(model: ScriptedModel) -> None:
+    model.say("Hi")
+    output = run("chat", stdin=f"{'word ' * 100}\n/pin word\n/pin\n")
+    (refused, nothing) = notes_of(output)
+    assert refused == (
+        "error: 506 tokens to pin do not fit the 400 rows that are not recent: pin fewer, or raise "
+        "hh (--hh)"
+    )
+    assert nothing.startswith("nothing is pinned: ")
 
 
 def test_edit_needs_a_text_in_a_script(model: ScriptedModel) -> None:

@@ -145,7 +145,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
     assert (output.code, output.text) == (0, "ab\nd\n")
     assert notes_of(output) == [
         *GREETING,
-        "stopped by Ctrl-C: what was said so far stays",
+        "stopped by Ctrl-C: what was said so far stays, and /continue goes on",
         FAREWELL,
     ]
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
@@ -186,6 +186,25 @@ def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., O
         *GREETING,
         FAREWELL,
     ]
+
+
+def test_long_messages_are_not_shown_whole(
+    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("begin " + "x" * 5000)
+    model.say("a")
+    type_keys(f"/read notes.txt What is it?{ENTER}{CTRL_D}")
+    notes = notes_of(type_keys(f"/load work{ENTER}{CTRL_D}"))
+    shown = [
+        f"> begin {'x' * 394}",
+        "[... 4,219 characters ...]",
+        "x" * 387,
+        "",
+        "What is it?",
+        "a",
+    ]
+    assert notes[1:7] == shown
+    assert "error: this is session work already" in notes
 
 
 def test_chat_without_a_name_is_named_by_the_time(
@@ -257,6 +276,9 @@ def test_completion(tmp_path: Path) -> None:
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]
     assert completions("/load not") == ["/load notes.txt"]
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "nothing new.h2o").touch()
+    assert completions("/load not") == ["/load nothing new", "/load notes.txt"]
     assert completions("n") == completions("/system n") == completions("x /re") == []
 
 
@@ -319,7 +341,7 @@ def test_chat_on_a_terminal(tiny: Path) -> None:
     screen.type("Hello\r")
     screen.wait_for(ANSWERED)
     screen.type(CTRL_C)
-    screen.wait_for("stopped by Ctrl-C: what was said so far stays\r\n")
+    screen.wait_for("stopped by Ctrl-C: what was said so far stays, and /continue goes on\r\n")
     screen.wait_for(READY)
     screen.type(f"lost{CTRL_C}")
     screen.wait_for("/quit or Ctrl-D leaves")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from llama_cpp.llama_chat_format import (
+    ChatFormatterResponse,
+    Jinja2ChatFormatter,
+    chat_formatter_to_chat_completion_handler,
+)
 
 from pyh2o import Conversation, Llama
 from pyh2o.llama import KV_TYPES
+from tiny_chat import CHATML
 
 # The model is random, so its answers are too; without a limit they would not end.
 SHORT = 9
@@ -65,6 +71,16 @@ def check_positions(conversation: Conversation) -> None:
         assert turn.start < turn.answer_start < turn.end
         place = turn.end
     assert place == len(text)
+
+
+def stopping_at(*stops: str) -> Any:
+    """A chat format like ChatML with these stop strings."""
+    formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="<s>")
+
+    def with_stops(**request: Any) -> ChatFormatterResponse:
+        return replace(formatter(**request), stop=list(stops))
+
+    return chat_formatter_to_chat_completion_handler(with_stops)
 
 
 @dataclass

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_cpp.llama_chat_format import (
-    ChatFormatterResponse,
     Jinja2ChatFormatter,
-    chat_formatter_to_chat_completion_handler,
 )
 
 from conversations import (
@@ -25,6 +23,7 @@ from conversations import (
     is_end,
     refuse,
     said,
+    stopping_at,
     text_of,
 )
 from pyh2o import Conversation, Llama
@@ -134,16 +133,6 @@ def test_pieces_are_whole_characters(path: Path, drawn: list[list[int]]) -> None
     assert len(pieces) < len(drawn[0]) < sum(map(len, pieces)) * 4
     whole = llm.detokenize(drawn[0]).decode(errors="ignore")
     assert "".join(pieces) == conversation.turns[0].answer == whole
-
-
-def stopping_at(*stops: str) -> Any:
-    """A chat format like ChatML with these stop strings."""
-    formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="<s>")
-
-    def with_stops(**request: Any) -> ChatFormatterResponse:
-        return replace(formatter(**request), stop=list(stops))
-
-    return chat_formatter_to_chat_completion_handler(with_stops)
 
 
 def test_a_stop_string_ends_an_answer_and_leaves_no_trace(

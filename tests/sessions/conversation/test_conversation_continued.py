@@ -1,0 +1,184 @@
+"""Answers that were stopped and go on: as if they had not been stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archived_talk import RECALLING, assert_equal
+from conversations import (
+    EVICTING,
+    FULL,
+    ROOMY,
+    SHORT,
+    SYSTEM,
+    Trap,
+    check_positions,
+    in_cache,
+    next_logits,
+    refuse,
+    said,
+    stopping_at,
+    text_of,
+)
+from pyh2o import Conversation, Llama
+from pyh2o.errors import PyH2OError
+from pyh2o.generation.sampling import Sampling
+from tiny_llama import tiny_llama
+
+SAMPLING = Sampling(temperature=1.2, top_k=0, seed=5, frequency_penalty=0.5)
+
+
+def left_after(conversation: Conversation, message: str, n_pieces: int) -> str:
+    """An answer that its reader leaves after so many pieces."""
+    answer = conversation.say(message)
+    text = "".join(next(answer) for _ in range(n_pieces))
+    answer.close()
+    return text
+
+
+def state_of(conversation: Conversation) -> list[Any]:
+    llm = conversation.llm
+    rows = [array for layer in range(2) for array in llm.kv_rows(layer)] if llm.evicting else []
+    spans = [(span.start, span.end, span.weight) for span in llm.recalled()]
+    return [conversation.turns, in_cache(llm), next_logits(llm), spans, *rows]
+
+
+@pytest.mark.parametrize("fair_turns", [False, True])
+@pytest.mark.parametrize("settings", [EVICTING, FULL, RECALLING])
+def test_it_goes_on_as_if_it_had_not_been_stopped(
+    path: Path, tmp_path: Path, settings: dict[str, Any], fair_turns: bool
+) -> None:
+    """Bit for bit, however often it is stopped, and also if the rest comes from a file."""
+    llm = tiny_llama(path, **settings)
+    whole = Conversation(llm, sampling=SAMPLING, fair_turns=fair_turns)
+    said(whole.say("hello " * 30, max_tokens=40))
+    text = said(whole.say("what was it? " * 12, max_tokens=150))
+    expected = [state_of(whole)]
+    said(whole.say("and then?", max_tokens=30))
+    expected.append(state_of(whole))
+
+    parts = Conversation(
+        tiny_llama(path, **settings),
+        sampling=SAMPLING,
+        fair_turns=fair_turns,
+        on_recompute=refuse,
+    )
+    said(parts.say("hello " * 30, max_tokens=40))
+    begun = left_after(parts, "what was it? " * 12, 3)
+    assert parts.turns[-1].finish == "interrupted"
+    begun += said(parts.go_on(max_tokens=1))
+    begun += said(parts.go_on(max_tokens=60))
+    parts.save(tmp_path / "chat")
+    parts = Conversation.load(tmp_path / "chat", tiny_llama(path, **settings), on_recompute=refuse)
+    last = parts.turns[-1]
+    begun += said(parts.go_on(max_tokens=150 - (last.end - last.answer_start)))
+    assert begun == text
+    assert_equal(state_of(parts), expected[0])
+    check_positions(parts)
+    said(parts.say("and then?", max_tokens=30))
+    assert_equal(state_of(parts), expected[1])
+
+
+def test_a_stop_string_may_lie_across_the_stop(path: Path, drawn: list[list[int]]) -> None:
+    """What it begins with was given out then, and is not given out again, nor kept in the end."""
+    said(Conversation(tiny_llama(path, **ROOMY)).say("hello", max_tokens=60))
+    llm = tiny_llama(path, **ROOMY)
+    whole = llm.detokenize(drawn[0])
+    sizes = np.cumsum([len(llm.detokenize([token])) for token in drawn[0]])
+    found = 0
+    for place in range(1, len(whole) - 3):
+        stop = whole[place : place + 3]
+        n_first = int(np.searchsorted(sizes, place + 2)) + 1
+        if not stop.isascii() or whole.index(stop) != place or sizes[n_first - 1] != place + 2:
+            continue
+        found += 1
+        llm.chat_handler = stopping_at(stop.decode())
+        conversation = Conversation(llm, on_recompute=refuse)
+        expected = whole[:place].decode(errors="ignore")
+        begun = said(conversation.say("hello", max_tokens=n_first))
+        assert begun == expected + stop[:2].decode()
+        assert conversation.turns[0].answer == begun
+        assert said(conversation.go_on(max_tokens=40)) == ""
+        (turn,) = conversation.turns
+        assert (turn.finish, turn.answer) == ("stop", expected)
+        check_positions(conversation)
+        # where it is another text that begins so, all of it comes in the end
+        other = stop[:2] + (b"x" if stop[2:] != b"x" else b"y")
+        if other not in whole:
+            llm.chat_handler = stopping_at(other.decode())
+            conversation = Conversation(llm)
+            text = said(conversation.say("hello", max_tokens=n_first))
+            text += said(conversation.go_on(max_tokens=60 - n_first))
+            assert text == conversation.turns[0].answer == whole.decode(errors="ignore")
+    assert found > 3
+
+
+@pytest.mark.usefixtures("with_ends")
+def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyh2o.sessions import conversation as conversation_module
+
+    conversation = Conversation(llm)
+    said(conversation.say("hello", max_tokens=1))
+    (before,) = conversation.turns
+    assert before.finish == "length"
+
+    class Ending(conversation_module.Writer):
+        def write(self, tokens: Sequence[int]) -> Any:
+            yield from [next(super().write(tokens)) * 0 + self._llm.token_eos()]
+
+    monkeypatch.setattr(conversation_module, "Writer", Ending)
+    assert said(conversation.go_on()) == ""
+    (turn,) = conversation.turns
+    assert (turn.finish, turn.answer, turn.end) == ("stop", before.answer, before.end)
+    with pytest.raises(PyH2OError, match="the model has ended its answer: say something"):
+        said(conversation.go_on())
+    assert conversation.turns == (turn,)
+
+
+def test_nothing_changes_if_nothing_comes(path: Path, trap: Trap) -> None:
+    llm = tiny_llama(path, **EVICTING)
+    conversation = Conversation(llm)
+    with pytest.raises(PyH2OError, match="nothing has been said yet"):
+        said(conversation.go_on())
+    said(conversation.say("hello", max_tokens=SHORT))
+    before = conversation.turns, text_of(conversation)
+    for error in (KeyboardInterrupt, ZeroDivisionError):
+        trap.countdown, trap.error = 1, error
+        with pytest.raises(error):
+            said(conversation.go_on(max_tokens=SHORT))
+        assert (conversation.turns, text_of(conversation)) == before
+    more = conversation.go_on(max_tokens=40)
+    first = next(more)
+    more.close()
+    (turn,) = conversation.turns
+    assert (turn.finish, turn.answer) == ("interrupted", before[0][0].answer + first)
+    check_positions(conversation)
+
+
+def test_a_text_that_is_read_again_goes_on_too(path: Path) -> None:
+    told: list[int] = []
+    conversation = Conversation(tiny_llama(path, **EVICTING), on_recompute=told.append)
+    said(conversation.say("hello", max_tokens=100))
+    conversation.set_system(SYSTEM)
+    (before,) = conversation.turns
+    said(conversation.go_on(max_tokens=SHORT))
+    (turn,) = conversation.turns
+    assert told == [before.end - 1]  # the newest token had not been read
+    assert turn.answer.startswith(before.answer)
+    assert turn.end - before.end == SHORT
+    check_positions(conversation)
+
+
+def test_a_full_cache_has_no_room_for_more(path: Path) -> None:
+    conversation = Conversation(tiny_llama(path, n_ctx=128, evict=False))
+    said(conversation.say("hello"))
+    (before,) = conversation.turns
+    assert before.finish == "length"
+    with pytest.raises(PyH2OError, match=r"raise n_ctx \(--ctx\), or turn eviction on"):
+        said(conversation.go_on())
+    assert conversation.turns == (before,)
