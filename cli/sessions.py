@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,14 +11,32 @@ import typer
 
 from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
+from pyh2o.system.files import replacement
 
-from .chat.listing import lines_of, texts_of
+from .chat.listing import found_turns, lines_of, texts_of
 from .errors import InputError, reported_errors
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
+from .terminal.wording import count
 
 if TYPE_CHECKING:
     from pyh2o.sessions.copies import CopiedConversation
+
+STDOUT = Path("-")
+TEMPORARY = ".pyh2o-export-"
+
+
+class Form(str, Enum):
+    """What a conversation can be exported as, by its name."""
+
+    session = "session"
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+
+
+ENDINGS = {".txt": Form.text, ".md": Form.markdown, ".markdown": Form.markdown, ".json": Form.json}
+"""The forms that files with these endings have; others are session files."""
 
 app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True)
 
@@ -70,20 +89,78 @@ def export(
     name: Annotated[
         str, typer.Argument(help="Name of the conversation.", autocompletion=complete_session)
     ],
-    file: Annotated[Path, typer.Argument(help="New file.")],
+    file: Annotated[
+        Path, typer.Argument(help="New file; - is standard output, for all forms but session.")
+    ],
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--format",
+            help="What was said as text, Markdown or JSON, or all of the session.",
+            show_default="by the file's ending: .txt, .md, .json, or else session",
+        ),
+    ] = None,
 ) -> None:
-    """Write a saved conversation to a file, which `/load FILE` in a chat goes on from.
+    """Write a saved conversation to a file: what was said, or the session.
 
-    One that recalls has its archive in a second file, FILE.archive: keep the two together.
+    `/load FILE` in a chat goes on from a session. One that recalls has its archive in a second
+    file, FILE.archive: keep the two together.
     """
     with reported_errors():
         chat = _saved(name)
-        for path in (file, of_session(file)):
+        is_stdout = file == STDOUT
+        form = form or (Form.text if is_stdout else ENDINGS.get(file.suffix.lower(), Form.session))
+        if is_stdout and form is not Form.session:
+            terminal.write(_transcript(chat, form))
+            return
+        for path in (file, of_session(file)) if form is Form.session else (file,):
             if path.exists():
                 raise InputError(f"{path} exists: give another name")
-        copied = _copy(chat, file)
-        archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
-        terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
+        if form is Form.session:
+            _export_session(chat, file)
+        else:
+            text = _transcript(chat, form)
+            with replacement(file, prefix=TEMPORARY) as new:
+                new.write(text.encode())
+            terminal.say(f"exported {name} to {file} as {form.value}")
+
+
+def _export_session(chat: SavedChat, file: Path) -> None:
+    copied = _copy(chat, file)
+    archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
+    terminal.say(f"exported {chat.name} to {file}{archive}: /load goes on from there")
+
+
+def _transcript(chat: SavedChat, form: Form) -> str:
+    """What was said, in a form that is not the session's.
+
+    Raises:
+        InputError: the session is damaged.
+    """
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.sessions.listing import read_saved_text, text_of
+
+    saved = read_saved_text(chat)
+    if saved.trouble:
+        raise InputError(saved.trouble)
+    return text_of(saved, form.value)
+
+
+@app.command("search")
+def search(
+    words: Annotated[list[str], typer.Argument(help="Words that a message or its answer has.")],
+) -> None:
+    """Find the turns of saved conversations that have all of these words."""
+    with reported_errors():
+        turns = sessions = 0
+        for text in texts_of(saved_chats()):
+            found = found_turns(text, words)
+            for number, said in found:
+                terminal.write(f"{text.name}  turn {number}  {said}\n")
+            turns += len(found)
+            sessions += bool(found)
+        where = f" in {count(sessions, 'session')}" if turns else ""
+        terminal.say(f"{count(turns, 'turn')}{where}")
 
 
 def _saved(name: str) -> SavedChat:

@@ -43,6 +43,10 @@ class SessionError(PyH2OError, ValueError):
     """A session file that is missing, damaged, of another model or settings, or not writable."""
 
 
+class OtherSettingsError(SessionError):
+    """A sound session of another model, settings or template: its text can be read again."""
+
+
 class SessionOpenError(SessionError):
     """A session that is open in another program, or in another place of this one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
@@ -32,6 +33,7 @@ class Autosave:
         self.enabled = enabled
         self._chat = chat
         self._lock = ChatLock(chat) if enabled and chat else None
+        self._before: SavedChat | None = None  # what is to be kept of the file there is
         self._failure = ""  # of the last save
         self._saving: Future[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1)
@@ -40,6 +42,10 @@ class Autosave:
     def name(self) -> str:
         """The name to continue with, or "" before the first save."""
         return self._chat.name if self._chat else ""
+
+    def keep(self, before: SavedChat) -> None:
+        """Before the next save, let there be a copy of the chat as it is saved now."""
+        self._before = before
 
     def save(self, conversation: Conversation) -> None:
         """Begin to save, unless there is nothing to save.
@@ -85,7 +91,16 @@ class Autosave:
             self._saving = Future()
             self._saving.set_exception(error)
         else:
-            self._saving = self._worker.submit(conversation.save, self._chat.path)
+            self._saving = self._worker.submit(self._save, conversation, self._chat.path)
+
+    def _save(self, conversation: Conversation, path: Path) -> None:
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.sessions.copies import copy_conversation
+
+        if self._before is not None:
+            copy_conversation(path, self._before.path)
+            self._before = None
+        conversation.save(path)
 
     def _wait(self) -> None:
         while self._saving is not None:

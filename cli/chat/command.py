@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,19 +15,16 @@ from pyh2o.text.cache_copies import DEFAULT_MIB
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
 from ..options import CACHE, RunOptions, takes_run_options
-from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
+from ..session_options import sampling_given, typed_options
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
 from .answers import Answers
 from .autosave import Autosave
 from .input import open_source
-from .loop import Chat, say_recompute
+from .loop import Chat
+from .opening import begin, open_saved, saved_options
 from .recalling import RECALLING, with_possible_recall
-
-if TYPE_CHECKING:
-    from pyh2o.llama import Llama
-    from pyh2o.sessions.conversation import Conversation
 
 SAVING = "Saving"
 
@@ -93,6 +90,15 @@ def chat(
             rich_help_panel=CACHE,
         ),
     ] = DEFAULT_MIB,
+    reread: Annotated[
+        bool,
+        typer.Option(
+            "--reread",
+            help="Read the text of a session again that was made with another model or another "
+            "cache; as it was it stays saved as NAME.before.",
+            rich_help_panel=SAVING,
+        ),
+    ] = False,
     no_save: Annotated[
         bool,
         typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
@@ -114,8 +120,7 @@ def chat(
             saved = opened.path if opened is not None and opened.path.exists() else None
             if saved is not None:
                 header = _header(saved)
-                refuse_what_is_fixed(given, header, "system prompt and sampling")
-                options = options_of_header(options, given, header)
+                options = saved_options(options, given, header, reread=reread)
             options = with_possible_recall(options, given, is_saved=saving)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
@@ -124,9 +129,17 @@ def chat(
                 autosave.settled(),  # before the model goes
             ):
                 talk = Chat(
-                    _begin(llm, options, system, fair_turns, copies_mib)
-                    if saved is None
-                    else _load(llm, saved, copies_mib),
+                    begin(llm, options, system, fair_turns, copies_mib)
+                    if opened is None or saved is None
+                    else open_saved(
+                        llm,
+                        opened,
+                        autosave,
+                        source,
+                        reread=reread,
+                        fair_turns=fair_turns,
+                        copies_mib=copies_mib,
+                    ),
                     source,
                     answers,
                     autosave,
@@ -144,29 +157,8 @@ def chat(
             raise typer.Exit(EXIT_ERROR)
 
 
-def _begin(
-    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool, copies_mib: int
-) -> Conversation:
-    from pyh2o.sessions.conversation import Conversation
-
-    return Conversation(
-        llm,
-        system=system,
-        sampling=options.sampling,
-        fair_turns=fair_turns,
-        on_recompute=say_recompute,
-        copies_mib=copies_mib,
-    )
-
-
 def _header(saved: Path) -> dict[str, Any]:
     # Imported here, like the conversation, because it loads llama.cpp: `--help` must not wait.
     from pyh2o.sessions.saved_conversation import read_saved_conversation
 
     return asdict(read_saved_conversation(saved))
-
-
-def _load(llm: Llama, saved: Path, copies_mib: int) -> Conversation:
-    from pyh2o.sessions.conversation import Conversation
-
-    return Conversation.load(saved, llm, on_recompute=say_recompute, copies_mib=copies_mib)

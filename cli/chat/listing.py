@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyh2o.sessions.saved import SavedChat
 
-from ..terminal.wording import count, shortened
+from ..terminal.wording import SHORT, count, shortened
 
 if TYPE_CHECKING:
     from pyh2o.sessions.listing import SavedText
@@ -30,6 +31,22 @@ def lines_of(texts: list[SavedText]) -> list[str]:
         size = f"{text.n_bytes / 1e6:,.1f} MB"
         lines.append(f"{text.name:<{width}}  {changed}  {size:>10}  {_summary(text)}")
     return lines
+
+
+def found_turns(text: SavedText, words: Sequence[str]) -> list[tuple[int, str]]:
+    """The turns that have all of the words: their numbers, from 1, and the text about one of them.
+
+    A text that cannot be read has none; the list of all says why it cannot.
+    """
+    wanted = [" ".join(word.split()).casefold() for word in words]
+    found: list[tuple[int, str]] = []
+    for number, turn in enumerate(text.turns, start=1):
+        said = " ".join(f"{turn.user} {turn.answer}".split())
+        if all(word in said.casefold() for word in wanted):
+            # folding may change the length of a text, but hardly the place
+            place = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
+            found.append((number, ("..." if place else "") + shortened(said[place:])))
+    return found
 
 
 def _summary(text: SavedText) -> str:

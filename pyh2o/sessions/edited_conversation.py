@@ -8,7 +8,7 @@ from ..errors import PyH2OError
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
 from .answers import LatestAnswer
-from .pins import PinnedText, check_room, moved
+from .pins import PinnedText, Pins, check_room, moved
 from .places import Places
 from .turns import Turn, rewritten, said_before
 
@@ -54,7 +54,7 @@ class EditableConversation(PinnedText):
             PyH2OError: the template refuses one, or the model has another text by now.
         """
         self._settle()
-        tokens, self._turns = said_before(self.llm, self._template, said)
+        tokens, self._turns = said_before(self._template, said)
         self._text.begin(tokens)
 
     def set_system(self, text: str | None) -> None:
@@ -71,7 +71,14 @@ class EditableConversation(PinnedText):
         tokens, turns = rewritten(template, self._text.tokens, self._turns)
         pins = moved(self.pins, self._turns, turns)
         check_room(self.llm, n_pinned, pins)
-        self._template, self._turns = template, turns
+        self._template = template
+        self._rewrite(tokens, turns, pins, n_pinned)
+
+    def _rewrite(
+        self, tokens: list[int], turns: tuple[Turn, ...], pins: Pins, n_pinned: int
+    ) -> None:
+        """Have other tokens for what was said, all to be read again."""
+        self._turns = turns
         n_known = len(tokens) if turns else 0
         self._text.begin(tokens, n_known=n_known, n_pinned=n_pinned, pins=pins)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..cache.settings import EvictionSettings, saved_names
-from ..errors import SessionError
+from ..errors import OtherSettingsError, SessionError
 from ..llama import KV_TYPES, Llama
 from .records import Count, Range, Scalar, in_one_line, record_of, value_of
 from .session_file import Session, damage_found
@@ -142,7 +142,7 @@ def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
         check_settings(settings)
     model, mine = saved_model(header), model_identity(llm)
     if not model.is_same(mine):
-        raise SessionError(
+        raise OtherSettingsError(
             f"this session was made with the model {in_one_line(model.file)}, which is another "
             f"than {mine.file}: give that one (--model), or start a new session"
         )
@@ -164,7 +164,7 @@ def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> 
     theirs = {**{name: _LATER[name] for name in _LATER.keys() & mine.keys()}, **theirs}
     for name in {**mine, **theirs}:
         if name not in mine or name not in theirs or theirs[name] != mine[name]:
-            raise SessionError(
+            raise OtherSettingsError(
                 f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
                 f"{_shown(name, mine)}: give the same settings, or start a new session"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -108,7 +109,9 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
 
 
 def text_of(saved: SavedText, form: str) -> str:
-    """A session as plain text or as Markdown."""
+    """A session as a text: "text", "markdown" or "json"."""
+    if form == "json":
+        return json.dumps(export_of(saved), ensure_ascii=False, indent=2) + "\n"
     if saved.kind == "story":
         return saved.text if saved.text.endswith("\n") else f"{saved.text}\n"
     if form == "markdown":

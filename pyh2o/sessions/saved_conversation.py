@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..errors import SessionError
+from ..errors import OtherSettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -132,7 +132,7 @@ def open_saved_conversation(
         saved = SavedConversation.of(session.header)
     template = ChatTemplate(llm, saved.system)
     if template.fingerprint != saved.template:
-        raise SessionError(
+        raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
             "same chat_format, or start a new session"
         )

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..generation.finish import FINISH_STOP
-from ..llama import Llama
 from ..text.chat_template import ChatTemplate
-from ..text.prompt import suffix_tokens
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def rewritten(
 
 
 def said_before(
-    llm: Llama, template: ChatTemplate, said: Sequence[tuple[str, str]]
+    template: ChatTemplate, said: Sequence[tuple[str, str]]
 ) -> tuple[list[int], tuple[Turn, ...]]:
     """A conversation of messages and answers that were said elsewhere, as texts."""
     tokens, turns = list(template.opening), list[Turn]()
@@ -66,7 +64,7 @@ def said_before(
         start = len(tokens) if turns else n_equal(new[:-1], template.opening)
         tokens[start:] = new if turns else new[start:]
         answer_start = len(tokens)
-        tokens += suffix_tokens(llm, answer)
+        tokens += template.answer(answer, tokens[-1])
         turns.append(Turn(user, answer, FINISH_STOP, start, answer_start, len(tokens)))
     return tokens, tuple(turns)
 

@@ -30,6 +30,8 @@ from ..llama import Llama
 QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"
 ANSWER, NEXT_ANSWER = "answer-x8qr1f", "answer-x8qr2f"
 SYSTEM = "system-x8qr0f"
+# For an answer of which no token made a character.
+UNREADABLE = "\ufffd"
 
 _MARK = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 _NO_LOGITS: npt.NDArray[np.single] = np.empty(0, dtype=np.single)
@@ -111,6 +113,10 @@ class ChatTemplate:
         """
         text = self._render(QUESTION, ANSWER, message).text
         return self._tokenize(text.partition(ANSWER)[2], self._next, message, add_bos=None)
+
+    def answer(self, text: str, last: int) -> list[int]:
+        """Tokens of an answer that is there as a text, behind the token `last`; at least one."""
+        return self._tokens_after(last, text or UNREADABLE, special=False)
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the answer although the model may not take it for its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -140,3 +141,112 @@ def test_exports_that_are_refused(
     assert output.notes.startswith(f"error: {message.format(folder=tmp_path)}")
     assert sorted(path.name for path in Path().iterdir()) == ["chats", "other.archive", "precious"]
     assert (Path("precious").read_text(), Path("other.archive").read_text()) == ("old", "old")
+
+
+# -------------------------------------------------------------------------------------------------
+# What was said
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talk(surroundings: None, model: ScriptedModel) -> None:
+    """A session of two turns."""
+    model.say("Hi there\n", "# Ünique\n\n*yes*")
+    arguments = ["--session", "talk", "-s", "Be kind.", "--seed", "7", "-n", "10"]
+    assert run("chat", *arguments, stdin="Hello\\\nyou\nWho?\n").code == 0
+
+
+TEXT = """(Be kind.)
+
+> Hello
+you
+
+Hi there
+
+> Who?
+
+# Ünique
+"""
+MARKDOWN = """# talk
+
+> Be kind.
+
+**You:** Hello
+you
+
+Hi there
+
+**You:** Who?
+
+# Ünique
+"""
+
+
+@pytest.mark.usefixtures("talk")
+@pytest.mark.parametrize(
+    ("name", "form", "expected"),
+    [
+        ("a.txt", None, TEXT),
+        ("a.MD", None, MARKDOWN),
+        ("a.markdown", None, MARKDOWN),
+        ("a.json", "text", TEXT),
+        ("a", "markdown", MARKDOWN),
+    ],
+)
+def test_export_of_what_was_said(
+    tmp_path: Path, name: str, form: str | None, expected: str
+) -> None:
+    given = ["--format", form] if form else []
+    shown = form or ("text" if name == "a.txt" else "markdown")
+    assert run("sessions", "export", "talk", name, *given) == Output(
+        0, "", f"exported talk to {name} as {shown}\n"
+    )
+    assert (tmp_path / name).read_text(encoding="utf-8") == expected
+    assert run("sessions", "export", "talk", name, *given) == Output(
+        1, "", f"error: {name} exists: give another name\n"
+    )
+
+
+@pytest.mark.usefixtures("talk")
+def test_export_for_programs(tmp_path: Path) -> None:
+    assert run("sessions", "export", "talk", "a.json").code == 0
+    about = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    sampling = about.pop("sampling")
+    assert (sampling["seed"], sampling["temperature"]) == (7, 0.8)
+    assert about == {
+        "format": "pyh2o export",
+        "version": 1,
+        "name": "talk",
+        "kind": "conversation",
+        "system": "Be kind.",
+        "turns": [
+            {"user": "Hello\nyou", "answer": "Hi there\n", "finish": "stop"},
+            {"user": "Who?", "answer": "# Ünique\n", "finish": "length"},
+        ],
+    }
+
+
+@pytest.mark.usefixtures("talk")
+def test_export_to_standard_output() -> None:
+    assert run("sessions", "export", "talk", "-") == Output(0, TEXT, "")
+    assert run("sessions", "export", "talk", "-", "--format", "markdown").text == MARKDOWN
+
+
+@pytest.mark.usefixtures("talk")
+def test_search(model: ScriptedModel, tmp_path: Path) -> None:
+    model.say("Nothing", "The answer is 42")
+    run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
+    (tmp_path / "chats" / "odd.h2o").touch()
+    assert run("sessions", "search", "HELLO  you") == Output(
+        0, "talk  turn 1  Hello you Hi there\n", "1 turn in 1 session\n"
+    )
+    assert run("sessions", "search", "i") == Output(
+        0,
+        f"deep  turn 1  one Nothing\ndeep  turn 2  The question {'word ' * 8}word...\n"
+        "talk  turn 1  Hello you Hi there\ntalk  turn 2  Who? # Ünique\n",
+        "4 turns in 2 sessions\n",
+    )
+    output = run("sessions", "search", "42", "question")
+    assert output.text == f"deep  turn 2  ...{'word ' * 3}The answer is 42\n"
+    assert run("sessions", "search", "Ünique").text == "talk  turn 2  Who? # Ünique\n"
+    assert run("sessions", "search", "nobody") == Output(0, "", "0 turns\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from anyio import from_thread, to_thread
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from ...sessions.listing import export_of, text_of
+from ...sessions.listing import text_of
 from .answers import Answer, Teller, Threads, ToldAnswer
 from .models import ModelSource
 from .open_sessions import OpenSessions, refusing
@@ -270,9 +269,7 @@ async def _export(
     if saved.trouble:
         raise RefusedError(400, saved.trouble)
     suffix, media_type = MEDIA_TYPES[form]
-    if form == "json":
-        text = json.dumps(export_of(saved), ensure_ascii=False, indent=2)
-    else:
-        text = text_of(saved, form)
     shown = f"attachment; filename*=UTF-8''{quote(name)}.{suffix}"
-    return Response(text, media_type=media_type, headers={"content-disposition": shown})
+    return Response(
+        text_of(saved, form), media_type=media_type, headers={"content-disposition": shown}
+    )

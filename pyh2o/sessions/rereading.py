@@ -1,0 +1,63 @@
+"""Goes on with a saved conversation under another model or other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..llama import Llama
+from ..text.cache_copies import DEFAULT_MIB
+from .conversation import Conversation
+from .identity import model_identity
+from .pins import check_room, moved
+from .saved_conversation import KIND, SavedConversation
+from .session_file import damage_found, read_session
+from .turns import rewritten
+
+
+def reread_conversation(
+    path: str | Path,
+    llm: Llama,
+    *,
+    fair_turns: bool = False,
+    on_recompute: Callable[[int], None] | None = None,
+    copies_mib: int = DEFAULT_MIB,
+) -> Conversation:
+    """Go on with what was said in a saved conversation, whatever model and settings it had.
+
+    With the next message all of it is read again. The same model reads the tokens that it wrote;
+    another one reads the messages and answers as texts, and has no pins, as those are tokens.
+    Nothing of the cache or the archive of then is used, and the file stays as it is.
+
+    Args:
+        path: the session file.
+        llm: the model. What is in its cache is dropped, unless the file is refused.
+        fair_turns: True gives each turn its share of the heavy rows, if it did not have it then.
+        on_recompute, copies_mib: as for `Conversation`.
+
+    Raises:
+        SessionError: there is no such file, it is damaged, of another kind or a newer format.
+        SettingsError: there is no room for what is pinned.
+        PyH2OError: the model cannot have such a conversation.
+    """
+    session = read_session(path, KIND)
+    with damage_found(path):
+        saved = SavedConversation.of(session.header)
+        saved.check_text(session.tokens, session.tokens)
+    conversation = Conversation(
+        llm,
+        system=saved.system,
+        sampling=saved.sampling,
+        pin_system=saved.places.pin_system,
+        fair_turns=saved.places.fair_turns or fair_turns,
+        on_recompute=on_recompute,
+        copies_mib=copies_mib,
+    )
+    if not saved.model.is_same(model_identity(llm)):
+        conversation.take_over([(turn.user, turn.answer) for turn in saved.turns])
+        return conversation
+    tokens, turns = rewritten(conversation._template, session.tokens, saved.turns)
+    pins, n_pinned = moved(saved.pins, saved.turns, turns), conversation.n_pinned
+    check_room(llm, n_pinned, pins)
+    conversation._rewrite(tokens, turns, pins, n_pinned)
+    return conversation

@@ -1,0 +1,140 @@
+"""`pyh2o chat --reread`: sessions of another model or other settings."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from cli_fakes import run
+from pyh2o.cli.chat import command as chat_command
+from pyh2o.cli.chat.input import LineSource
+from pyh2o.sessions.session_file import read_session, write_session
+from scripted_chat import ScriptedModel, notes_of
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+REFUSED = "this session was made with --recent 50, and the model is loaded with --recent 400"
+
+
+def said_in(work: Path) -> list[tuple[str, str]]:
+    """The turns of a session file."""
+    turns = read_session(work, "conversation").header["turns"]
+    return [(turn["user"], turn["answer"]) for turn in turns]
+
+
+@pytest.fixture
+def work(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Path:
+    """A session that was made with another cache."""
+    model.say("Hi")
+    run("chat", "--session", "work", "-s", "Be kind.", stdin="Hello\n")
+    path = tmp_path / "chats" / "work.h2o"
+    session = read_session(path, "conversation")
+    session.header["settings"] |= {"recent": 50}
+    write_session(path, session)
+    return path
+
+
+def test_refused_without_it(model: ScriptedModel, work: Path) -> None:
+    before = work.read_bytes()
+    output = run("chat", "--session", "work", stdin="Who?\n")
+    assert (output.code, output.text) == (1, "")
+    assert output.notes == (
+        f"error: {REFUSED}: give the same settings, or start a new session; or have its text read "
+        "again (--reread)\n"
+    )
+    assert work.read_bytes() == before
+
+
+def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work: Path) -> None:
+    before = work.read_bytes()
+    assert run("chat", "--session", "work", "--reread").code == 0
+    assert list(work.parent.iterdir()) == [work]  # nothing was said
+    assert work.read_bytes() == before
+    model.say("Ho")
+    output = run("chat", "--session", "work", "--reread", "--recent", "400", stdin="Who?\n")
+    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
+    assert notes_of(output) == [
+        "the text will be read again with the next message; once it is saved anew, work.before is "
+        "the session as it was",
+        f"continuing a conversation of 1 turn, {n_text} tokens",
+        f"reading {n_text} tokens again",
+    ]
+    assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
+    assert (work.parent / "work.before.h2o").read_bytes() == before
+    model.say("Ha")
+    output = run("chat", "--session", "work", "--reread", stdin="Why?\n")  # which it need not be
+    assert "reading" not in output.notes
+    assert len(said_in(work)) == 3
+    assert sorted(path.name for path in work.parent.iterdir()) == ["work.before.h2o", "work.h2o"]
+
+
+def test_a_second_copy_has_another_name(model: ScriptedModel, work: Path) -> None:
+    model.say("Ho")
+    (work.parent / "work.before.h2o").write_text("precious")
+    run("chat", "--session", "work", "--reread", stdin="Who?\n")
+    assert (work.parent / "work.before.h2o").read_text() == "precious"
+    assert (work.parent / "work.before-2.h2o").exists()
+
+
+def test_no_copy_is_no_save(
+    model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the old session cannot be kept, it is not replaced."""
+    from pyh2o.errors import SessionError
+    from pyh2o.sessions import copies
+
+    def fail(*_: object) -> None:
+        raise SessionError("no room for a copy")
+
+    monkeypatch.setattr(copies, "copy_conversation", fail)
+    before = work.read_bytes()
+    model.say("Ho")
+    output = run("chat", "--session", "work", "--reread", stdin="Who?\n")
+    assert (output.code, output.text) == (1, "Ho\n")
+    assert "warning: this chat is not saved: no room for a copy" in output.notes
+    assert work.read_bytes() == before
+
+
+def test_not_saved_is_not_kept(model: ScriptedModel, work: Path) -> None:
+    before = work.read_bytes()
+    model.say("Ho")
+    output = run("chat", "--session", "work", "--reread", "--no-save", stdin="Who?\n")
+    assert output.text == "Ho\n"
+    assert "before" not in output.notes
+    assert work.read_bytes() == before
+    assert list(work.parent.iterdir()) == [work]
+
+
+@pytest.mark.parametrize("answer", ["y", "Yes", "", "n", None])
+def test_a_person_is_asked(
+    model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    typed = b"" if answer is None else f"{answer}\nWho?\n".encode()
+    person = LineSource(BytesIO(typed), interactive=True)
+    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    model.say("Ho")
+    output = run("chat", "--session", "work")
+    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
+    assert output.notes.startswith(f"{REFUSED}. Read its {n_text} tokens again? [y/N] ")
+    if answer in ("y", "Yes"):
+        assert (output.code, output.text) == (0, "Ho\n")
+        assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
+    else:
+        assert (output.code, output.text) == (1, "")
+        assert "error: this session was made with --recent 50" in output.notes
+
+
+def test_turns_become_fair_and_a_full_cache_evicts(model: ScriptedModel, work: Path) -> None:
+    output = run("chat", "--session", "work", "--fair-turns")
+    assert "--fair-turns cannot be given to a session that was made without it" in output.notes
+    model.say("Ho")
+    assert run("chat", "--session", "work", "--fair-turns", "--reread", stdin="Who?\n").code == 0
+    assert read_session(work, "conversation").header["places"]["fair_turns"]
+    session = read_session(work, "conversation")
+    session.header["settings"] |= {"evict": False}
+    write_session(work, session)
+    assert run("chat", "--session", "work", "--hh", "0.2", "--reread").code == 0
+    assert model.options is not None
+    assert (model.options.no_evict, model.options.eviction.hh) == (False, 0.2)

@@ -1,0 +1,93 @@
+"""Saved conversations that go on under another model or other settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
+from pyh2o import Conversation
+from pyh2o.errors import OtherSettingsError, SessionError
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.passages import pin_sentences, pinned_passages
+from pyh2o.sessions.rereading import reread_conversation
+from pyh2o.sessions.session_file import read_session, write_session
+from tiny_chat import CHATML, write_chat_gguf
+from tiny_llama import tiny_llama
+
+OTHER = {"n_ctx": 600, "hh": 200, "recent": 80, "slack": 40}
+
+
+@pytest.fixture
+def file(path: Path, tmp_path: Path) -> Path:
+    conversation = Conversation(
+        tiny_llama(path, **{**EVICTING, "hh": 90}), system=SYSTEM, sampling=Sampling(seed=7)
+    )
+    said(conversation.say("The code is 4711. Well?", max_tokens=30))
+    said(conversation.say("two", max_tokens=100))
+    pin_sentences(conversation, "code")
+    conversation.save(tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+@pytest.mark.parametrize("settings", [OTHER, FULL])
+def test_other_settings_read_the_same_tokens(
+    path: Path, file: Path, settings: dict[str, Any]
+) -> None:
+    llm = tiny_llama(path, **settings)
+    before = file.read_bytes()
+    with pytest.raises(OtherSettingsError):
+        Conversation.load(file, llm)
+    told: list[int] = []
+    conversation = reread_conversation(file, llm, fair_turns=True, on_recompute=told.append)
+    whole = read_session(file, "conversation")
+    assert text_of(conversation) == whole.tokens
+    assert [turn.end for turn in conversation.turns] == [
+        turn["end"] for turn in whole.header["turns"]
+    ]
+    assert (conversation.system, conversation.sampling.seed) == (SYSTEM, 7)
+    said(conversation.say("three", max_tokens=SHORT))
+    assert told == [len(whole.tokens)]
+    assert in_cache(llm)[: len(whole.tokens)] == whole.tokens
+    if llm.evicting:
+        (pin,) = pinned_passages(conversation)
+        assert (pin.text, pin.held) == ("The code is 4711.", 1.0)
+    check_positions(conversation)
+    assert file.read_bytes() == before
+    conversation.save(file)
+    assert Conversation.load(file, llm).turns == conversation.turns
+
+
+def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Path) -> None:
+    saved = read_session(file, "conversation")
+    turns = [dict(turn) for turn in saved.header["turns"]]
+    turns[0]["answer"], turns[1]["answer"] = "It is 4711, <|im_end|> as you said.", ""
+    write_session(file, replace(saved, header=saved.header | {"turns": turns}))
+    other = write_chat_gguf(tmp_path / "other.gguf", CHATML, n_layer=2, seed=9)
+    llm = tiny_llama(other, **OTHER, chat_format="zephyr")
+    conversation = reread_conversation(file, llm)
+    first, second = conversation.turns
+    assert (first.user, first.answer) == ("The code is 4711. Well?", turns[0]["answer"])
+    tokens = text_of(conversation)
+    answer = llm.detokenize(tokens[first.answer_start : first.end])
+    assert answer.decode() == turns[0]["answer"]
+    assert (second.answer, second.end - second.answer_start) == ("", 3)  # a sign that says so
+    expected = Conversation(llm, system=SYSTEM)._template
+    assert tokens[: first.answer_start] == expected.first_turn(first.user)
+    assert tokens[first.end : second.answer_start] == expected.next_turn("two")
+    assert conversation.pins == ()
+    check_positions(conversation)
+    assert Path(llm.model_path).name == "other.gguf"
+
+
+def test_damaged_files_are_refused(path: Path, file: Path, tmp_path: Path) -> None:
+    llm = tiny_llama(path, **OTHER)
+    saved = read_session(file, "conversation")
+    write_session(file, replace(saved, tokens=saved.tokens[1:]))
+    with pytest.raises(SessionError, match="its turns are not its text"):
+        reread_conversation(file, llm)
+    with pytest.raises(SessionError, match="there is no session file"):
+        reread_conversation(tmp_path / "none", llm)
