@@ -203,11 +203,12 @@ def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path
 def test_session_whose_state_does_not_fit_is_read_again(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
+    message = "one" * 10  # that a short text is read again is not said
     model.say(*["a"] * 3)
-    run("chat", stdin="one\n/save copy.h2o\n")
+    run("chat", stdin=f"{message}\n/save copy.h2o\n")
     whole = read_session("copy.h2o", "conversation")
     write_session("odd.h2o", replace(whole, kv=b"of another version"))
-    n_text = model.n_text(("one", "a"))
+    n_text = model.n_text((message, "a"))
     output = run("chat", stdin="zero\n/load odd.h2o\ntwo\n")
     assert output == Output(
         0,
@@ -215,5 +216,5 @@ def test_session_whose_state_does_not_fit_is_read_again(
         model.footer(("zero", "a"))
         + f"continuing a conversation of 1 turn, {n_text} tokens\n"
         + f"reading {n_text} tokens again\n"
-        + model.footer(("one", "a"), ("two", "a")),
+        + model.footer((message, "a"), ("two", "a")),
     )
