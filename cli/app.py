@@ -14,6 +14,7 @@ from .chat.command import chat
 from .defaults import ProgramWithDefaults
 from .errors import reported_errors
 from .generate.command import generate
+from .help import Command
 from .measure import bench
 from .measure import eval as evaluation
 from .terminal.terminal import replace_unprintable, terminal
@@ -38,6 +39,9 @@ app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(config.app, name="config")
+for commands in (app, evaluation.app, models.app, sessions.app, config.app):
+    for command in commands.registered_commands:
+        command.cls = Command
 
 
 def show_version(wanted: bool) -> None:

@@ -129,8 +129,12 @@ def _undo(chat: Chat, _argument: str) -> None:
     _need_turn(chat)
     message = chat.conversation.turns[-1].user
     chat.change(chat.conversation.undo)
-    left = count(len(chat.conversation.turns), "turn")
-    terminal.say(f"taken back: {shortened(message)} ({left} left)")
+    turns = chat.conversation.turns
+    left = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')} left"
+    terminal.say(f"taken back: {shortened(message)} ({left})")
+    n_unread = len(chat.conversation.unread)
+    if turns and n_unread > 1:  # the newest token of an answer is read with the next message
+        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
 
 
 def _edit(chat: Chat, argument: str) -> None:

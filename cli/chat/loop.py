@@ -64,6 +64,7 @@ class Chat:
         self._last: Answer | None = None
         self._copies: set[Path] = set()
         self._trouble = ""  # that was said last
+        self._n_evicted = conversation.llm.kv.tokens_evicted  # when that was looked at last
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input.
@@ -136,6 +137,7 @@ class Chat:
         self._tally.add(answer)
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
+        self._say_fading()
         self._say_trouble()
         self.autosave.save(self.conversation)
         if answer.finish == FINISH_INTERRUPTED and not self.source.interactive:
@@ -164,6 +166,15 @@ class Chat:
                 style="yellow",
             )
 
+    def _say_fading(self) -> None:
+        """Say once in a conversation that tokens of it are evicted from now on."""
+        n_evicted = self.conversation.llm.kv.tokens_evicted
+        if n_evicted and not self._n_evicted:
+            terminal.say(
+                "from here on older words fade: /kv shows what is still there", style="dim"
+            )
+        self._n_evicted = max(self._n_evicted, n_evicted)
+
     def _say_trouble(self) -> None:
         """Say once, in one line, what is wrong with the archive."""
         trouble = self.conversation.llm.archive_trouble
@@ -188,6 +199,7 @@ class Chat:
         left = self._make_sure_it_is_saved()
         with self._answers.undisturbed():
             self.conversation.clear()
+        self._n_evicted = 0
         if left:
             self.autosave.move()
         stays = "; the system prompt stays" if self.conversation.system else ""
@@ -243,6 +255,7 @@ class Chat:
         with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
             loaded = now.load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
         self.conversation = loaded
+        self._n_evicted = loaded.llm.kv.tokens_evicted
         restored = self._answers.restore_archive(loaded.llm)
         self.say_last_exchange()
         if restored or session is None:
@@ -259,6 +272,11 @@ class Chat:
             return
         self.autosave.settle()
         kv = self.conversation.llm.kv
+        model = Path(self.conversation.llm.model_path).name
+        session = f"session {self.autosave.name}" if self.autosave.name else "a new session"
+        if not self.autosave.enabled:
+            session = "not saved"
+        terminal.say(f"{model} · {session}", style="dim")
         cache = f"budget {kv.budget:,} ({kv.parts()})" if kv.evicting else "full cache"
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")

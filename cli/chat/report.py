@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
 
 
+LINE = 80
+"""Most characters of the line under an answer."""
+
+
 @dataclass
 class Tally:
     """What all answers since the chat was opened took."""
@@ -41,18 +45,27 @@ class Tally:
 
 
 def footer(answer: Answer, kv: KVStatistics) -> str:
-    """What an answer took and what the cache holds after it, as one line."""
-    parts = [count(answer.written, "token")]
-    if speed := per_second(answer.written - 1, answer.write_seconds):
-        parts.append(speed)
-    if answer.written:
-        parts.append(f"first after {answer.read_seconds:.1f} s")
-    parts.append(f"KV {kv.used:,}/{kv.capacity:,} cells")
-    if kv.evicting:
-        parts += [f"{kv.tokens_evicted:,} evicted", *_recalled(kv), _memory(kv)]
-    else:
-        parts += ["full cache", f"{mib_text(kv.bytes_total)} MiB"]
-    return " · ".join(parts)
+    """What an answer took and what is left of the text, as one line.
+
+    It has at most 80 characters: what matters least is left out.
+    """
+    written = count(answer.written, "token")
+    speed = per_second(answer.written - 1, answer.write_seconds)
+    first = f"first after {answer.read_seconds:.1f} s" if answer.written else ""
+    remembered = _remembered(kv)
+    for parts in ((written, speed, first), (written, speed), (written,)):
+        line = " · ".join(part for part in (*parts, *remembered) if part)
+        if len(line) <= LINE:
+            break
+    return line
+
+
+def _remembered(kv: KVStatistics) -> list[str]:
+    """How much of the text the cache holds, and what came back to it."""
+    text = count(kv.position, "token")
+    held = f"{min(kv.used, kv.position):,} of" if kv.used < kv.position else "all"
+    back = [f"{kv.recalled:,} came back"] if kv.recalled else []
+    return [f"remembers {held} {text}", *back]
 
 
 def statistics(
@@ -102,10 +115,6 @@ def _cache(kv: KVStatistics) -> dict[str, str]:
         "memory": f"{_memory(kv)} of a full cache: {kv.memory_parts()}",
         **_recall(kv),
     }
-
-
-def _recalled(kv: KVStatistics) -> list[str]:
-    return [f"{kv.recalled:,} recalled"] if kv.recalled else []
 
 
 def _recall(kv: KVStatistics) -> dict[str, str]:

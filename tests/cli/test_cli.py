@@ -198,3 +198,21 @@ def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
     output = run_program("generate", "-p", "x", "-m", garbage)
     assert (output.code, output.text) == (1, "")
     assert re.fullmatch(r"error: .*garbage.gguf.* damaged.*\n", output.notes), output.notes
+
+
+@pytest.mark.parametrize(
+    "command", [["chat"], ["ask"], ["generate"], ["models", "check"], ["eval", "fidelity"]]
+)
+def test_help_names_values_as_people_do(command: list[str]) -> None:
+    shown = run(*command, "--help").text
+    assert "--help" in shown
+    assert not re.search(r"<(bool|int|str|float|path)|range", shown.split("Options", 1)[1])
+
+
+def test_help_has_the_options_in_the_order_of_use() -> None:
+    shown = run("chat", "--help").text
+    panels = re.findall(r"^╭─ ([\w ]+?) ─", shown, re.MULTILINE)
+    assert panels == ["Options", "Saving", "Model", "Sampling", "KV cache"]
+    assert re.search(r"--ctx +N \[x>=0\] +Window in tokens", shown)
+    assert re.search(r"--verbose +Show the log", shown)
+    assert "<original|dense>" in shown  # choices stay

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli_fakes import Output, run
+from cli_fakes import Output, cache_with, run
 from pyh2o.cli.chat import commands as chat_commands
+from pyh2o.cli.chat.answers import Answer
+from pyh2o.cli.chat.report import footer
 from pyh2o.generation.sampling import Sampling
 from scripted_chat import (
     RecordedConversation,
+    Script,
     ScriptedModel,
     answers_of,
     notes_of,
     said,
 )
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a model whose answers do not end by themselves."""
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=17, chat_template=CHAT_TEMPLATE)
+
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -194,20 +207,61 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
     output = run(
         "chat", "-s", "Be kind.", stdin="one\ntwo\nthree\n/undo\n/undo\nfour\nfive\n/clear\n/undo\n"
     )
+    said = [("one", "a"), ("two", "a")]
     assert notes_of(output) == [
-        "taken back: three (2 turns left)",
-        "taken back: two (1 turn left)",
+        f"taken back: three (2 turns, {model.n_text(*said[:2], system='Be kind.')} tokens left)",
+        f"taken back: two (1 turn, {model.n_text(*said[:1], system='Be kind.')} tokens left)",
         "forgotten: 3 turns; the system prompt stays",
         "error: there is no message yet: type one",
     ]
     assert RecordedConversation.last.system == "Be kind."
 
 
+def test_undo_says_what_is_read_again(path: Path, tmp_path: Path) -> None:
+    small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
+    output = run("chat", *small, "--recall=0", "--copies-mib=0", stdin="one\ntwo\n/undo\nthree\n")
+    undone, again, reading = [line for line in notes_of(output) if "the answer was" not in line][
+        -3:
+    ]
+    (n_left,) = re.findall(r"taken back: two \(1 turn, (\d+) tokens left\)", undone)
+    assert again == f"{n_left} tokens will be read again with the next message"
+    assert reading.startswith("reading ")
+
+
+def test_fading_is_said_once(model: ScriptedModel) -> None:
+    fading = "from here on older words fade: /kv shows what is still there"
+
+    def evict() -> None:
+        model.changes = {"tokens_evicted": 5, "used": 20}
+
+    model.answers.extend(Script([piece]) for piece in ("a", "b"))
+    model.answers[1].pieces.append(evict)
+    model.say("c", "d")
+    output = run("chat", stdin="one\ntwo\nthree\n/clear\nfour\n")
+    lines = output.notes.splitlines()
+    assert [line == fading for line in lines] == [False, False, True, False, False, False, True]
+    n_text = model.n_text(*[(word, "a") for word in ("one", "two")])
+    assert lines[1].endswith(f" · remembers 20 of {n_text} tokens")
+
+
+def test_line_under_an_answer_is_short() -> None:
+    answer = Answer("stop", True, 9, 1234.5, 99_999, 9.0)
+    kv = cache_with(4_481, used=1_638, recalled=26)
+    assert footer(replace(answer, written=120, write_seconds=7, read_seconds=0.5), kv) == (
+        "120 tokens · 17.0 tokens/s · remembers 1,638 of 4,481 tokens · 26 came back"
+    )
+    assert footer(answer, replace(kv, position=4_000_000, recalled=0)) == (
+        "99,999 tokens · 11110.9 tokens/s · remembers 1,638 of 4,000,000 tokens"
+    )
+    long = replace(kv, position=40_000_000, used=131_072, recalled=26_214)
+    assert len(footer(answer, long)) <= 80
+
+
 def test_long_messages_are_shown_shortened(model: ScriptedModel) -> None:
     model.say("a")
     output = run("chat", stdin='"""' + "word\n" * 50 + '"""\n/undo\n')
     shown = "word " * 11 + "wo..."
-    assert output.notes.endswith(f"taken back: {shown} (0 turns left)\n")
+    assert output.notes.endswith(f"taken back: {shown} (0 turns, 0 tokens left)\n")
 
 
 def test_system(model: ScriptedModel) -> None:

@@ -66,7 +66,11 @@ def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
 
 
 FAREWELL = "saved as work: pyh2o chat -c goes on"
-GREETING = ["window 1,000 tokens, budget 200 (100 heavy + 100 recent)", "/help lists the commands"]
+GREETING = [
+    "tiny.gguf · session work",
+    "window 1,000 tokens, budget 200 (100 heavy + 100 recent)",
+    "/help lists the commands",
+]
 
 
 def test_keys(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
@@ -169,7 +173,7 @@ def test_refusals_do_not_end_the_chat(
     model.answers.extend([ContextLimitError("too long"), Script(["a"])])
     output = type_keys(f"Hello{ENTER}/read none.txt{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "a\n")
-    assert notes_of(output)[2:4] == [
+    assert notes_of(output)[3:5] == [
         "error: too long",
         "error: cannot read none.txt: No such file or directory",
     ]
@@ -299,7 +303,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=17, n_ctx_train=1 << 17, chat_template=CHAT_TEMPLATE)
 
 
-FOOTER = re.compile(rb"^[1-9]\d* tokens? .* KV ", re.MULTILINE)
+FOOTER = re.compile(rb"^[1-9]\d* tokens? .* remembers ", re.MULTILINE)
 """The line under an answer; one without a token is none."""
 
 

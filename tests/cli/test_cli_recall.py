@@ -40,7 +40,9 @@ def test_chat(tiny: Path) -> None:
     recall = ["--recall=32", "--recall-type=f16", "--recall-mib=5"]
     output = run("chat", *small(tiny, *recall), stdin=SCRIPT)
     assert output.code == 0, output.notes
-    assert re.search(r" evicted · 32 recalled · ", output.notes)
+    assert re.search(
+        r" remembers [\d,]+ of [\d,]+ tokens · 32 came back$", output.notes, re.MULTILINE
+    )
     assert re.search(r"^ +[\d,]+ \.\. [\d,]+ +\d\.\d{3}  \S", output.notes, re.MULTILINE)
     assert re.search(
         r"^archive +\d+ tokens · \d\.\d MiB · written in \d\.\d{3} s$", output.notes, re.MULTILINE

@@ -96,7 +96,7 @@ class ScriptedModel:
     @staticmethod
     def cache(used: int) -> str:
         """The cache as a footer shows it."""
-        return f"KV {used}/300 cells · 0 evicted · 3.0 of 8.0 MiB"
+        return f"remembers all {used} tokens"
 
     def load(
         self, options: RunOptions, _bars: object, on_read: Callable[[int, int], None]
@@ -212,4 +212,4 @@ def answers_of() -> list[tuple[str, str]]:
 
 def notes_of(output: Output) -> list[str]:
     """The notes without the footers."""
-    return [line for line in output.notes.splitlines() if " · KV " not in line]
+    return [line for line in output.notes.splitlines() if " · remembers " not in line]

@@ -1,0 +1,46 @@
+"""The help of a command as people read it: short types, and what is used most comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from .options import CACHE, MODEL, SAMPLING
+
+# Behind the panels of the command itself.
+LAST_PANELS = [MODEL, SAMPLING, CACHE]
+# How the values of options are called; others, such as choices, stay as they are.
+VALUES = {"INT": "N", "FLOAT": "X", "STR": "TEXT", "PATH": "FILE", "FILE": "FILE"}
+
+
+class Command(TyperCommand):
+    """A command of the program."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.sort(key=_place)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Arguments and options, each with what its value is called."""
+        params = super().get_params(ctx)
+        for param in params:
+            if param.param_type_name == "option" and param.metavar is None:
+                param.metavar = _value(param, ctx)
+        return params
+
+
+def _place(param: Any) -> int:
+    panel = getattr(param, "rich_help_panel", None)
+    return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
+
+
+def _value(option: Any, ctx: Any) -> str:
+    """What the value of an option is called; nothing for one that has none."""
+    if option.is_flag:
+        return ""
+    # versions of typer differ in what shows the type
+    show = getattr(option, "display_type_rich", None) or option.make_metavar
+    shown = str(show(ctx=ctx))
+    kind = shown.strip("<>[]").upper()
+    return next((name for start, name in VALUES.items() if kind.startswith(start)), shown)
