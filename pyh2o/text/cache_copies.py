@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cache.kv_cache import IntArray
 from ..errors import SettingsError, StateError
 
 if TYPE_CHECKING:
+    from ..cache.kv_cache import IntArray
     from ..llama import Llama
 
 DEFAULT_MIB = 512
