@@ -109,19 +109,16 @@ PATIENCE = 120
 ENDLESS = ["--temp", "0", "--repeat-penalty", "1"]
 
 
-def program_environment() -> dict[str, str]:
+def program_environment(*, on_servers: bool = False) -> dict[str, str]:
     """One thread: more of them only wait for each other over a tiny model on a busy machine.
 
-    No layers on a GPU, if there is one, so that results are the same everywhere.
+    No layers on a GPU, if there is one, so that results are the same everywhere; but as many as by
+    default where servers compute them.
 
     The terminals of the tests do not tell where their cursor is.
     """
-    return {
-        **os.environ,
-        "PYH2O_THREADS": "1",
-        "PYH2O_GPU_LAYERS": "0",
-        "PROMPT_TOOLKIT_NO_CPR": "1",
-    }
+    places = {} if on_servers else {"PYH2O_GPU_LAYERS": "0"}
+    return {**os.environ, "PYH2O_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1", **places}
 
 
 def pyh2o_command(*arguments: str | Path) -> list[str]:
@@ -132,7 +129,7 @@ def run_program(*arguments: str | Path, stdin: str = "") -> Output:
     done = subprocess.run(
         pyh2o_command(*arguments),
         input=stdin.encode(),
-        env=program_environment(),
+        env=program_environment(on_servers="--rpc" in arguments),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -146,7 +143,7 @@ def start_program(
     # A test runner in the background may itself ignore Ctrl-C, and its children with it.
     return subprocess.Popen(
         pyh2o_command(*arguments),
-        env=program_environment(),
+        env=program_environment(on_servers="--rpc" in arguments),
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
