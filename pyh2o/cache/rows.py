@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..policies import Policy
-from .kv_cache import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from ..llama.evicting import EvictingLlama
+    from .kv_cache import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
