@@ -3,10 +3,9 @@
 Each text runs in a thread of its own and waits here while its tokens are evaluated. A batch has the
 next token of every text that is being written, and a piece of one that is being read.
 
-A token's logits do not depend on the other texts in its batch, but kernels for one or few tokens
-of a text round otherwise than those for many. So a piece is decoded by itself, where llama.cpp
-would decode its first token beside those that are written, and no piece is short unless all that
-its text reads is.
+Kernels for one or few tokens of a text round otherwise than those for many. So a piece is decoded
+by itself, where llama.cpp would decode its first token beside those that are written, and no piece
+is short unless all that its text reads is.
 """
 
 from __future__ import annotations
