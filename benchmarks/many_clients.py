@@ -30,6 +30,7 @@ import openai
 
 from pyh2o import Llama
 from pyh2o.models import find_model
+from pyh2o.system.memory import status_bytes
 
 SAMPLING = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
@@ -136,21 +137,13 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
 
     async def look() -> None:
         while True:
-            used.append(resident_mib(pid))
+            used.append((status_bytes("RssAnon", pid) or 0) / 2**20)
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     looking = asyncio.create_task(look())
     await load.run(n_clients)
     looking.cancel()
     return used
-
-
-def resident_mib(pid: int) -> float:
-    """Memory of a process that is no page of a file."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 @contextmanager

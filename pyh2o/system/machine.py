@@ -9,11 +9,11 @@ from typing import Any
 
 import pyh2o
 
+from .memory import status_bytes
 from .threads import physical_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
-_STATUS = Path("/proc/self/status")
 
 
 def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
@@ -68,9 +68,6 @@ def spare_bytes() -> int | None:
     them again, for every token.
     """
     available = available_bytes()
-    if available is None or not _STATUS.exists():
-        return available
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith("RssFile:"):
-            return max(0, available - int(line.split()[1]) * 1024)
-    return available
+    if available is None:
+        return None
+    return max(0, available - (status_bytes("RssFile") or 0))

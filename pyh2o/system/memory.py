@@ -1,4 +1,4 @@
-"""The memory of this process."""
+"""The memory of a process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import resource
 import sys
 from pathlib import Path
 
-_STATM = Path("/proc/self/statm")
+_PROCESSES = Path("/proc")
 
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM: now on Linux, elsewhere the most it ever was."""
-    if _STATM.exists():
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    statm = _PROCESSES / "self" / "statm"
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def status_bytes(name: str, process: int | str = "self") -> int | None:
+    """What a line such as "VmHWM:  1234 kB" says of a process; None where the system does not.
+
+    Args:
+        name: of the line, as Linux has it: "RssAnon" is what is no mapped file, "RssFile" what is
+            one, "VmHWM" the most that was in RAM.
+        process: its number; this one by default.
+    """
+    status = _PROCESSES / str(process) / "status"
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None

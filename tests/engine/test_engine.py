@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pyh2o.engine import Engine
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
+from pyh2o.system.memory import status_bytes
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 
@@ -41,22 +41,16 @@ def engine(path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def memory_used() -> int:
-    """Bytes of this process that are no pages of a file."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read it from")
+@pytest.mark.skipif(status_bytes("RssAnon") is None, reason="the system does not tell it")
 def test_a_place_takes_no_memory_for_logits_of_whole_batches(tmp_path: Path) -> None:
     n_vocab = 18_000
     model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_vocab=n_vocab, n_layer=1)
     with tiny_engine(model, texts=1, **BUDGET):
-        before = memory_used()
+        before = status_bytes("RssAnon")
+        assert before
         with tiny_engine(model, texts=9, **BUDGET) as engine:
             logits_of_a_batch = engine.model.n_batch * n_vocab * 4
-            assert memory_used() - before < 8 * logits_of_a_batch / 2
+            assert status_bytes("RssAnon") - before < 8 * logits_of_a_batch / 2
 
 
 # -------------------------------------------------------------------------------------------------

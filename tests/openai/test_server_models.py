@@ -345,12 +345,13 @@ def test_models_come_and_go_while_all_are_asked(
 def test_weights_that_lie_in_a_file_are_no_spare_memory(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyh2o.system import machine
+    from pyh2o.system import machine, memory
 
-    status = paths["first"].with_name("status")
-    status.write_text("VmRSS:\t 900 kB\nRssAnon:\t 600 kB\nRssFile:\t 300 kB\n")
+    folder = paths["first"].with_name("self")
+    folder.mkdir()
+    (folder / "status").write_text("VmRSS:\t 900 kB\nRssAnon:\t 600 kB\nRssFile:\t 300 kB\n")
     monkeypatch.setattr(machine, "available_bytes", lambda: 1024 * 1000)
-    monkeypatch.setattr(machine, "_STATUS", status)
+    monkeypatch.setattr(memory, "_PROCESSES", folder.parent)
     assert machine.spare_bytes() == 1024 * 700
     monkeypatch.setattr(machine, "available_bytes", lambda: None)
     assert machine.spare_bytes() is None

@@ -7,16 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
+from ...system.memory import status_bytes
 from ..caches import open_llama
 from .messages import Command, Done, Failed, Generate, GoBack, KVUse, Read, Ready, Start
 
 # Tokens that are evaluated before the first measurement, as a prompt and one at a time.
 WARM_UP = (8, 2)
-
-_STATUS = Path("/proc/self/status")
 
 
 class Model(Protocol):
@@ -177,20 +175,13 @@ def peak_bytes() -> int:
 
     Linux counts the parent's memory in `ru_maxrss` of a process that it started.
     """
-    if _STATUS.exists():
-        return _status("VmHWM")
+    on_linux = status_bytes("VmHWM")
+    if on_linux is not None:
+        return on_linux
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def own_bytes() -> int:
     """Memory of this process that is no mapped file: 0 where the system does not tell."""
-    return _status("RssAnon") if _STATUS.exists() else 0
-
-
-def _status(name: str) -> int:
-    """A line such as "VmHWM:  1234 kB" of /proc/self/status, in bytes."""
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return status_bytes("RssAnon") or 0
