@@ -19,7 +19,7 @@ from .chat.recalling import RECALLING, with_possible_recall
 from .chat.report import footer
 from .endings import why_ended
 from .errors import InputError, reported_errors
-from .options import RunOptions, takes_run_options
+from .options import Plain, RunOptions, takes_run_options
 from .session_options import typed_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
@@ -70,9 +70,7 @@ def ask(
             show_default="as many as the window has",
         ),
     ] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")
-    ] = False,
+    plain: Plain = False,
 ) -> None:
     """Ask one question: cat notes.txt | pyh2o ask "What is this about?"
 

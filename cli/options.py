@@ -33,6 +33,10 @@ class KVType(str, Enum):
     q4_0 = "q4_0"
 
 
+# Whether answers are shown as the model writes them.
+Plain = Annotated[bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")]
+
+
 def parse_rows(text: str | float) -> float:
     """A fraction of the window (0.1, 1.0: a float) or a number of tokens (256: an int).
 

@@ -14,7 +14,7 @@ from pyh2o.text.cache_copies import DEFAULT_MIB
 
 from .. import loading
 from ..errors import EXIT_ERROR, reported_errors
-from ..options import CACHE, RunOptions, takes_run_options
+from ..options import CACHE, Plain, RunOptions, takes_run_options
 from ..session_options import sampling_given, typed_options
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
@@ -54,9 +54,7 @@ def chat(
             show_default="as many as the window has",
         ),
     ] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Show Markdown as it is, without colours.")
-    ] = False,
+    plain: Plain = False,
     go_on: Annotated[
         bool,
         typer.Option(
