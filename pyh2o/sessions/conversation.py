@@ -19,6 +19,7 @@ from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
 from ..llama.recall import n_tail
+from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
@@ -30,7 +31,7 @@ from .identity import model_identity, settings_identity
 from .places import Places
 from .saved_conversation import KIND, SavedConversation, open_saved_conversation
 from .session_file import Session, write_session
-from .turns import Turn, n_equal
+from .turns import Turn
 
 _DEFAULT_SAMPLING = Sampling()
 
@@ -214,7 +215,7 @@ class Conversation(EditableConversation):
         else:
             # The first message may make one token with the opening's end.
             whole = self._template.first_turn(message)
-            start = n_equal(whole[:-1], self._template.opening[:start])
+            start = n_common(whole[:-1], self._template.opening[:start])
             tokens = whole[start:]
         turn = Turn(message, "", "", start, start + len(tokens), 0, self._n_empty)
         yield from self._write(turn, start, tokens, turns, max_tokens)
@@ -250,7 +251,7 @@ class Conversation(EditableConversation):
             self._turns = turns
             text.set_back(start, may_return=True)
             text.tokens += tokens
-            text.pin_first(before.pins, start + n_equal(tokens, before.dropped))
+            text.pin_first(before.pins, start + n_common(tokens, before.dropped))
             yield from self._draw(answer, max_tokens)
         except (GeneratorExit, KeyboardInterrupt):
             answer.finish = FINISH_INTERRUPTED

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..generation.writer import Writer
 from ..llama import Llama
+from ..text.beginnings import n_common
 from ..text.detokenizer import CHARACTER_TOKENS, Detokenizer, detokenizer
 from ..text.pieces import TextPieces
 from ..text.prompt import check_prompt, prompt_tokens, suffix_tokens
 from .pins import PinnedText
-from .turns import n_equal
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EditableStory(PinnedText):
         edited = EditedStory.of(
             self.llm, text, self.tokens[: self.n_prompt], with_prompt=bool(self._opening)
         )
-        n_same = n_equal(edited.tokens, self.tokens)
+        n_same = n_common(edited.tokens, self.tokens)
         pins = [(start, min(end, n_same)) for start, end in self.pins if start < n_same]
         self._text.take_model()
         self._text.replace(edited.tokens, pins)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..generation.finish import FINISH_STOP
+from ..text.beginnings import n_common
 from ..text.chat_template import ChatTemplate
 
 
@@ -46,7 +47,7 @@ def rewritten(
             start, new = len(tokens), template.next_turn(turn.user)
         else:
             new = template.first_turn(turn.user)
-            start = n_equal(new[:-1], template.opening)
+            start = n_common(new[:-1], template.opening)
         tokens += new
         answer_start = len(tokens)
         tokens += text[turn.answer_start : turn.end]
@@ -61,15 +62,9 @@ def said_before(
     tokens, turns = list(template.opening), list[Turn]()
     for user, answer in said:
         new = template.next_turn(user) if turns else template.first_turn(user)
-        start = len(tokens) if turns else n_equal(new[:-1], template.opening)
+        start = len(tokens) if turns else n_common(new[:-1], template.opening)
         tokens[start:] = new if turns else new[start:]
         answer_start = len(tokens)
         tokens += template.answer(answer, tokens[-1])
         turns.append(Turn(user, answer, FINISH_STOP, start, answer_start, len(tokens)))
     return tokens, tuple(turns)
-
-
-def n_equal(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
