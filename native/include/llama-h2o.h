@@ -322,6 +322,10 @@ LLAMA_H2O_API const char * llama_h2o_archive_trouble(struct llama_context * ctx,
 LLAMA_H2O_API int32_t llama_h2o_get_stats(
         const struct llama_context * ctx, int32_t seq_id, struct llama_h2o_stats * stats);
 
+// Most tokens of a text that are attended to one query at a time, which rounds otherwise than more of them at once do. 0
+// where ggml's ops attend in all layers.
+LLAMA_H2O_API int32_t llama_h2o_n_few(struct llama_context * ctx);
+
 // GPUs and other devices that layers can run on, apart from the CPU.
 LLAMA_H2O_API int32_t llama_h2o_n_devices(void);
 

@@ -4,6 +4,7 @@
 
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
+#include "graph/h2o-fused.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
 
@@ -182,6 +183,11 @@ int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
 
 int32_t llama_h2o_shrink(llama_context * ctx) {
     return llama_h2o_with_eviction(ctx, [](llama_h2o & h2o) { return h2o.shrink(); });
+}
+
+int32_t llama_h2o_n_few(llama_context * ctx) {
+    return llama_h2o_with_eviction(
+            ctx, [](const llama_h2o & h2o) { return int32_t(llama_h2o_few_tokens(h2o.parts.layers)); });
 }
 
 int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o_stats * stats) {

@@ -2040,6 +2040,44 @@ _cffi_f_llama_h2o_n_devices(PyObject *self, PyObject *noarg)
 #  define _cffi_f_llama_h2o_n_devices _cffi_d_llama_h2o_n_devices
 #endif
 
+static int32_t _cffi_d_llama_h2o_n_few(struct llama_context * x0)
+{
+  return llama_h2o_n_few(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_n_few(PyObject *self, PyObject *arg0)
+{
+  struct llama_context * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_n_few(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_n_few _cffi_d_llama_h2o_n_few
+#endif
+
 static uint32_t _cffi_d_llama_h2o_n_pos(struct llama_model const * x0, uint32_t x1)
 {
   return llama_h2o_n_pos(x0, x1);
@@ -2751,6 +2789,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
   { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 102), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_n_few },
   { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 110), (void *)_cffi_d_llama_h2o_n_pos },
   { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 107), (void *)_cffi_d_llama_h2o_n_pos_learned },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_llama_h2o_pin },
@@ -2972,7 +3011,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  76,  /* num_globals */
+  77,  /* num_globals */
   8,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */

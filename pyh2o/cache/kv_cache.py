@@ -368,6 +368,15 @@ class KVCache:
             head_size_v=layer.n_embd_head_v,
         )
 
+    def few_tokens(self) -> int:
+        """Most tokens that are attended to one query at a time, which rounds otherwise than more.
+
+        Returns:
+            0 where it makes no difference: ggml's ops attend in all layers.
+        """
+        n: int = lib.llama_h2o_n_few(self._context)
+        return 0 if n == lib.LLAMA_H2O_ERR_NOT_ATTACHED else _check(n)
+
     def device_bytes(self) -> int:
         """Memory of GPUs that the context takes: weights, caches and work space."""
         return _check(lib.llama_h2o_device_bytes(self._context))

@@ -138,6 +138,7 @@ def test_null_pointers_and_foreign_bytes() -> None:
     assert lib.llama_h2o_share_fairly(ffi.NULL, 0, ffi.NULL, 0) == wrong
     assert lib.llama_h2o_mark(ffi.NULL, 0) == wrong
     assert lib.llama_h2o_marked(ffi.NULL, 0, 0) == wrong
+    assert lib.llama_h2o_n_few(ffi.NULL) == wrong
     assert lib.llama_h2o_enlarge(ffi.NULL, 1) == wrong
     assert lib.llama_h2o_shrink(ffi.NULL) == wrong
     assert lib.llama_h2o_device_bytes(ffi.NULL) == wrong

@@ -265,6 +265,17 @@ void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_a
     }
 }
 
+uint32_t llama_h2o_few_tokens(const std::vector<llama_h2o_layer> & layers) {
+    uint32_t res = 0;
+    for (const auto & layer : layers) {
+        if (layer.attention.kernel || layer.attention.on_cuda) {
+            res = std::max(res, llama_h2o_attention::MAX_FEW_ROWS / layer.shape.n_group());
+        }
+    }
+
+    return res;
+}
+
 bool llama_h2o_has_kernels(const std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type) {
     return !kernel_name(type) ||
            std::all_of(layers.begin(), layers.end(), [](const llama_h2o_layer & l) { return l.attention.fused; });

@@ -30,5 +30,8 @@ void llama_h2o_build_add(
 // Decides what attends in every layer.
 void llama_h2o_choose_kernels(std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
 
+// Most tokens of a text for which a layer's kernel is the one for few queries.
+uint32_t llama_h2o_few_tokens(const std::vector<llama_h2o_layer> & layers);
+
 // Whether the last graph attends in the way asked for.
 bool llama_h2o_has_kernels(const std::vector<llama_h2o_layer> & layers, llama_h2o_attention_type type);
