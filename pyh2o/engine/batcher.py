@@ -3,9 +3,9 @@
 Each text runs in a thread of its own and waits here while its tokens are evaluated. A batch has the
 next token of every text that is being written, and a piece of one that is being read.
 
-Kernels for one or few tokens of a text round otherwise than those for many. So a piece is decoded
-by itself, where llama.cpp would decode its first token beside those that are written, and no piece
-is short unless all that its text reads is.
+Our kernel for few tokens of a text rounds otherwise than that for many. So a piece is decoded by
+itself, where llama.cpp would decode its first token beside those that are written, and no piece is
+of few tokens unless all that its text reads is.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from .pace import Pace
 # took, and at least so many seconds. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
-# A piece of what a text reads has at least so many tokens, or all of them: more than kernels for
-# few queries take.
-LEAST_PIECE = 17
 
 LogitsArray = npt.NDArray[np.single]
 
@@ -95,7 +92,13 @@ class Batcher:
     """
 
     def __init__(
-        self, context: llama_cpp.llama_context_p, *, n_vocab: int, n_batch: int, n_reading: int
+        self,
+        context: llama_cpp.llama_context_p,
+        *,
+        n_vocab: int,
+        n_batch: int,
+        n_reading: int,
+        n_few: int,
     ) -> None:
         """Get ready for jobs.
 
@@ -105,6 +108,7 @@ class Batcher:
             n_batch: most tokens of a batch.
             n_reading: most tokens of a batch that are read while another text is written; fewer,
                 if that one would pause for too long (see `Pace`).
+            n_few: most tokens of a text that are rounded otherwise than more of them.
         """
         self.lock = threading.RLock()
         self.counts = BatchCounts()
@@ -112,6 +116,7 @@ class Batcher:
         self._n_vocab = n_vocab
         self._n_batch = n_batch
         self._pace = Pace(n_reading)
+        self._least_piece = n_few + 1
         self._changed = threading.Condition(self.lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
@@ -196,7 +201,7 @@ class Batcher:
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
             if room > 0:
-                n = next_piece(job.n_left, room)
+                n = next_piece(job.n_left, room, self._least_piece)
                 plan[job.seq_id] = (job, n)
                 room -= n
         return [plan[seq_id] for seq_id in sorted(plan)]
@@ -273,7 +278,13 @@ class Batcher:
         return logits
 
 
-def next_piece(n_left: int, room: int) -> int:
-    """How many of the tokens that a text reads are next, in pieces of one size."""
-    n_pieces = max(1, min(-(-n_left // room), n_left // LEAST_PIECE))
+def next_piece(n_left: int, room: int, least: int) -> int:
+    """How many of the tokens that a text reads are next, in pieces of one size.
+
+    Args:
+        n_left: tokens to read.
+        room: as many as there should be in a piece,
+        least: and as many as there have to be, unless all are fewer.
+    """
+    n_pieces = max(1, min(-(-n_left // room), n_left // least))
     return -(-n_left // n_pieces)

@@ -40,8 +40,8 @@ class Engine:
 
     Each text is a `Llama` with a cache of its own, for a thread of its own. What they evaluate goes
     into one batch, so eight texts take little longer than one. A text gets the tokens that it would
-    get alone, but for rounding: a prompt that is read beside others comes in other pieces, and
-    llama.cpp multiplies batches of different sizes in different ways.
+    get alone: bit for bit with weights that ggml multiplies token by token (Q4_0, Q4_1 and Q8_0 on
+    x86) unless it goes on from another text, else but for the rounding of batches of other sizes.
 
     Texts that have ended stay in the cache for as long as nobody needs their place, and then in
     memory: a text that begins as one of them goes on there, and only the rest of it is read. What

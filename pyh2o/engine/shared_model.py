@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..cache.kv_cache import KVCache
 from ..errors import SettingsError
 from ..llama import Llama
 from ..llama.evicting import address
@@ -34,7 +35,11 @@ class SharedModel(Llama):
         _check(n_texts, kwargs)
         super().__init__(model_path, **kwargs)
         self.batcher = Batcher(
-            self.ctx, n_vocab=self.n_vocab(), n_batch=self._n_in_batch, n_reading=n_reading
+            self.ctx,
+            n_vocab=self.n_vocab(),
+            n_batch=self._n_in_batch,
+            n_reading=n_reading,
+            n_few=KVCache(self.address()).few_tokens(),
         )
 
     def _model_loaded(self) -> None:
@@ -42,8 +47,9 @@ class SharedModel(Llama):
         params = self.context_params
         params.n_seq_max = self._n_texts
         params.kv_unified = False
-        # the next token of every text, beside a piece that one may read
+        # the next token of every text at once, beside a piece that one may read
         self._n_in_batch = params.n_batch = params.n_batch + self._n_texts
+        params.n_ubatch = max(params.n_ubatch, self._n_texts)
 
     @property
     def _ctx(self) -> Any:

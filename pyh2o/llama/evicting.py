@@ -140,16 +140,11 @@ class EvictingLlama(DropIn):
                 )
             n_pos = self._window
         budget = self._budget = self._settings.resolve(self._window, n_pos)
-        # llama.cpp aborts on a batch that is larger than its cache
-        self.n_batch = min(self.n_batch, budget.cells)
-        # no more tokens than fit the slack are computed at once: reserve no memory for more, and
-        # leave no small rest of each batch
-        n_ubatch = min(self.context_params.n_ubatch, budget.slack)
-        if self.n_batch > n_ubatch:
-            self.n_batch -= self.n_batch % n_ubatch
+        # No more tokens than fit the slack are computed at once: reserve no memory for more. And
+        # llama.cpp divides no batch further: a short rest would be rounded otherwise.
+        n_batch = min(self.n_batch, self.context_params.n_ubatch, budget.slack)
+        self.n_batch = self.context_params.n_batch = self.context_params.n_ubatch = n_batch
         self.context_params.n_ctx = budget.cells
-        self.context_params.n_batch = self.n_batch
-        self.context_params.n_ubatch = n_ubatch
         # a window gets the cells that it needs, not as many as the rest
         self.context_params.swa_full = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyh2o.engine.batcher import LEAST_PIECE, next_piece
+from pyh2o.engine.batcher import next_piece
 from pyh2o.engine.pace import FIRST_PIECE, LONGEST_PAUSE, Pace
 
 READ_SECONDS = 0.004
@@ -55,11 +55,12 @@ def test_reading_alone_teaches_nothing() -> None:
 def test_pieces_are_no_shorter_than_kernels_for_few_queries_take(rng: np.random.Generator) -> None:
     for _ in range(1000):
         n_left, room = (int(n) for n in rng.integers(1, 600, 2))
+        least = int(rng.integers(1, 18))
         sizes = []
         n_all = n_left
         while n_left > 0:
-            sizes.append(next_piece(n_left, room))
+            sizes.append(next_piece(n_left, room, least))
             n_left -= sizes[-1]
         assert sum(sizes) == n_all
-        assert min(sizes) >= LEAST_PIECE or len(sizes) == 1
-        assert max(sizes) <= max(room, 2 * LEAST_PIECE)
+        assert min(sizes) >= least or len(sizes) == 1
+        assert max(sizes) <= max(room, 2 * least)
