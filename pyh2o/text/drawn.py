@@ -18,6 +18,8 @@ from .detokenizer import PieceDetokenizer
 
 # Of all texts together; each takes some 14 bytes.
 MOST_TOKENS = 2**20
+# A prompt is compared with each of them.
+MOST_TEXTS = 1000
 # A byte that no character has; a token may.
 NO_CHARACTER = b"\xff"
 USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -56,9 +58,10 @@ class DrawnTexts:
     Any thread may use this.
     """
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        """Note no more than so many tokens; the texts go first that were not used for longest."""
+    def __init__(self, most_tokens: int = MOST_TOKENS, most_texts: int = MOST_TEXTS) -> None:
+        """Note no more than so much; the texts go first that were not used for longest."""
         self._most_tokens = most_tokens
+        self._most_texts = most_texts
         self._texts: list[_NotedText] = []  # the one used last is the last
         self._pieces: dict[int, _Piece] = {}
         self._lock = threading.Lock()
@@ -87,7 +90,7 @@ class DrawnTexts:
             self._texts = left
             if len(noted.tokens) <= self._most_tokens:
                 self._texts.append(noted)
-            while self._count() > self._most_tokens:
+            while self._count() > self._most_tokens or len(self._texts) > self._most_texts:
                 del self._texts[0]
 
     def as_drawn(self, llama: Llama, tokens: list[int]) -> list[int]:

@@ -243,6 +243,13 @@ def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
 
 
+def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) -> None:
+    drawn = DrawnTexts(most_texts=3)
+    for first in range(100, 110):
+        drawn.note([first], [1, 2])
+    assert drawn.n_tokens == 3 * 3
+
+
 def test_a_text_that_goes_on_takes_one_place(llm: Llama) -> None:
     drawn = DrawnTexts()
     text: list[int] = []
