@@ -6,7 +6,7 @@ Each engine has read the same tokens of a text; its places get copies of that st
 goes on with another seed. In every round each engine writes so many tokens in all of its texts, in
 a thread for each. "tok/s" is of all texts together, the gap is the longest time between two tokens
 of one text, and "while one reads" the same for the others as long as one text reads a prompt, with
-the caches that evict.
+the caches that evict; "steps" are so many batches without it, as they were just before.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Measured:
     speeds: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     gaps_beside_reading: list[float] = field(default_factory=list)
+    steps_beside_reading: list[float] = field(default_factory=list)
     per_batch: float = 0.0
 
     @property
@@ -94,11 +95,12 @@ def measure(measured: Measured, tokens: list[int], n: int) -> None:
     measured.per_batch = (after.texts - before.texts) / (after.batches - before.batches)
 
 
-def measure_beside_reading(measured: Measured, prompt: list[int]) -> None:
+def measure_beside_reading(measured: Measured, prompt: list[int], n: int) -> None:
     """The gap of all texts but one, which reads a prompt meanwhile."""
     reader, *writers = measured.texts
     if not writers:
         return
+    step = write_all(writers, prompt[0], Pace(), lambda written: written < n) / n
     pace = Pace()
     reader.reset()
     reading = threading.Thread(target=reader.eval, args=(prompt,))
@@ -106,7 +108,9 @@ def measure_beside_reading(measured: Measured, prompt: list[int]) -> None:
     write_all(writers, prompt[0], pace, lambda _: reading.is_alive())
     reading.join()
     measured.gaps_beside_reading.append(pace.longest)
-    say(measured, f"longest gap while one reads {pace.longest:.3f} s")
+    steps = pace.longest / step
+    measured.steps_beside_reading.append(steps)
+    say(measured, f"longest gap while one reads {pace.longest:.3f} s, {steps:.1f} steps")
 
 
 def say(measured: Measured, what: str) -> None:
@@ -148,18 +152,19 @@ def table(all_measured: Sequence[Measured], full: Sequence[Measured], single: Me
     best = [max(speeds) for speeds in zip(*(each.speeds for each in full), strict=True)]
     lines = [
         "| caches | texts | KV memory | tok/s in all (range) | x full | x one at a time | texts in "
-        "a batch | longest gap, ms | while one reads |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "a batch | longest gap, ms | while one reads, ms | steps |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for each in all_measured:
         low, high = min(each.speeds), max(each.speeds)
-        beside = each.gaps_beside_reading
+        beside, steps = each.gaps_beside_reading, each.steps_beside_reading
         lines.append(
             f"| {each.name} | {len(each.texts)} | {each.kv_mib:,.1f} MiB "
             f"| {statistics.median(each.speeds):.0f} ({low:.0f}-{high:.0f}) "
             f"| {ratio(each.speeds, best)} | {ratio(each.speeds, single.speeds)} "
             f"| {each.per_batch:.1f} | {1000 * statistics.median(each.gaps):.0f} "
-            f"| {f'{1000 * statistics.median(beside):.0f}' if beside else ''} |"
+            f"| {f'{1000 * statistics.median(beside):.0f}' if beside else ''} "
+            f"| {f'{statistics.median(steps):.1f}' if steps else ''} |"
         )
     return "\n".join(lines)
 
@@ -181,6 +186,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=8000, help="tokens that one text reads")
     parser.add_argument("--full", type=int, default=8, help="texts with full caches")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--readings", type=int, default=3, help="prompts that one text reads")
     parser.add_argument("-n", type=int, default=32, help="tokens of each text in a round")
     parser.add_argument("--threads", type=int, default=physical_cores())
     arguments = parser.parse_args()
@@ -209,7 +215,8 @@ def main() -> None:
             for measured in [*full, *ours]:
                 measure(measured, tokens, arguments.n)
         for measured in ours:
-            measure_beside_reading(measured, prompt)
+            for _ in range(arguments.readings):
+                measure_beside_reading(measured, prompt, arguments.n)
         print(table([*full, *ours], full, ours[0]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # A batch in which a text reads takes at most so many times that of the others' tokens alone.
-LONGEST_PAUSE = 2.0
+LONGEST_PAUSE = 1.75
 # How much a new time counts against those before.
 NEWEST = 0.3
 # As long as nothing is known.
