@@ -98,7 +98,7 @@ class Batcher:
         n_vocab: int,
         n_batch: int,
         n_reading: int,
-        n_few: int,
+        least_piece: int,
     ) -> None:
         """Get ready for jobs.
 
@@ -108,7 +108,7 @@ class Batcher:
             n_batch: most tokens of a batch.
             n_reading: most tokens of a batch that are read while another text is written; fewer,
                 if that one would pause for too long (see `Pace`).
-            n_few: most tokens of a text that are rounded otherwise than more of them.
+            least_piece: as few tokens of what a text reads are rounded as if it were read as one.
         """
         self.lock = threading.RLock()
         self.counts = BatchCounts()
@@ -116,7 +116,7 @@ class Batcher:
         self._n_vocab = n_vocab
         self._n_batch = n_batch
         self._pace = Pace(n_reading)
-        self._least_piece = n_few + 1
+        self._least_piece = least_piece
         self._changed = threading.Condition(self.lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()

@@ -156,6 +156,7 @@ class Engine:
         self,
         tokens: Sequence[int] = (),
         *,
+        n_new: int | None = 0,
         priority: int = 0,
         wait_seconds: float | None = None,
         check: Callable[[], None] | None = None,
@@ -168,6 +169,8 @@ class Engine:
 
         Args:
             tokens: that the text begins with, to find the place that has read most of them.
+            n_new: most tokens that are drawn behind them, None for no limit; where they evict what
+                the same tokens need when they come again, its cache before them is stored.
             priority: texts of a higher one get places first, and are read first.
             wait_seconds: longest wait for a place; None for any.
             check: called now and then during the wait, and once before the text has its place; what
@@ -181,7 +184,10 @@ class Engine:
             BaseException: what `check` raises.
         """
         me = (-priority, next(self._arrivals))
-        place = self._take(me, list(tokens), owner, wait_seconds, check or _nothing)
+        with self._turn_of(me, wait_seconds, check or _nothing):
+            places = self._places
+            place = places.take(tokens, n_new) if owner is None else places.take_for(owner)
+            place.set_seed(self._seeds.randrange(2**32 - 1))
         place.priority = priority
         try:
             yield place
@@ -205,22 +211,16 @@ class Engine:
             if not self._closed:
                 self._places.move_out(owner)
 
-    def _take(
-        self,
-        me: tuple[int, int],
-        tokens: list[int],
-        owner: object | None,
-        wait_seconds: float | None,
-        check: Callable[[], None],
-    ) -> Place:
+    @contextmanager
+    def _turn_of(
+        self, me: tuple[int, int], wait_seconds: float | None, check: Callable[[], None]
+    ) -> Iterator[None]:
+        """The moment in which whoever came as `me` can take a place."""
         with self._turn:
             heapq.heappush(self._waiting, me)
             try:
                 self._await_turn(me, wait_seconds, check)
-                places = self._places
-                place = places.take(tokens) if owner is None else places.take_for(owner)
-                place.set_seed(self._seeds.randrange(2**32 - 1))
-                return place
+                yield
             finally:
                 self._waiting.remove(me)
                 heapq.heapify(self._waiting)

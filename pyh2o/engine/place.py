@@ -70,10 +70,11 @@ class Place(Llama):
 
     Attributes:
         priority: texts of a higher one are read first.
-        shared_end: where a beginning ends that other texts have, too; 0 for nowhere.
+        stops: where what is read is stored, by the number of tokens, and whether other texts begin
+            so, too.
         owner: whose text this is, if nobody else may go on with it.
         keeps_text: whether the owner's text is here; the owner sets it once that is so.
-        on_shared_end: called with the place when it has read that beginning and no more.
+        on_stop: called with the place, and whether others begin so, when it has read so much.
         counts: of all texts that were here so far.
     """
 
@@ -82,10 +83,10 @@ class Place(Llama):
         self.seq_id = seq_id
         self.guard: PlaceGuard = PlaceGuard(shared.guard, shared.batcher)
         self.priority = 0
-        self.shared_end = 0
+        self.stops: dict[int, bool] = {}
         self.owner: object | None = None
         self.keeps_text = False
-        self.on_shared_end: Callable[[Place], None] = _nothing
+        self.on_stop: Callable[[Place, bool], None] = _nothing
         self.counts = TextCounts()
         self._begun: list[int] | None = None
         self._batcher = shared.batcher
@@ -105,13 +106,13 @@ class Place(Llama):
         self.n_tokens = 0
 
     def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
-        """`Llama.eval_part`; stops for a moment where a shared beginning ends."""
-        n = self.shared_end - self.n_tokens
-        if 0 < n <= len(tokens):
-            super().eval_part(tokens[:n], n_before, n_all)
-            self.shared_end = 0
-            self.on_shared_end(self)
-            tokens, n_before = tokens[n:], n_before + n
+        """`Llama.eval_part`; stops for a moment where the text is to be stored."""
+        for end in sorted(self.stops):
+            n = end - self.n_tokens
+            if 0 < n <= len(tokens):
+                super().eval_part(tokens[:n], n_before, n_all)
+                self.on_stop(self, self.stops.pop(end))
+                tokens, n_before = tokens[n:], n_before + n
         super().eval_part(tokens, n_before, n_all)
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +188,7 @@ class Place(Llama):
         raise SettingsError("embeddings come from a `Llama` of their own (embedding=True)")
 
 
-def _nothing(_place: Place) -> None:
+def _nothing(_place: Place, _is_shared: bool) -> None:
     pass
 
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import PyH2OError
+from ..llama.recall import TAIL
 from ..text.beginnings import n_common
+from ..text.cache_copies import cannot_go_back
 from .place import Place
 from .store import IntArray, StoredText, TextStore
 
@@ -31,7 +33,7 @@ class Places:
         self._free = list(places)  # the one that has been free for longest first
         self._wanted: dict[Place, IntArray] = {}  # what the text of a taken place begins with
         for place in places:
-            place.on_shared_end = self._keep_shared
+            place.on_stop = self._keep
 
     @property
     def n_taken(self) -> int:
@@ -49,15 +51,21 @@ class Places:
     def give_back(self, place: Place) -> None:
         """A text has ended; it stays there for a while."""
         del self._wanted[place]
-        place.shared_end = 0
+        place.stops.clear()
         self._free.append(place)
 
-    def take(self, tokens: Sequence[int]) -> Place:
+    def take(self, tokens: Sequence[int], n_new: int | None = 0) -> Place:
         """The place for a text that begins so; there is a free one.
 
         It is the one where most of these tokens can stay, or one that gets a stored text of which
         more can stay. Else it is an empty one, or that of the text that ended first. If other texts
-        begin likewise, but none has left its state at that place, this one will.
+        begin likewise, but none has left its state at that place, this one will. And so it will
+        near the end of these tokens, if what comes behind them evicts some that they need when they
+        come again.
+
+        Args:
+            tokens: that the text begins with.
+            n_new: most that come behind them; None for no limit.
         """
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
@@ -70,10 +78,20 @@ class Places:
         self._free.remove(place)
         if stored is not None:
             n_there = self._move_in(place, stored)
-        n_shared = self._most_shared(wanted)
-        place.shared_end = n_shared if n_shared >= n_there + LEAST_SHARED else 0
+        n_end = n_read_anew(place)
+        n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
+        if n_shared >= n_there + LEAST_SHARED:
+            place.stops[n_shared] = True
+        end = len(wanted) - n_end
+        if self._may_come_again(place, end, n_there, n_new):
+            place.stops.setdefault(end, False)
         self._wanted[place] = wanted
         return place
+
+    def _may_come_again(self, place: Place, end: int, n_there: int, n_new: int | None) -> bool:
+        """Whether to store a prompt up to an end, for when it comes again."""
+        n_more = None if n_new is None else end - n_there + n_new
+        return end > n_there and n_new != 0 and cannot_go_back(place.kv, n_more)
 
     def take_for(self, owner: object) -> Place:
         """A place for a text that nobody else goes on with; there is a free one.
@@ -107,15 +125,15 @@ class Places:
         return min(empty, key=lambda place: place.seq_id) if empty else self._free[0]
 
     def _most_shared(self, wanted: IntArray) -> int:
-        """How many tokens this text and another one begin with, but for the last one."""
+        """How many tokens this text and another one begin with."""
         others = [place.input_ids[: place.n_tokens] for place in self._free if place.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if shared != place.shared_end:
+            if not place.stops.get(min(shared, len(other) - n_read_anew(place)), False):
                 n = max(n, shared)
-        return min(max(n, self.store.most_common(wanted)), len(wanted) - 1)
+        return max(n, self.store.most_common(wanted))
 
     def _move_out(self, place: Place) -> None:
         """Keep the text of a place that another one gets; an owner keeps it elsewhere."""
@@ -125,10 +143,7 @@ class Places:
         place.leave_session()
         place.reset()
 
-    def _keep_shared(self, place: Place) -> None:
-        self._keep(place, shared=True)
-
-    def _keep(self, place: Place, *, shared: bool = False) -> None:
+    def _keep(self, place: Place, shared: bool = False) -> None:
         """Store the text of a place as it is now."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
@@ -146,3 +161,11 @@ class Places:
             return 0
         self.store.note_use(stored)
         return stored.n_tokens
+
+
+def n_read_anew(place: Place) -> int:
+    """Tokens at the end of a prompt that are read each time that it comes.
+
+    Fewer would be rounded otherwise than the first time, and the tail asks for what is recalled.
+    """
+    return max(place.least_piece, TAIL + 1 if place.recalls else 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llama_cpp import StoppingCriteriaList
 
 from ..llama import Llama
-from ..openai.completion import completion_tokens
+from ..openai.completion import CompletionRequest, completion_tokens, token_limit
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -97,6 +97,7 @@ class Completions:
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, check_token])
         with self._engine.text(
             tokens,
+            n_new=token_limit(arguments.get("max_tokens", CompletionRequest.max_tokens)),
             priority=terms.priority,
             wait_seconds=terms.wait_seconds,
             check=terms.check,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cache.kv_cache import KVCache
 from ..errors import SettingsError
 from ..llama import Llama
 from ..llama.evicting import address
@@ -39,7 +38,7 @@ class SharedModel(Llama):
             n_vocab=self.n_vocab(),
             n_batch=self._n_in_batch,
             n_reading=n_reading,
-            n_few=KVCache(self.address()).few_tokens(),
+            least_piece=self.least_piece,
         )
 
     def _model_loaded(self) -> None:

@@ -87,7 +87,9 @@ class EvictingLlama(DropIn):
         super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
         self.n_layer = int(llama_cpp.llama_model_n_layer(self.model))
         self._archive: ArchiveFile | None = None
-        self._cache = self._open_cache(KVCache(address(self.ctx)), recall_archive)
+        kv = KVCache(address(self.ctx))
+        self._cache = self._open_cache(kv, recall_archive)
+        self.least_piece = kv.few_tokens() + 1
         self.position_limit = self._cache.position_limit
 
     def _model_loaded(self) -> None:

@@ -193,7 +193,8 @@ class ReadingLlama(EvictingLlama):
                 as an answer needs it; or else, for a text that goes on and on, the newest tokens
                 ask anew from time to time, as with `eval`.
             before_end: called before the tokens are evaluated that are needed for the next one to
-                be drawn: the last one, or those that are read twice. Not with an exact prefill.
+                be drawn: the last ones, so many that they are rounded as if there were no pause, or
+                those that are read twice. Not with an exact prefill.
 
         Raises:
             PyH2OError: as `eval` does.
@@ -206,9 +207,10 @@ class ReadingLlama(EvictingLlama):
                 self.eval(tokens)
                 return
             if before_end is not None and not self.recalls:
-                self.eval_part(tokens[:-1], 0, len(tokens))
+                n_before = max(0, len(tokens) - self.least_piece)
+                self.eval_part(tokens[:n_before], 0, len(tokens))
                 before_end()
-                self.eval_part(tokens[-1:], len(tokens) - 1, len(tokens))
+                self.eval_part(tokens[n_before:], n_before, len(tokens))
                 return
             try:
                 recalling.read(self, tokens, before_end)

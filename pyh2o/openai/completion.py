@@ -91,7 +91,12 @@ class CompletionRequest:
     @property
     def token_limit(self) -> int | None:
         """Most tokens to generate, or None for as many as the model likes."""
-        return self.max_tokens if self.max_tokens is not None and self.max_tokens > 0 else None
+        return token_limit(self.max_tokens)
+
+
+def token_limit(max_tokens: int | None) -> int | None:
+    """What `max_tokens` of a request comes to; None for as many as the model likes."""
+    return max_tokens if max_tokens is not None and max_tokens > 0 else None
 
 
 def complete(

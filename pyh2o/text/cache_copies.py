@@ -21,6 +21,7 @@ from ..errors import SettingsError, StateError
 
 if TYPE_CHECKING:
     from ..cache.kv_cache import IntArray
+    from ..cache.statistics import KVStatistics
     from ..llama import Llama
 
 DEFAULT_MIB = 512
@@ -32,6 +33,21 @@ WORTH = 32
 # Copies that are needed at one time: two of a turn, one of the answer that is drawn anew in case
 # that fails, and one of an earlier turn. None is taken where so many do not fit.
 AT_ONCE = 4
+
+
+def cannot_go_back(kv: KVStatistics, n_new: int | None) -> bool:
+    """Whether a text may lose what it needs to go back from what comes behind it.
+
+    As long as nothing is evicted its end can be removed, but no recurrent state goes back, and a
+    window moves on.
+
+    Args:
+        kv: the cache, before what comes.
+        n_new: most tokens that come; None for no limit.
+    """
+    if kv.bytes_recurrent or not kv.evicting:
+        return kv.bytes_recurrent > 0
+    return n_new is None or kv.bytes_window > 0 or kv.used + n_new > kv.capacity
 
 
 @dataclass(frozen=True, eq=False)  # two copies are never the same one
@@ -116,20 +132,12 @@ class CacheCopies:
     # ---------------------------------------------------------------------------------------------
 
     def may_be_needed(self, n_new: int | None) -> bool:
-        """Whether the text may lose what it needs to go back to here.
-
-        As long as nothing is evicted its end can be removed, but no recurrent state goes back, and
-        a window moves on.
+        """Whether copies are taken, and the text may lose what it needs to go back to here.
 
         Args:
             n_new: most tokens that are evaluated before this is asked again; None for no limit.
         """
-        if not self.mib:
-            return False
-        kv = self._llm.kv
-        if kv.bytes_recurrent or not kv.evicting:
-            return kv.bytes_recurrent > 0
-        return n_new is None or kv.bytes_window > 0 or kv.used + n_new > kv.capacity
+        return self.mib > 0 and cannot_go_back(self._llm.kv, n_new)
 
     def take(self, n_new: int | None = None, *, is_start: bool = False) -> None:
         """Copy what the cache holds, if that may be needed and is worth it.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from many_texts import tiny_engine
+from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError
+from pyh2o.llama.recall import TAIL
 from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -32,15 +36,28 @@ def engine(path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def complete(engine: Engine, prompt: list[int], n: int) -> list[int]:
+def complete(engine: Engine, prompt: list[int], n: int, n_new: int | None = 0) -> list[int]:
     """The prompt and n tokens that the model likes best."""
-    with engine.text(prompt) as llm:
+    with engine.text(prompt, n_new=n_new) as llm:
         drawn = []
         for token in llm.generate(prompt, temp=0.0):
             drawn.append(token)
             if len(drawn) == n:
                 break
     return prompt + drawn
+
+
+def logits_of_answer(llm: Llama, prompt: list[int], n: int) -> np.ndarray:
+    """The logits behind a prompt and each of the n - 1 tokens that follow; [n, n_vocab].
+
+    For a model with `logits_all`.
+    """
+    rows: list[np.ndarray] = []
+    for _ in llm.generate(prompt, temp=0.0):
+        rows.append(llm.scores[llm.n_tokens - 1].copy())
+        if len(rows) == n:
+            break
+    return np.array(rows)
 
 
 def n_read(engine: Engine, prompt: list[int]) -> int:
@@ -73,6 +90,49 @@ def test_a_conversation_that_lost_its_place_comes_back(
     stored = engine.stored
     assert (stored.moved_in, stored.dropped) == (1, 0)
     assert stored.moved_out >= N_PLACES
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
+@pytest.mark.parametrize("recall", [0, 8])
+def test_a_prompt_that_is_completed_again_is_not_read_again(
+    tmp_path: Path, recall: int, rng: np.random.Generator
+) -> None:
+    """Where the first answer has evicted what it needs; bit for bit, with weights like these."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, dtype=GGMLQuantizationType.Q4_1)
+    prompt = rng.integers(3, N_VOCAB, 150).tolist()
+    settings = {**BUDGET, "recall": recall, "recent": 48, "logits_all": True}
+    with tiny_llama(path, **settings) as alone:
+        expected = logits_of_answer(alone, prompt, 90)
+    with tiny_engine(path, texts=N_PLACES, **settings) as engine:
+        read = []
+        for _ in range(3):
+            before = engine.batches.tokens
+            with engine.text(prompt, n_new=90) as llm:
+                logits = logits_of_answer(llm, prompt, 90)
+            assert np.array_equal(logits, expected)
+            read.append(engine.batches.tokens - before - 89)
+        again = TAIL + TAIL + 1 if recall else engine.model.least_piece
+        assert read == [150 + TAIL if recall else 150, again, again]
+        assert engine.stored.texts == 1
+
+
+def test_what_follows_a_prompt_may_need_no_copy_of_it(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    prompt = rng.integers(3, N_VOCAB, 20).tolist()
+    for n_new in (0, 10):
+        complete(engine, prompt, 10, n_new)
+    assert engine.stored.texts == 0
+
+
+def test_a_copy_of_a_prompt_goes_when_the_conversation_has_gone_on(
+    path: Path, rng: np.random.Generator
+) -> None:
+    with tiny_engine(path, texts=1, **BUDGET) as engine:
+        text = rng.integers(3, N_VOCAB, 70).tolist()
+        for _ in range(5):
+            text = complete(engine, text, 40, None) + rng.integers(3, N_VOCAB, 20).tolist()
+            assert engine.stored.texts == 1
 
 
 def test_a_text_whose_beginning_nobody_tells_costs_no_other_one(
