@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -21,14 +22,22 @@ class Bars:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._label = ""
+        self._reading_from = (0, 0.0)  # tokens, and when that was
 
     def loading(self, fraction: float) -> None:
         """The model is loaded to this fraction (0 to 1)."""
         self._show("loading the model", fraction, 1.0)
 
     def reading(self, done: int, total: int) -> None:
-        """`done` of `total` tokens of the prompt have been read."""
-        self._show("reading the prompt", done, total, f"{done:,} of {total:,} tokens")
+        """`done` of `total` tokens of the prompt have been read; called first when it begins."""
+        label, now = "reading the prompt", time.monotonic()
+        if self._label != label or done < self._reading_from[0]:
+            self._reading_from = (done, now)
+        n_read, seconds = done - self._reading_from[0], now - self._reading_from[1]
+        parts = [f"{done:,} of {total:,} tokens"]
+        if speed := per_second(n_read, seconds):
+            parts += [speed, f"{duration((total - done) * seconds / n_read)} left"]
+        self._show(label, done, total, " · ".join(parts))
 
     def fetching(self, done: int, total: int) -> None:
         """`done` of `total` bytes have arrived."""
@@ -59,6 +68,7 @@ class Bars:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        self._label = ""
 
     def _show(self, label: str, done: float | None, total: float | None, detail: str = "") -> None:
         if self._hidden:
