@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: b
     return int(lib.llama_h2o_size_of_cell(model, type_k, type_v, offload))
 
 
-def check_state_version(data: bytes) -> None:
+def check_state_version(data: bytes | mmap) -> None:
     """Refuse a saved state that another version has written.
 
     Args:

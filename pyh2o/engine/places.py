@@ -148,9 +148,9 @@ class Places:
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text, and a disk may be full
-            with contextlib.suppress(PyH2OError, OSError):
+            with contextlib.suppress(PyH2OError, OSError, MemoryError):
                 tokens = place.input_ids[: place.n_tokens].copy()
-                self.store.put(tokens, place.kv_state(), shared=shared)
+                self.store.put(tokens, place.mapped_kv_state(), shared=shared)
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""

@@ -7,6 +7,7 @@ import itertools
 import tempfile
 import threading
 from dataclasses import dataclass, replace
+from mmap import mmap
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class StoredText:
     """
 
     tokens: IntArray
-    state: bytes | Path
+    state: mmap | Path
     n_bytes: int
     shared: bool
     worth: float = 0.0
@@ -43,7 +44,7 @@ class StoredText:
         """Of the text."""
         return len(self.tokens)
 
-    def read(self) -> bytes:
+    def read(self) -> mmap | bytes:
         """The state.
 
         Raises:
@@ -117,7 +118,7 @@ class TextStore:
         """Whether a text of so many bytes can be put there at all."""
         return 0 < n_bytes <= self._most_bytes
 
-    def put(self, tokens: IntArray, state: bytes, *, shared: bool = False) -> None:
+    def put(self, tokens: IntArray, state: mmap, *, shared: bool = False) -> None:
         """Keep a text, or a beginning that several share, in the place of others if it takes that.
 
         Raises:
@@ -126,7 +127,7 @@ class TextStore:
         with self._lock:
             self._put(tokens, state, shared=shared)
 
-    def _put(self, tokens: IntArray, state: bytes, *, shared: bool) -> None:
+    def _put(self, tokens: IntArray, state: mmap, *, shared: bool) -> None:
         for outgrown in [text for text in self._texts if _is_outgrown(text, tokens)]:
             self._remove(outgrown)
         if len(state) > self._most_bytes:
@@ -163,7 +164,7 @@ class TextStore:
     def _appraise(self, text: StoredText) -> None:
         text.worth = self._age + (text.uses + 1) * text.n_tokens / text.n_bytes
 
-    def _written(self, state: bytes) -> bytes | Path:
+    def _written(self, state: mmap) -> mmap | Path:
         if self._folder is None:
             return state
         path = Path(self._folder.name) / f"{next(self._numbers)}.state"

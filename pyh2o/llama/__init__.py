@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import signature
+from mmap import mmap
 from typing import Any
 
 import llama_cpp
@@ -315,10 +316,21 @@ class Llama(ReadingLlama):
         Raises:
             StateError: an evaluation was broken off, and rows were evicted for it.
         """
-        with self.guard:
-            return states.kv_state(self)
+        return self.mapped_kv_state()[:]
 
-    def load_kv_state(self, data: bytes, tokens: Sequence[int] | IntArray) -> None:
+    def mapped_kv_state(self) -> mmap:
+        """What `kv_state` returns, in memory of its own that goes back to the system with it.
+
+        For those who keep many: in malloc's memory each thread's part would grow to what it ever
+        had.
+
+        Raises:
+            StateError: as for `kv_state`.
+        """
+        with self.guard:
+            return states.mapped_kv_state(self)
+
+    def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
         """Put back what `kv_state` returned: the text goes on from there, bit for bit.
 
         With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
@@ -326,7 +338,7 @@ class Llama(ReadingLlama):
         At least one token has to be evaluated before the next one can be drawn.
 
         Args:
-            data: from `kv_state` of a `Llama` of the same model and settings.
+            data: from `kv_state` or `mapped_kv_state` of a `Llama` of the same model and settings.
             tokens: the text; [n_tokens].
 
         Raises:

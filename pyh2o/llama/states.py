@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 import llama_cpp
+import numpy as np
 
 from ..cache.kv_cache import IntArray, check_state_version
 from ..errors import StateError
@@ -22,8 +24,8 @@ class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is
     """A state with the rows that eviction keeps, which has a format of its own."""
 
 
-def kv_state(llm: Llama) -> bytes:
-    """All that the KV cache of a model holds (see `Llama.kv_state`)."""
+def mapped_kv_state(llm: Llama) -> mmap:
+    """All that the KV cache of a model holds (see `Llama.mapped_kv_state`)."""
     # Ctrl-C can leave rows of tokens that are not in the record.
     if not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
         raise StateError(
@@ -31,14 +33,18 @@ def kv_state(llm: Llama) -> bytes:
             "evaluate the text again"
         )
     size = llama_cpp.llama_state_seq_get_size(llm.ctx, llm.seq_id)
-    data = (ctypes.c_uint8 * size)()
-    written = llama_cpp.llama_state_seq_get_data(llm.ctx, data, size, llm.seq_id)
+    try:
+        data = mmap(-1, size)
+    except OSError as error:
+        raise MemoryError(f"no {size:,} bytes of memory for a state") from error
+    target = (ctypes.c_uint8 * size).from_buffer(data)
+    written = llama_cpp.llama_state_seq_get_data(llm.ctx, target, size, llm.seq_id)
     if written != size:
         raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
-    return bytes(data)
+    return data
 
 
-def read_kv_state(llm: Llama, data: bytes, tokens: Sequence[int] | IntArray) -> None:
+def read_kv_state(llm: Llama, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
     """Put what `kv_state` returned into an empty cache.
 
     Raises:
@@ -47,8 +53,9 @@ def read_kv_state(llm: Llama, data: bytes, tokens: Sequence[int] | IntArray) -> 
     """
     if llm.evicting:
         check_state_version(data)
-    source = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-    read = llama_cpp.llama_state_seq_set_data(llm.ctx, source, len(data), llm.seq_id)
+    source = np.frombuffer(data, np.uint8)
+    pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    read = llama_cpp.llama_state_seq_set_data(llm.ctx, pointer, len(data), llm.seq_id)
     memory = llama_cpp.llama_get_memory(llm.ctx)
     newest = llama_cpp.llama_memory_seq_pos_max(memory, llm.seq_id)
     if read != len(data) or newest != len(tokens) - 1:
@@ -57,7 +64,7 @@ def read_kv_state(llm: Llama, data: bytes, tokens: Sequence[int] | IntArray) -> 
 
 def evicting_state(llm: Llama) -> EvictingState:
     """The parent's state, with all that eviction has to remember."""
-    data = kv_state(llm)
+    data = mapped_kv_state(llm)[:]
     n_logits = llm.n_tokens if llm._logits_all else 0
     return EvictingState(
         input_ids=llm._input_ids.copy(),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,7 @@ class CacheCopy:
     """
 
     tokens: IntArray
-    state: bytes
+    state: mmap
     reaches: int
     n_archived: int
     is_start: bool
@@ -153,7 +154,7 @@ class CacheCopies:
         if self.n_to_read(tokens) < WORTH:
             return
         try:
-            state = llm.kv_state()
+            state = llm.mapped_kv_state()
         except (StateError, MemoryError):
             return
         copy = CacheCopy(tokens, state, self._reach(), llm.kv.archived, is_start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import count
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,11 @@ def test_a_state_that_does_not_fit_is_read_again(
 def test_memory_that_is_not_there_costs_the_copy(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large() -> bytes:
+    def too_large() -> mmap:
         raise MemoryError
 
     llm = tiny_llama(path, **EVICTING)
-    monkeypatch.setattr(llm, "kv_state", too_large)
+    monkeypatch.setattr(llm, "mapped_kv_state", too_large)
     conversation = talk(llm)
     assert len(conversation.copies) == 0
     said(conversation.regenerate(max_tokens=SHORT))
