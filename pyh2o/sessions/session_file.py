@@ -103,7 +103,7 @@ def write_session(path: str | Path, session: Session) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode_to_keep(path, target)
+        mode = _mode(path, target)
         with replacement(target, prefix=TEMPORARY, mode=mode) as file:
             _write_archive(file, session)
     except OSError as error:
@@ -113,12 +113,12 @@ def write_session(path: str | Path, session: Session) -> None:
         ) from error
 
 
-def _mode_to_keep(path: str | Path, target: Path) -> int | None:
-    """Permissions of the file that is there, or None."""
+def _mode(path: str | Path, target: Path) -> int:
+    """Permissions of the file that is there; a new one is its owner's alone."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
-        return None
+        return 0o600
     if not stat.S_ISREG(mode):
         raise SessionError(
             f"cannot save the session to {path}: it is not a file; give another name"

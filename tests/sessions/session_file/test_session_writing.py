@@ -46,10 +46,8 @@ def test_it_is_an_archive_that_other_tools_can_open(path: Path, session: Session
     assert about["kind"] == "conversation"
 
 
-def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path, session: Session) -> None:
-    (tmp_path / "other").touch()
-    write_session(tmp_path / "chat", session)
-    assert (tmp_path / "chat").stat().st_mode == (tmp_path / "other").stat().st_mode
+def test_a_new_file_is_its_owners_alone(path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_an_old_file_keeps_its_permissions(path: Path, session: Session) -> None:
