@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import socket
-from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,25 +17,23 @@ from pyh2o.openai.limits import (
     Limits,
 )
 
-from . import loading
-from .errors import InputError, reported_errors
+from .chat.recalling import RECALLING, with_possible_recall
+from .errors import reported_errors
 from .options import MODEL, ModelOptions, takes_run_options
+from .serving import listen, run_server, started_server
+from .session_options import typed_options
 from .shell_completion import complete_model
-from .terminal.progress import Bars
-from .terminal.terminal import terminal
-from .terminal.wording import count
-
-if TYPE_CHECKING:
-    from pyh2o.openai.server import ServedModels
-    from pyh2o.openai.server.models import AnyModel
 
 SERVER = "Server"
+# As chats have it, so that theirs go on here.
+ANSWERING = ModelOptions(eviction=RECALLING.eviction)
 
 
 @takes_run_options
 def serve(
+    context: typer.Context,
     *,
-    options: ModelOptions,
+    options: ModelOptions = ANSWERING,
     host: Annotated[
         str,
         typer.Option(
@@ -118,81 +113,16 @@ def serve(
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
     that was made for embeddings has those.
     """
-    with reported_errors():
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.openai import server
-
-        from .served import model_sources
-
-        with closing(listen(host, port)) as listener:
-            limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
-            sources = model_sources(
-                options, model or [None], texts=texts, store_mib=store_mib, limits=limits
-            )
-            with server.ServedModels(sources, limits) as models:
-                with loading.watched_load(Bars(hidden=options.verbose)) as on_load:
-                    first = models.start(on_load)
-                app = server.create_app(models, api_key=api_key)
-                warn_of_strangers(listener, api_key)
-                with suppress(KeyboardInterrupt):  # the ordinary end
-                    say_what(first, models)
-                    say_where(listener)
-                    server.run(app, listener, verbose=options.verbose)
-        terminal.say("stopped")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Take the port before the model is loaded, which takes longer.
-
-    Raises:
-        InputError: another program has it, or there is no such address.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        no_name = isinstance(error, socket.gaierror)
-        reason = error.strerror if no_name else os.strerror(error.errno or 0)
-        raise InputError(
-            f"cannot listen on {host} port {port}: {reason}; give another --host or --port"
-        ) from None
-
-
-def say_what(first: AnyModel, models: ServedModels) -> None:
-    """Say what is served: of the first model also what the cache of each text is."""
-    terminal.say(f"{first.name} · {_work_of(first)}", style="dim")
-    for source in models.sources[1:]:
-        work = "embeddings" if source.embeds else count(source.n_at_once, "text") + " at once"
-        terminal.say(f"{source.name} · {work}, loaded when it is asked for", style="dim")
-
-
-def _work_of(model: AnyModel) -> str:
-    # Imported here because it loads llama.cpp.
-    from pyh2o.openai.server import EmbeddingModel
-
-    if isinstance(model, EmbeddingModel):
-        n_values, n_ctx = model.llama.n_values, model.llama.n_ctx()
-        return f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
-    n = model.engine.n_places
-    return (
-        f"{count(n, 'text')} at once{', each' if n > 1 else ''}: "
-        f"{model.engine.report()[0].kv.summary()}"
-    )
-
-
-def say_where(listener: socket.socket) -> None:
-    """Say where clients find the server, and browsers its page."""
-    address, port = listener.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    server = f"http://{shown}:{port}"
-    terminal.say(f"listening on {server}/v1 · page at {server}/ · Ctrl-C stops")
-
-
-def warn_of_strangers(listener: socket.socket, api_key: str | None) -> None:
-    """Say so where other machines get in without a key."""
-    address = listener.getsockname()[0]
-    if api_key is None and not ipaddress.ip_address(address).is_loopback:
-        terminal.say(
-            "other machines can reach this without a key: give --api-key, or leave out --host",
-            style="yellow",
-        )
+    options = with_possible_recall(options, typed_options(context), is_saved=False)
+    with (
+        reported_errors(),
+        started_server(
+            options,
+            model or [None],
+            partial(listen, host, port),
+            texts=texts,
+            store_mib=store_mib,
+            limits=Limits(max_body_mib, max_prompt_tokens, max_wait),
+        ) as started,
+    ):
+        run_server(started, api_key=api_key, verbose=options.verbose)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeVar
 
 from pyh2o.cache.settings import EvictionSettings
 
-from ..options import RunOptions
+from ..options import ModelOptions, RunOptions
+
+Options = TypeVar("Options", bound=ModelOptions)
 
 # A question about what was said long ago is what a chat is for, so rows come back for it.
 RECALLING = RunOptions(eviction=EvictionSettings(recall=0.05))
@@ -15,9 +18,7 @@ RECALLING = RunOptions(eviction=EvictionSettings(recall=0.05))
 UNSAVED_MIB = 1024
 
 
-def with_possible_recall(
-    options: RunOptions, given: Collection[str], *, is_saved: bool
-) -> RunOptions:
+def with_possible_recall(options: Options, given: Collection[str], *, is_saved: bool) -> Options:
     """The options, with recall by default only where rows are evicted, and limited in memory.
 
     Args:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, run
+from needed import needed
 from pyh2o.cli.chat.answers import Answers
 from pyh2o.cli.chat.recalling import RECALLING
-from pyh2o.cli.options import RunOptions
+from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
 from pyh2o.sessions.saved import chats_folder
@@ -103,6 +104,39 @@ def test_what_a_chat_recalls_into(
     monkeypatch.setattr("pyh2o.cli.loading.load_llama", load)
     assert run("chat", "-m", str(tiny), *arguments, stdin="Hello\n").code == 1
     eviction = loaded[0].eviction
+    assert (eviction.recall, eviction.recall_mib) == (recall, mib)
+
+
+@pytest.mark.parametrize("command", [["serve", "--port=0"]], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "recall", "mib"),
+    [
+        ([], 0.05, 1024),
+        (["--recall=0"], 0, 1024),
+        (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
+        (["--no-evict"], 0, 1024),
+    ],
+    ids=str,
+)
+def test_what_a_server_recalls_into(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    arguments: list[str],
+    recall: float,
+    mib: int,
+) -> None:
+    """As a chat that is not saved, so that a chat of the terminal goes on there."""
+    needed("pyh2o.openai.server", name="the server's packages")
+    served: list[ModelOptions] = []
+
+    def sources(options: ModelOptions, *_: object, **__: object) -> None:
+        served.append(options)
+        raise ModelError("not now")
+
+    monkeypatch.setattr("pyh2o.cli.served.model_sources", sources)
+    assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
+    eviction = served[0].eviction
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
 
 
