@@ -25,6 +25,7 @@ from .input import open_source
 from .loop import Chat
 from .opening import begin, open_saved, saved_options
 from .recalling import RECALLING, with_possible_recall
+from .web import chat_on_page, refuse_what_the_page_lacks
 
 SAVING = "Saving"
 
@@ -101,19 +102,29 @@ def chat(
         bool,
         typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
     ] = False,
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Chat in the browser, on a page that only this machine sees."),
+    ] = False,
 ) -> None:
     """Talk with a model; the cache never grows beyond its budget and slack.
 
     Conversations are saved as they go; `pyh2o sessions` lists them. Standard input that is not a
     terminal is answered line by line (pyh2o chat < script.txt), and saved with --session only.
+    With --web all of it happens on a page, under http://127.0.0.1:8000/ or, where that port is
+    taken, a free one.
     """
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
     with reported_errors():
         opened = last_chat() if go_on else None if session is None else SavedChat(session)
+        given = typed_options(context)
+        if web:
+            refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
+            chat_on_page(options, given, opened)
+            return
         source = open_source(keep_history=not no_save)
         saving = not no_save and (source.interactive or opened is not None)
-        given = typed_options(context)
         with closing(Autosave(saving, opened)) as autosave:
             saved = opened.path if opened is not None and opened.path.exists() else None
             if saved is not None:

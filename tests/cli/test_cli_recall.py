@@ -107,7 +107,7 @@ def test_what_a_chat_recalls_into(
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
 
 
-@pytest.mark.parametrize("command", [["serve", "--port=0"]], ids=str)
+@pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
     [

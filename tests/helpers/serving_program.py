@@ -1,4 +1,4 @@
-"""`pyh2o serve` as a program of its own."""
+"""`pyh2o serve`, and `pyh2o chat --web`, as programs of their own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OUTSIDE = Path(__file__).parent
 
 
 class Program:
-    """`pyh2o serve` as a process, and what it says."""
+    """A command that serves as a process, and what it says."""
 
-    def __init__(self, *arguments: str | Path) -> None:
-        environment = {**os.environ, "PYH2O_THREADS": "1"}
+    def __init__(self, *arguments: str | Path, command: str = "serve", **variables: str) -> None:
+        environment = {**os.environ, "PYH2O_THREADS": "1", **variables}
         # The tests may run with Ctrl-C ignored, which programs they start would inherit.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyh2o.cli", "serve", *map(str, arguments)],
+            [sys.executable, "-m", "pyh2o.cli", command, *map(str, arguments)],
             env=environment,
             cwd=OUTSIDE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,255 @@
+"""`pyh2o chat --web`: the real program, with a browser that only notes what it is to open."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_fakes import run
+from needed import needed
+from pyh2o.cli.chat import web
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+loopback = needed("loopback", name="the server's packages")
+serving = needed("serving_program", name="the server's packages")
+PATIENCE, get, wait_until = loopback.PATIENCE, loopback.get, loopback.wait_until
+OUTSIDE, Program = serving.OUTSIDE, serving.Program
+
+pytestmark = pytest.mark.usefixtures("surroundings")
+real = pytest.mark.real
+CACHE = ("--ctx", "512", "--hh", "60", "--recent", "60", "--slack", "40")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=4, chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Path:
+    """Where the browser notes the address."""
+    return tmp_path / "opened"
+
+
+@pytest.fixture
+def browser(tmp_path: Path, opened: Path) -> Path:
+    script = tmp_path / "browser"
+    script.write_text(f'#!/bin/sh\necho "$1" > "{opened}.part"\nmv "{opened}.part" "{opened}"\n')
+    script.chmod(0o700)
+    return script
+
+
+@pytest.fixture
+def program(browser: Path) -> Iterator[Callable[..., Any]]:
+    started: list[Any] = []
+
+    def start(*arguments: str | Path, command: str = "chat", **variables: str) -> Any:
+        variables = {"BROWSER": str(browser), **variables}
+        started.append(Program(*arguments, command=command, **variables))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(PATIENCE)
+
+
+def port_of(server: Any) -> int:
+    return int(server.address().removesuffix("/v1").rpartition(":")[2])
+
+
+def address_in(opened: Path) -> str:
+    """What the browser was to open."""
+    wait_until(opened.exists)
+    return opened.read_text().strip()
+
+
+def ends_at_ctrl_c(server: Any) -> bool:
+    server.process.send_signal(signal.SIGINT)
+    return server.end() == 0 and server.notes.endswith(" Ctrl-C stops\nstopped\n")
+
+
+def save_chat(path: Path, name: str) -> None:
+    """A chat of the terminal."""
+    output = run("chat", "-m", str(path), *CACHE, "-n5", "--session", name, stdin="Hello\n")
+    assert output.code == 0, output.notes
+
+
+@real
+def test_the_page_is_served_and_opened(
+    path: Path, program: Callable[..., Any], opened: Path
+) -> None:
+    server = program("--web", "--model", path, *CACHE)
+    port = port_of(server)
+    assert server.notes.startswith("tiny · 2 texts at once, each: KV 0/")
+    assert address_in(opened) == f"http://127.0.0.1:{port}/"
+    page = get(port, "/")
+    assert page.status == 200
+    assert b"<title>" in page.body
+    assert get(port, "/v1/sessions").json["data"] == []
+    assert ends_at_ctrl_c(server)
+
+
+@real
+@pytest.mark.parametrize("given", [("--session", "my talk"), ("--continue",)], ids=str)
+def test_a_chat_of_the_terminal_is_opened(
+    path: Path, program: Callable[..., Any], opened: Path, given: tuple[str, ...]
+) -> None:
+    """With its own model and cache, of which nothing is typed; and it goes on."""
+    save_chat(path, "my talk")
+    server = program("--web", *given)
+    port = port_of(server)
+    assert address_in(opened) == f"http://127.0.0.1:{port}/#/s/my%20talk"
+    goes_on(port)
+    assert ends_at_ctrl_c(server)
+
+
+@real
+def test_a_chat_of_the_terminal_goes_on_in_a_server(
+    path: Path, program: Callable[..., Any]
+) -> None:
+    save_chat(path, "my talk")
+    server = program("--model", path, *CACHE, "--port", "0", command="serve")
+    goes_on(port_of(server))
+
+
+def goes_on(port: int) -> None:
+    (session,) = get(port, "/v1/sessions").json["data"]
+    assert (session["name"], session["usable"], session["turns"]) == ("my talk", True, 1)
+    client = needed("session_client", name="the server's packages").SessionClient(Here(port))
+    assert client.say("my%20talk", "And then?", max_tokens=5)["finish"] in ("length", "stop")
+    assert len(client.got("/my%20talk")["turns_list"]) == 2
+
+
+class Here:
+    """A server that runs already."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+
+@real
+def test_a_key_is_asked_for(path: Path, program: Callable[..., Any]) -> None:
+    server = program("--web", "--model", path, *CACHE, PYH2O_API_KEY="secret")
+    port = port_of(server)
+    assert get(port, "/").status == 200
+    assert get(port, "/v1/sessions").status == 401
+
+
+@real
+def test_a_browser_that_fails_is_told(path: Path, program: Callable[..., Any]) -> None:
+    """And the page is there all the same."""
+    server = program("--web", "--model", path, *CACHE, BROWSER="false")
+    port = port_of(server)
+    said = server.process.stderr.readline()
+    assert said == f"no browser could be opened here: the page is http://127.0.0.1:{port}/\n"
+    assert get(port, "/").status == 200
+
+
+def test_where_there_is_no_browser(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> Any:
+        raise webbrowser.Error("could not locate runnable browser")
+
+    in_terminal = webbrowser.GenericBrowser("true")
+    monkeypatch.delenv("BROWSER", raising=False)
+    for found in (none, lambda: in_terminal):
+        monkeypatch.setattr(webbrowser, "get", found)
+        web._open("http://127.0.0.1:1/")
+        said = "no browser could be opened here: the page is http://127.0.0.1:1/\n"
+        assert capsys.readouterr().err == said
+    monkeypatch.setenv("BROWSER", "true")  # what the user has chosen
+    web._open("http://127.0.0.1:1/")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_port_is_the_usual_one_if_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(web, "PORT", port)
+        with closing(web._listen()) as listener:
+            host, another = listener.getsockname()
+            assert host == "127.0.0.1"
+            assert another != port
+    with closing(web._listen()) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plain"], "--plain is for chats without --web: the page always shows Markdown"),
+        (["--no-save"], "--no-save is for chats without --web: what is said on the page is saved"),
+        (["-n5"], "--max-tokens is for chats without --web: it is among the Settings of the page"),
+        (["--temp=0"], "--temp is for chats without --web: it is among the Settings of the page"),
+        (["--seed=1"], "--seed is for chats without --web: it is among the Settings of the page"),
+        (["-s", "Be brief."], "--system is for chats without --web: "),
+        (["--fair-turns"], "--fair-turns is for chats without --web: "),
+        (["--copies-mib=0"], "--copies-mib is for chats without --web: "),
+        (["--reread", "--session=x"], "--reread is for chats without --web: "),
+        (["--session=x"], "there is no session x to open: leave --session out, and begin it there"),
+        (["-c"], "no conversation is saved in "),
+        (["-m", "none.gguf"], "there is no model file none.gguf"),
+    ],
+    ids=str,
+)
+def test_what_the_page_lacks_is_refused(arguments: list[str], said: str) -> None:
+    output = run("chat", "--web", *arguments)
+    assert output.code == 1
+    assert output.notes.startswith(f"error: {said}")
+    assert output.notes.count("\n") == 1
+
+
+def test_nothing_is_saved_against_the_user_s_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[chat]\nno-save = true\n")
+    monkeypatch.setenv("PYH2O_CONFIG", str(file))
+    assert run("chat", "--web").notes.startswith("error: --no-save is for chats without --web")
+
+
+def test_a_chat_under_other_settings_is_refused(path: Path) -> None:
+    """Before a page opens on which it could not go on."""
+    save_chat(path, "x")
+    output = run("chat", "--web", "--session", "x", "--hh", "50")
+    assert output.code == 1
+    assert output.notes.startswith("error: this session was made with --hh 60")
+    assert "listening" not in output.notes
+
+
+def test_a_model_without_chats_is_refused(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "bert.gguf", seed=9, n_ctx_train=128, arch_variant="encoder")
+    output = run("chat", "--web", "-m", str(model))
+    assert output.code == 1
+    assert output.notes.splitlines()[-1] == (
+        "error: bert makes embeddings and writes no text: give another model (--model)"
+    )
+
+
+@real
+def test_missing_packages_are_named() -> None:
+    script = "import sys; sys.modules['fastapi'] = None; from pyh2o.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "chat", "--web"],
+        cwd=OUTSIDE,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the server needs the package fastapi: pip install 'pyh2o-llm[server]'\n"
+    )
