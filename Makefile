@@ -10,7 +10,7 @@ FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first ti
 PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 NATIVE  := find native/src native/include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: help story build test explore lint format clean
+.PHONY: help story page build test explore lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,10 @@ story: build ## tell a story with the demo model; sets everything up first
 	$(FETCH)
 	$(BIN)/pyh2o generate --hh 96 --recent 96 --seed 7 --max-tokens 1000 \
 	    --prompt "Once upon a time, in a town by the sea,"
+
+page: build ## chat with the demo model in the browser; sets everything up first
+	$(FETCH)
+	$(BIN)/pyh2o chat --web
 
 build: .venv/built ## install pyh2o into .venv; compiles only what changed
 
@@ -71,7 +75,7 @@ BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later 
 .venv/built: .venv/llama_cpp $(SOURCES)
 	@echo "==> pyh2o ($(BUILD_NOTE))"
 	@touch $@.begun
-	$(PIP) install --quiet .
+	$(PIP) install --quiet '.[server]'
 	@mv $@.begun $@
 
 .venv/tested: .venv/llama_cpp $(SOURCES)

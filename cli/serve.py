@@ -111,7 +111,8 @@ def serve(
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
     goes on is not read again. The sampling comes with each request. Of several models the first is
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
-    that was made for embeddings has those.
+    that was made for embeddings has those. What was evicted comes back for a prompt as in a chat:
+    the archive of each text takes at most 1,024 MiB, or as --recall-mib says.
     """
     options = with_possible_recall(options, typed_options(context), is_saved=False)
     with (
