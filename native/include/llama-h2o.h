@@ -187,6 +187,14 @@ struct llama_h2o_stats {
     double missed; // and to those of them that were not recalled
 };
 
+// Who may break off what is decoded.
+struct llama_h2o_breaker {
+    bool (*ask)(void * data); // in the thread that decodes; true breaks off
+    void * data;
+    int64_t interval_us; // between two questions, and before the first one
+    int64_t next_us;     // when the next one is due; not for the caller
+};
+
 // Positions p0 <= p < p1 that were recalled together.
 struct llama_h2o_recalled_span {
     int32_t p0;
@@ -264,6 +272,14 @@ LLAMA_H2O_API int32_t llama_h2o_mark(struct llama_context * ctx, int32_t seq_id)
 
 // The last marked position up to pos, as a number of tokens, or 0.
 LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_id, int32_t pos);
+
+// Ask the breaker whether to break off, from now on and as long as the CPU computes; null: nobody. It stays the caller's.
+// llama_decode() then returns 2, soon after, and the batch that was broken off has left no trace: its tokens are gone, and
+// what the policy collected is bit for bit what it was. What made room for it stays: compactions and re-bases. Where layers
+// see a window, the text goes on to rounding. What was collected is copied before every batch: not worth it for a token.
+// Returns 1, or 0 where nothing can be broken off: states of recurrent layers are written over, a kind of memory is not
+// known, or the context has an abort callback of somebody else's.
+LLAMA_H2O_API int32_t llama_h2o_set_breaker(struct llama_context * ctx, struct llama_h2o_breaker * breaker);
 
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
 // to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves

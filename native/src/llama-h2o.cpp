@@ -177,6 +177,14 @@ int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
     });
 }
 
+int32_t llama_h2o_set_breaker(llama_context * ctx, llama_h2o_breaker * breaker) {
+    if (!ctx || (breaker && (!breaker->ask || breaker->interval_us < 0))) {
+        return LLAMA_H2O_ERR_ARGUMENT;
+    }
+
+    return llama_h2o::set_breaker(*ctx, breaker);
+}
+
 int32_t llama_h2o_enlarge(llama_context * ctx, uint32_t n_ctx) {
     return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) { return h2o.enlarge(n_ctx); });
 }

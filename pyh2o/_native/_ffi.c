@@ -584,144 +584,153 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(int32_t)
-/*  1 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 20), // _Bool()(void *)
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 22), // char const *()(struct llama_context *, int32_t)
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_context *
-/*  5 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *)
-/*  8 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(int32_t)
+/*  4 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(struct llama_context *, int32_t)
+/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct llama_context *
+/*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t)
-/* 11 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 12 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, _Bool)
-/* 15 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 16 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
-/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
-/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 21 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 120), // char const *
-/* 23 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // uint8_t const *
-/* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
-/* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 27 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t const *
-/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t)
-/* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 34 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 35 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 37 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 38 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 1), // int32_t *
-/* 42 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // float *
-/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
-/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 52), // struct llama_h2o_lost_rows *
-/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
-/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 52 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_lost_rows
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
-/* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 57 */ _CFFI_OP(_CFFI_OP_POINTER, 131), // struct llama_h2o_recalled_span *
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // struct llama_h2o_span const *
-/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 67 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
-/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 76 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 78 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 79 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_params
-/* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context *, uint32_t)
-/* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 85 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // struct llama_context const *
-/* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 88 */ _CFFI_OP(_CFFI_OP_POINTER, 130), // struct llama_h2o_layer_info *
-/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
-/* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // struct llama_h2o_stats *
-/* 94 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(struct llama_model const *)
-/* 96 */ _CFFI_OP(_CFFI_OP_POINTER, 134), // struct llama_model const *
-/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void const *, size_t)
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // void const *
-/* 100 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
+/* 11 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t)
+/* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 16 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, _Bool)
+/* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 19 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
+/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
+/* 23 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // char const *
+/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // uint8_t const *
+/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 29 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 30 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 31 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t const *
+/* 32 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t)
+/* 35 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 42 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
+/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // float *
+/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
+/* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 50 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // struct llama_h2o_lost_rows *
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
+/* 53 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 55 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_lost_rows
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
+/* 58 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_recalled_span *
+/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 66 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_span const *
+/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 69 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 70 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
+/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 78 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
+/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_h2o_breaker *
+/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 86 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_params
+/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
+/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
+/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct llama_context const *
+/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 95 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_layer_info *
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 98 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
+/* 99 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 100 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_stats *
 /* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 1), // int32_t()(void)
-/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 128), // int64_t()(struct llama_context const *)
-/* 105 */ _CFFI_OP(_CFFI_OP_NOOP, 86),
-/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *)
-/* 108 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // uint32_t()(struct llama_model const *, uint32_t)
-/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
-/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
+/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_model const *
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
+/* 106 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void const *
+/* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 136), // int64_t()(struct llama_context const *)
+/* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
 /* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 135), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
-/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 120 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 121 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 122 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 123 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 124 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 125 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 126 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 129 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 130 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_layer_info
-/* 131 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_recalled_span
-/* 132 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_span
-/* 133 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_stats
-/* 134 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_model
-/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 32), // uint32_t()(struct llama_model const *)
+/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
+/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION, 32), // uint32_t()(struct llama_model const *, uint32_t)
+/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
+/* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 144), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 127 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 130 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 131 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
+/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
+/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
+/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 137 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_breaker
+/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_layer_info
+/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_recalled_span
+/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
+/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
+/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
+/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -1046,6 +1055,18 @@ static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_TYPE(unsigned long long *o)
   return n;
 }
 
+static struct _cffi_externpy_s _cffi_externpy__pyh2o_ask =
+  { "pyh2o._native._ffi.pyh2o_ask", (int)sizeof(_Bool), 0, 0 };
+
+static _Bool pyh2o_ask(void * a0)
+{
+  char a[8];
+  char *p = a;
+  *(void * *)(p + 0) = a0;
+  _cffi_call_python(&_cffi_externpy__pyh2o_ask, p);
+  return *(_Bool *)p;
+}
+
 static int32_t _cffi_d_llama_h2o_archive_close(struct llama_context * x0, int32_t x1)
 {
   return llama_h2o_archive_close(x0, x1);
@@ -1067,10 +1088,10 @@ _cffi_f_llama_h2o_archive_close(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1115,10 +1136,10 @@ _cffi_f_llama_h2o_archive_flush(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1165,10 +1186,10 @@ _cffi_f_llama_h2o_archive_in_states(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1219,10 +1240,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1232,10 +1253,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(47), arg2, (char **)&x2);
+      _cffi_type(50), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_lost_rows *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(47), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(50), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1280,10 +1301,10 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1293,19 +1314,19 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(22), arg2, (char **)&x2);
+      _cffi_type(25), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (char const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(22), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(25), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(23), arg3, (char **)&x3);
+      _cffi_type(26), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint8_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(23), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(26), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1348,10 +1369,10 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1360,7 +1381,7 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
   if (x1 == (int32_t)-1 && PyErr_Occurred())
     return NULL;
 
-  if (_cffi_to_c((char *)&x2, _cffi_type(52), arg2) < 0)
+  if (_cffi_to_c((char *)&x2, _cffi_type(55), arg2) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1404,10 +1425,10 @@ _cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1423,7 +1444,7 @@ _cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -1452,15 +1473,15 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(79), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(86), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1498,10 +1519,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(86), arg0, (char **)&x0);
+      _cffi_type(93), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1544,7 +1565,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
   return pyresult;
 }
 #else
@@ -1572,10 +1593,10 @@ _cffi_f_llama_h2o_drop_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1620,10 +1641,10 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1670,10 +1691,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(86), arg0, (char **)&x0);
+      _cffi_type(93), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1683,10 +1704,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(88), arg2, (char **)&x2);
+      _cffi_type(95), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_layer_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(88), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(95), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1731,10 +1752,10 @@ _cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1744,10 +1765,10 @@ _cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(57), arg2, (char **)&x2);
+      _cffi_type(60), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(57), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1800,10 +1821,10 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1821,19 +1842,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(41), arg4, (char **)&x4);
+      _cffi_type(44), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(41), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(44), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(42), arg5, (char **)&x5);
+      _cffi_type(45), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(42), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(45), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1876,10 +1897,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(86), arg0, (char **)&x0);
+      _cffi_type(93), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(86), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1889,10 +1910,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(93), arg2, (char **)&x2);
+      _cffi_type(100), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(93), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(100), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1933,10 +1954,10 @@ _cffi_f_llama_h2o_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1983,10 +2004,10 @@ _cffi_f_llama_h2o_marked(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2055,10 +2076,10 @@ _cffi_f_llama_h2o_n_few(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2099,10 +2120,10 @@ _cffi_f_llama_h2o_n_pos(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(96), arg0, (char **)&x0);
+      _cffi_type(103), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2141,10 +2162,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(96), arg0, (char **)&x0);
+      _cffi_type(103), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2187,10 +2208,10 @@ _cffi_f_llama_h2o_pin(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2243,10 +2264,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2256,10 +2277,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(63), arg2, (char **)&x2);
+      _cffi_type(66), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(63), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(66), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2308,10 +2329,10 @@ _cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2343,6 +2364,59 @@ _cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_recall _cffi_d_llama_h2o_recall
 #endif
 
+static int32_t _cffi_d_llama_h2o_set_breaker(struct llama_context * x0, struct llama_h2o_breaker * x1)
+{
+  return llama_h2o_set_breaker(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_set_breaker(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  struct llama_h2o_breaker * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_set_breaker", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(7), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(82), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (struct llama_h2o_breaker *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(82), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_set_breaker(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_set_breaker _cffi_d_llama_h2o_set_breaker
+#endif
+
 static int32_t _cffi_d_llama_h2o_share_fairly(struct llama_context * x0, int32_t x1, int32_t const * x2, uint32_t x3)
 {
   return llama_h2o_share_fairly(x0, x1, x2, x3);
@@ -2368,10 +2442,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2381,10 +2455,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(28), arg2, (char **)&x2);
+      _cffi_type(31), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(28), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(31), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2423,10 +2497,10 @@ _cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(4), arg0, (char **)&x0);
+      _cffi_type(7), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2471,10 +2545,10 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(96), arg0, (char **)&x0);
+      _cffi_type(103), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2527,10 +2601,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg0, (char **)&x0);
+      _cffi_type(106), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(106), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2577,7 +2651,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(22));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
   return pyresult;
 }
 #else
@@ -2599,10 +2673,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(96), arg0, (char **)&x0);
+      _cffi_type(103), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(96), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2621,6 +2695,18 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
 #else
 #  define _cffi_f_llama_h2o_supports _cffi_d_llama_h2o_supports
 #endif
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_breaker(struct llama_h2o_breaker *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  { _Bool(* *tmp)(void *) = &p->ask; (void)tmp; }
+  { void * *tmp = &p->data; (void)tmp; }
+  (void)((p->interval_us) | 0);  /* check that 'struct llama_h2o_breaker.interval_us' is an integer */
+  (void)((p->next_us) | 0);  /* check that 'struct llama_h2o_breaker.next_us' is an integer */
+}
+struct _cffi_align_struct_llama_h2o_breaker { char x; struct llama_h2o_breaker y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_layer_info(struct llama_h2o_layer_info *p)
@@ -2770,231 +2856,247 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_close },
-  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_archive_flush },
-  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 14), (void *)_cffi_d_llama_h2o_archive_in_states },
-  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_llama_h2o_archive_lost },
-  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 19), (void *)_cffi_d_llama_h2o_archive_open },
-  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_llama_h2o_archive_restore },
-  { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 3), (void *)_cffi_d_llama_h2o_archive_trouble },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 77), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 104), (void *)_cffi_d_llama_h2o_device_bytes },
-  { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_drop_recalled },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 81), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 85), (void *)_cffi_d_llama_h2o_get_layer },
-  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 54), (void *)_cffi_d_llama_h2o_get_recalled },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 36), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_mark },
-  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 102), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_n_few },
-  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 110), (void *)_cffi_d_llama_h2o_n_pos },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 107), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_llama_h2o_recall },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 25), (void *)_cffi_d_llama_h2o_share_fairly },
-  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 7), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 114), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 98), (void *)_cffi_d_llama_h2o_state_version },
-  { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 0), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 95), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_archive_close },
+  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_archive_flush },
+  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_in_states },
+  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_llama_h2o_archive_lost },
+  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_open },
+  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 52), (void *)_cffi_d_llama_h2o_archive_restore },
+  { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_archive_trouble },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 111), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_device_name },
+  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_drop_recalled },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_get_layer },
+  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 57), (void *)_cffi_d_llama_h2o_get_recalled },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 97), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_mark },
+  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 34), (void *)_cffi_d_llama_h2o_marked },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 109), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_n_few },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 117), (void *)_cffi_d_llama_h2o_n_pos },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 114), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 69), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 63), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_llama_h2o_recall },
+  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 80), (void *)_cffi_d_llama_h2o_set_breaker },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 28), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_strerror },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 102), (void *)_cffi_d_llama_h2o_supports },
+  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 127), (void *)pyh2o_ask },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
+  { "ask", offsetof(struct llama_h2o_breaker, ask),
+           sizeof(((struct llama_h2o_breaker *)0)->ask),
+           _CFFI_OP(_CFFI_OP_NOOP, 127) },
+  { "data", offsetof(struct llama_h2o_breaker, data),
+            sizeof(((struct llama_h2o_breaker *)0)->data),
+            _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
+                   sizeof(((struct llama_h2o_breaker *)0)->interval_us),
+                   _CFFI_OP(_CFFI_OP_NOOP, 136) },
+  { "next_us", offsetof(struct llama_h2o_breaker, next_us),
+               sizeof(((struct llama_h2o_breaker *)0)->next_us),
+               _CFFI_OP(_CFFI_OP_NOOP, 136) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
-               _CFFI_OP(_CFFI_OP_NOOP, 1) },
+               _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "window", offsetof(struct llama_h2o_layer_info, window),
               sizeof(((struct llama_h2o_layer_info *)0)->window),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "chunked", offsetof(struct llama_h2o_layer_info, chunked),
                sizeof(((struct llama_h2o_layer_info *)0)->chunked),
-               _CFFI_OP(_CFFI_OP_NOOP, 17) },
+               _CFFI_OP(_CFFI_OP_NOOP, 20) },
   { "recurrent", offsetof(struct llama_h2o_layer_info, recurrent),
                  sizeof(((struct llama_h2o_layer_info *)0)->recurrent),
-                 _CFFI_OP(_CFFI_OP_NOOP, 17) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 20) },
   { "n_head_kv", offsetof(struct llama_h2o_layer_info, n_head_kv),
                  sizeof(((struct llama_h2o_layer_info *)0)->n_head_kv),
-                 _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_embd_head_k", offsetof(struct llama_h2o_layer_info, n_embd_head_k),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_k),
-                     _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_embd_head_v", offsetof(struct llama_h2o_layer_info, n_embd_head_v),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_v),
-                     _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "begin", offsetof(struct llama_h2o_lost_rows, begin),
              sizeof(((struct llama_h2o_lost_rows *)0)->begin),
-             _CFFI_OP(_CFFI_OP_NOOP, 1) },
+             _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "p0", offsetof(struct llama_h2o_lost_rows, p0),
           sizeof(((struct llama_h2o_lost_rows *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "p1", offsetof(struct llama_h2o_lost_rows, p1),
           sizeof(((struct llama_h2o_lost_rows *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 29) },
+             _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 29) },
+             _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 29) },
+             _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "recall", offsetof(struct llama_h2o_params, recall),
               sizeof(((struct llama_h2o_params *)0)->recall),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 122) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 130) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 124) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 132) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 123) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 22) },
+              _CFFI_OP(_CFFI_OP_NOOP, 25) },
   { "p0", offsetof(struct llama_h2o_recalled_span, p0),
           sizeof(((struct llama_h2o_recalled_span *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "p1", offsetof(struct llama_h2o_recalled_span, p1),
           sizeof(((struct llama_h2o_recalled_span *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 121) },
+              _CFFI_OP(_CFFI_OP_NOOP, 129) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "p1", offsetof(struct llama_h2o_span, p1),
           sizeof(((struct llama_h2o_span *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 1) },
+          _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 29) },
+               _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 29) },
+               _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
-                     _CFFI_OP(_CFFI_OP_NOOP, 1) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "pos_limit", offsetof(struct llama_h2o_stats, pos_limit),
                  sizeof(((struct llama_h2o_stats *)0)->pos_limit),
-                 _CFFI_OP(_CFFI_OP_NOOP, 1) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 135) },
+              _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 135) },
+              _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
-                  _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
-                  _CFFI_OP(_CFFI_OP_NOOP, 29) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 121) },
+              _CFFI_OP(_CFFI_OP_NOOP, 129) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 121) },
+              _CFFI_OP(_CFFI_OP_NOOP, 129) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 129, _CFFI_F_OPAQUE,
+  { "llama_context", 137, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_layer_info", 130, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 0, 7 },
-  { "llama_h2o_lost_rows", 52, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 7, 3 },
-  { "llama_h2o_params", 79, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 10, 11 },
-  { "llama_h2o_recalled_span", 131, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 21, 3 },
-  { "llama_h2o_span", 132, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 24, 2 },
-  { "llama_h2o_stats", 133, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 26, 27 },
-  { "llama_model", 134, _CFFI_F_OPAQUE,
+  { "llama_h2o_breaker", 138, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
+  { "llama_h2o_layer_info", 139, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 4, 7 },
+  { "llama_h2o_lost_rows", 55, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 11, 3 },
+  { "llama_h2o_params", 86, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 14, 11 },
+  { "llama_h2o_recalled_span", 140, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 25, 3 },
+  { "llama_h2o_span", 141, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 28, 2 },
+  { "llama_h2o_stats", 142, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 30, 27 },
+  { "llama_model", 143, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 122, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 130, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 123, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 131, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_positions", 124, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 132, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 125, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 133, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 126, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 134, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
@@ -3011,13 +3113,13 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  77,  /* num_globals */
-  8,  /* num_struct_unions */
+  79,  /* num_globals */
+  9,  /* num_struct_unions */
   5,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  138,  /* num_types */
-  0,  /* flags */
+  147,  /* num_types */
+  1,  /* flags */
 };
 
 #ifdef __GNUC__
@@ -3028,6 +3130,9 @@ static const struct _cffi_type_context_s _cffi_type_context = {
 PyMODINIT_FUNC
 _cffi_pypyinit__ffi(const void *p[])
 {
+    if (((intptr_t)p[0]) >= 0x0A03) {
+        _cffi_call_python_org = (void(*)(struct _cffi_externpy_s *, char *))p[1];
+    }
     p[0] = (const void *)0x2601;
     p[1] = &_cffi_type_context;
     return NULL;

@@ -78,6 +78,8 @@ class Place(Llama):
         counts: of all texts that were here so far.
     """
 
+    _breakable = False  # a batch is also that of other texts
+
     def __init__(self, shared: SharedModel, seq_id: int) -> None:
         self.__dict__.update(vars(shared))
         self.seq_id = seq_id

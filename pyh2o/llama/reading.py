@@ -9,13 +9,16 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from ..cache.breaking import breakable
 from ..errors import EvictedError, SettingsError
 from . import recall as recalling
-from .evicting import EvictingLlama
+from .evicting import EvictingLlama, address
 from .recall import RecalledSpan
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
+# Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
+LEAST_BREAKABLE = 8
 # More tokens than any text has.
 NEVER = 2**31
 
@@ -30,7 +33,15 @@ class ReadingLlama(EvictingLlama):
 
     Raises:
         PyH2OError: as `Llama` says.
+
+    Attributes:
+        while_reading: called ten times a second while tokens are computed, to break that off: what
+            it raises comes out of `eval`, as Ctrl-C does. What was read before stays in the text.
+            It must not use the model. Not on GPUs, nor in models with recurrent layers.
     """
+
+    # Whether batches are computed in the thread that evaluates them.
+    _breakable = True
 
     def __init__(
         self,
@@ -40,6 +51,7 @@ class ReadingLlama(EvictingLlama):
         **kwargs: Any,
     ) -> None:
         self.prompt_progress = prompt_progress
+        self.while_reading: Callable[[], None] | None = None
         self._holds_recalled = False
         self._n_alone = NEVER
         self._n_last = 1  # tokens of the last evaluation
@@ -96,12 +108,24 @@ class ReadingLlama(EvictingLlama):
                 while n_read < len(tokens):
                     n_left = len(tokens) - n_read
                     size = self._cache.chunk(self.n_tokens, n_left, self.n_batch)
-                    super().eval(tokens[n_read : n_read + size])
+                    self._evaluate(tokens[n_read : n_read + size])
                     n_read += size
                     self._n_last = size
                     self._refresh_recall(size)
                     if n_all > 1:
                         self._read(size, n_before + n_read, n_all)
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        """The parent's `eval` of a batch; if that is broken off, it has left no trace."""
+        if len(tokens) < LEAST_BREAKABLE or not self._breakable:
+            super().eval(tokens)
+            return
+        try:
+            with breakable(address(self.ctx), self.while_reading):
+                super().eval(tokens)
+        except BaseException:
+            self._requires_eval = True  # there are no logits
+            raise
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """The parent's.

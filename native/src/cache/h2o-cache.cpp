@@ -74,6 +74,10 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
     }
 
+    if (parts.keeps_before) {
+        llama_h2o_keep_before(parts, s, p_first);
+    }
+
     st.queries.note(p_first, p_last, st.rows.shift());
     st.question.note(p_first, p_last, st.rows.shift());
     llama_h2o_keep_credit_small(parts, s, p_last);
@@ -127,12 +131,15 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         if (p0 > newest) {
             continue;
         }
+        const auto & before      = parts.streams[s].before;
+        const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
+
         parts.streams[s].queries.forget(p0);
         parts.streams[s].question.forget(p0);
         llama_h2o_forget_tokens(parts, s, p0);
         if (p1 <= newest) {
             parts.streams[s].marks.clear();
-        } else if (p0 <= 0) {
+        } else if (p0 <= 0 && !is_broken_off) {
             parts.reset_stream(s);
         } else {
             llama_h2o_go_back_to_mark(parts, s, p0);
@@ -191,6 +198,47 @@ std::pair<uint32_t, uint32_t> llama_h2o::stream_range(llama_seq_id seq_id) const
     const uint32_t s = stream_of(seq_id);
 
     return { s, s + 1 };
+}
+
+//
+// breaking off
+//
+
+// Asked between two nodes of a graph.
+static bool ask_breaker(void * data) {
+    auto & breaker = *static_cast<llama_h2o_breaker *>(data);
+
+    if (ggml_time_us() < breaker.next_us) {
+        return false;
+    }
+
+    const bool res  = breaker.ask(breaker.data);
+    breaker.next_us = ggml_time_us() + breaker.interval_us;
+
+    return res;
+}
+
+bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
+    const llama_h2o_caches caches = llama_h2o_caches::of(ctx.get_memory());
+
+    const bool is_taken = ctx.abort_callback && ctx.abort_callback != ask_breaker;
+    if (!caches.growing || caches.recurrent || is_taken) {
+        return false;
+    }
+
+    if (breaker) {
+        breaker->next_us = ggml_time_us() + breaker->interval_us;
+    }
+    ctx.set_abort_callback(breaker ? ask_breaker : nullptr, breaker);
+
+    if (llama_h2o * h2o = caches.growing->h2o.get()) {
+        h2o->parts.keeps_before = breaker != nullptr;
+        for (auto & st : h2o->parts.streams) {
+            st.before.reset();
+        }
+    }
+
+    return true;
 }
 
 //

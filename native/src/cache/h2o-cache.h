@@ -114,6 +114,9 @@ struct llama_h2o {
     // of a memory whose growing cache is known, with or without eviction
     static llama_h2o_stats get_stats(llama_memory_i & memory, llama_seq_id seq_id);
 
+    // see llama_h2o_set_breaker(); false where nothing can be broken off
+    static bool set_breaker(llama_context & ctx, llama_h2o_breaker * breaker);
+
     // see llama_h2o_enlarge() and llama_h2o_shrink(). Throw std::exception; the cache is then as it was. After
     // shrink() this object is gone
     int32_t enlarge(uint32_t n_cells);

@@ -6,13 +6,9 @@
 
 #include <utility>
 
-void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s) {
-    auto & st = parts.streams[s];
-
-    const llama_pos pos = parts.cells.newest(s) + 1;
-    if (pos == 0 || llama_h2o_last_mark(parts, s, pos) == pos) {
-        return;
-    }
+// At the present end, where the next token is that at pos.
+static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
+    const auto & st = parts.streams[s];
 
     parts.ctx.synchronize();
 
@@ -25,10 +21,31 @@ void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s) {
         });
     }
 
-    if (st.marks.size() == LLAMA_H2O_MAX_MARKS) {
-        st.marks.erase(st.marks.begin());
+    return res;
+}
+
+void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s) {
+    auto & marks = parts.streams[s].marks;
+
+    const llama_pos pos = parts.cells.newest(s) + 1;
+    if (pos == 0 || llama_h2o_last_mark(parts, s, pos) == pos) {
+        return;
     }
-    st.marks.push_back(std::move(res));
+
+    llama_h2o_text_mark mark = make_mark(parts, s, pos);
+    if (marks.size() == LLAMA_H2O_MAX_MARKS) {
+        marks.erase(marks.begin());
+    }
+    marks.push_back(std::move(mark));
+}
+
+void llama_h2o_keep_before(llama_h2o_parts & parts, uint32_t s, llama_pos p_first) {
+    auto & st = parts.streams[s];
+
+    st.before.reset();
+    if (st.marks.empty() || st.marks.back().pos != p_first) {
+        st.before = make_mark(parts, s, p_first);
+    }
 }
 
 llama_pos llama_h2o_last_mark(const llama_h2o_parts & parts, uint32_t s, llama_pos pos) {
@@ -46,11 +63,13 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
     while (!st.marks.empty() && st.marks.back().pos > p0) {
         st.marks.pop_back();
     }
-    if (st.marks.empty() || st.marks.back().pos < p0) {
+
+    const bool is_before = st.before && st.before->pos == p0;
+    if (!is_before && (st.marks.empty() || st.marks.back().pos < p0)) {
         return;
     }
 
-    const auto & mark = st.marks.back();
+    const auto & mark = is_before ? *st.before : st.marks.back();
 
     parts.ctx.synchronize();
 

@@ -30,6 +30,10 @@ struct llama_h2o_text_mark {
 // At the present end of a stream. Throws std::bad_alloc.
 void llama_h2o_set_mark(llama_h2o_parts & parts, uint32_t s);
 
+// The same before tokens from p_first on are decoded, for llama_h2o_go_back_to_mark() alone: they may be broken off. Not
+// where there is a mark.
+void llama_h2o_keep_before(llama_h2o_parts & parts, uint32_t s, int32_t p_first);
+
 // The last mark up to a position, or 0.
 int32_t llama_h2o_last_mark(const llama_h2o_parts & parts, uint32_t s, int32_t pos);
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,9 @@ struct llama_h2o_stream {
 
     std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
 
+    // of the batch that is being decoded, if it may be broken off and no mark is there
+    std::optional<llama_h2o_text_mark> before;
+
     // cells were freed since their scores were last zeroed
     bool stale = false;
 
@@ -65,6 +69,7 @@ struct llama_h2o_stream {
         question.forget(0);
         claims = { n_pinned, {}, {} };
         marks.clear();
+        before.reset();
         tokens.clear();
         recalled = {};
         if (archive) {

@@ -1,0 +1,266 @@
+"""Batches that are broken off at any node of the graph, and have left no trace."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.cache import breaking
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import stored_as, tiny_llama
+
+N_LAYER, N_VOCAB, N_POS = 6, 384, 128
+HEAVY, RECENT, SLACK = 14, 9, 20
+SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
+POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", "keydiff", "expected"]
+# The weights of queries come to their limit within a batch.
+FADES_FAST = "h2o-far:near=2,half_life=0.25"
+
+MakeLlama = Callable[..., Llama]
+
+
+class Stop(Exception):
+    """What a test breaks off with."""
+
+
+class Countdown:
+    """Breaks off when it is asked for the nth time."""
+
+    def __init__(self, n_asked: int) -> None:
+        self.n_left = n_asked
+
+    def __call__(self) -> None:
+        self.n_left -= 1
+        if self.n_left == 0:
+            raise Stop
+
+
+@pytest.fixture(autouse=True)
+def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaking, "INTERVAL", 0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("breaking") / "tiny.gguf"
+    return write_tiny_gguf(path, seed=6, n_layer=N_LAYER, head_size=64, n_ctx_train=N_POS)
+
+
+def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
+    return tokens
+
+
+def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
+    """How often a batch of so many tokens asks; it stays in the text."""
+    never = Countdown(0)
+    llm.while_reading = never
+    llm.eval(tokens)
+    llm.while_reading = None
+    return -never.n_left
+
+
+def break_off(llm: Llama, tokens: list[int], node: int) -> None:
+    llm.while_reading = Countdown(node)
+    with pytest.raises(Stop):
+        llm.eval(tokens)
+    llm.while_reading = None
+
+
+def assert_same_rows(one: Llama, other: Llama) -> None:
+    assert one.n_tokens == other.n_tokens
+    for layer in range(one.n_layer):
+        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
+            np.testing.assert_array_equal(mine, others)
+
+
+def assert_no_trace(
+    make: MakeLlama, rng: np.random.Generator, *, n_first: int, n_nodes: int
+) -> None:
+    """Break one batch off at its first node and at any others, and go on as a twin does."""
+    alone, other = make(), make()
+    first, more = some_tokens(rng, n_first), some_tokens(rng, 90)
+    for llm in (alone, other):
+        llm.eval(first)
+    before, n_compactions = other.kv_state(), other.kv.compactions
+    rows = set()
+    for node in (1, int(rng.integers(2, n_nodes)), int(rng.integers(2, n_nodes)), n_nodes):
+        break_off(other, more, node)
+        assert other.n_tokens == n_first
+        rows.add(
+            b"".join(array.tobytes() for layer in range(N_LAYER) for array in other.kv_rows(layer))
+        )
+    # what made room for the batch stays, and nothing comes to that
+    assert len(rows) == 1
+    if other.kv.compactions == 0:  # later there are free cells among the others, whose rows differ
+        assert other.kv_state() == before
+    assert other.kv.compactions - n_compactions == (other.room_in_batch() == SLACK)
+    for llm in (alone, other):
+        llm.eval(more)
+    np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
+    assert_same_rows(alone, other)
+    assert other.kv.compactions == alone.kv.compactions
+    alone.close()
+    other.close()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("policy", [*POLICIES, FADES_FAST])
+def test_a_batch_leaves_no_trace(
+    tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
+) -> None:
+    """In the room there is, where a compaction comes first, and where a re-base does."""
+
+    def make() -> Llama:
+        return tiny_llama(tiny, policy=policy, **SETTINGS, **stored_as(kv_type))
+
+    n_nodes = nodes_of_a_batch(make(), some_tokens(rng, 16))
+    assert n_nodes > 5 * N_LAYER
+    capacity = HEAVY + RECENT + SLACK
+    for n_first in (int(rng.integers(1, 12)), capacity, 90, N_POS + 2):
+        assert_no_trace(make, rng, n_first=n_first, n_nodes=n_nodes)
+
+
+@pytest.mark.parametrize("attention", ["ops", "auto"])
+@pytest.mark.parametrize("positions", ["original", "dense"])
+def test_in_every_way_through_the_graph(
+    tiny: Path, rng: np.random.Generator, attention: str, positions: str
+) -> None:
+    settings = {"attention": attention, "positions": positions, "flash_attn": attention != "ops"}
+
+    def make() -> Llama:
+        return tiny_llama(tiny, policy="h2o-far", **SETTINGS, **settings)
+
+    assert_no_trace(make, rng, n_first=103, n_nodes=5 * N_LAYER)
+
+
+def test_with_an_archive(tiny: Path, rng: np.random.Generator) -> None:
+    """Recalled rows stay where they are, and the tokens of the batch are not archived."""
+
+    def make() -> Llama:
+        return tiny_llama(tiny, policy="h2o-far", recall=12, **SETTINGS)
+
+    alone, other = make(), make()
+    first, more, question = (some_tokens(rng, n) for n in (150, 60, 8))
+    for llm in (alone, other):
+        llm.read(first)
+        assert llm.recalled()
+    recalled = other.recalled()
+    for node in (1, 30, 70):
+        break_off(other, more, node)
+        assert other.recalled() == recalled
+    for llm in (alone, other):
+        llm.eval(more)
+        llm.read(question)
+    assert alone.recalled() == other.recalled() != recalled
+    np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
+    assert_same_rows(alone, other)
+
+
+def test_the_first_batch_leaves_a_text_its_pins(tiny: Path, rng: np.random.Generator) -> None:
+    alone, other = (tiny_llama(tiny, **SETTINGS) for _ in range(2))
+    tokens = some_tokens(rng, 100)
+    for llm in (alone, other):
+        llm.pin(4)
+        llm.pin_spans([(20, 24)])
+    break_off(other, tokens, 40)
+    assert (other.n_tokens, other.kv.used, other.kv.pinned) == (0, 0, 4)
+    for llm in (alone, other):
+        llm.eval(tokens)
+    assert_same_rows(alone, other)
+
+
+def test_a_full_cache(tiny: Path, rng: np.random.Generator) -> None:
+    alone, other = (tiny_llama(tiny, evict=False, n_ctx=256, logits_all=True) for _ in range(2))
+    first, more = some_tokens(rng, 40), some_tokens(rng, 50)
+    for llm in (alone, other):
+        llm.eval(first)
+    before = other.kv_state()
+    break_off(other, more, 33)
+    assert other.kv_state() == before
+    for llm in (alone, other):
+        llm.eval(more)
+    np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
+
+
+def test_an_exact_prefill(tiny: Path, rng: np.random.Generator) -> None:
+    """The larger cache is given back, with what was read before."""
+    alone, other = (tiny_llama(tiny, prefill="exact", n_batch=20, **SETTINGS) for _ in range(2))
+    tokens = some_tokens(rng, 100)
+    n_nodes = nodes_of_a_batch(tiny_llama(tiny, **SETTINGS), tokens[:20])
+    alone.eval(tokens[:40])
+    break_off(other, tokens, 2 * n_nodes + 50)
+    assert_same_rows(alone, other)
+
+
+@pytest.mark.parametrize("variant", ["gemma2", "gpt_oss"])
+def test_a_window(tmp_path: Path, rng: np.random.Generator, variant: str) -> None:
+    """To rounding: llama.cpp puts the rows of a window into other cells."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant=variant, n_layer=4)
+    alone, other = (tiny_llama(path, **SETTINGS) for _ in range(2))
+    first, more = some_tokens(rng, 150), some_tokens(rng, 60)
+    for llm in (alone, other):
+        llm.eval(first)
+    break_off(other, more, 50)
+    assert other.n_tokens == len(first)
+    for llm in (alone, other):
+        llm.eval(more)
+    np.testing.assert_allclose(
+        alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens], rtol=1e-3, atol=1e-3
+    )
+
+
+def test_recurrent_states_are_not_broken_off(tmp_path: Path, rng: np.random.Generator) -> None:
+    """They are written over as the graph is computed."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=6, arch_variant="lfm2", n_layer=4)
+    llm = tiny_llama(path, **SETTINGS)
+    assert nodes_of_a_batch(llm, some_tokens(rng, 50)) == 0
+    assert llm.n_tokens == 50
+
+
+def test_few_tokens_ask_nobody(tiny: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(tiny, **SETTINGS)
+    for token in some_tokens(rng, 30):
+        assert nodes_of_a_batch(llm, [token]) == 0
+
+
+def test_logits_are_gone(tiny: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(tiny, **SETTINGS)
+    llm.eval(some_tokens(rng, 10))
+    break_off(llm, some_tokens(rng, 15), 5)
+    with pytest.raises(RuntimeError, match="eval"):
+        llm.sample()
+
+
+def test_errors_of_llama_cpp_stay(tiny: Path, rng: np.random.Generator) -> None:
+    llm = tiny_llama(tiny, **SETTINGS)
+    with pytest.raises(RuntimeError, match="llama_decode returned"):
+        llm.eval([N_VOCAB + 1] * 10)
+
+
+def test_the_handler_of_a_signal_runs_meanwhile(tiny: Path, rng: np.random.Generator) -> None:
+    """Between two nodes; if it raises nothing, the batch goes on."""
+    llm = tiny_llama(tiny, **SETTINGS)
+    handled: list[int] = []
+    asked: list[int] = []
+
+    def press() -> None:
+        asked.append(len(handled))
+        if len(asked) == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda *_: handled.append(len(asked)))
+    try:
+        llm.while_reading = press
+        llm.eval(some_tokens(rng, 15))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handled == [20]
+    assert asked[19:21] == [0, 1]
+    assert llm.n_tokens == 15
