@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -70,11 +70,10 @@ class Place(Llama):
 
     Attributes:
         priority: texts of a higher one are read first.
-        stops: where what is read is stored, by the number of tokens, and whether other texts begin
-            so, too.
+        shared_end: where a beginning ends that other texts have, too, and that is to be stored; 0
+            for nowhere.
         owner: whose text this is, if nobody else may go on with it.
         keeps_text: whether the owner's text is here; the owner sets it once that is so.
-        on_stop: called with the place, and whether others begin so, when it has read so much.
         counts: of all texts that were here so far.
     """
 
@@ -85,10 +84,10 @@ class Place(Llama):
         self.seq_id = seq_id
         self.guard: PlaceGuard = PlaceGuard(shared.guard, shared.batcher)
         self.priority = 0
-        self.stops: dict[int, bool] = {}
+        self.shared_end = 0
+        self.pauses = {}
         self.owner: object | None = None
         self.keeps_text = False
-        self.on_stop: Callable[[Place, bool], None] = _nothing
         self.counts = TextCounts()
         self._begun: list[int] | None = None
         self._batcher = shared.batcher
@@ -106,16 +105,6 @@ class Place(Llama):
         self.input_ids = shared.input_ids.copy()
         self.scores = np.empty_like(shared.scores)  # a copy would take memory for each row of it
         self.n_tokens = 0
-
-    def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
-        """`Llama.eval_part`; stops for a moment where the text is to be stored."""
-        for end in sorted(self.stops):
-            n = end - self.n_tokens
-            if 0 < n <= len(tokens):
-                super().eval_part(tokens[:n], n_before, n_all)
-                self.on_stop(self, self.stops.pop(end))
-                tokens, n_before = tokens[n:], n_before + n
-        super().eval_part(tokens, n_before, n_all)
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
         return PlaceSampler(super()._stock_sampler(*args, **kwargs))
@@ -188,10 +177,6 @@ class Place(Llama):
             SettingsError: always.
         """
         raise SettingsError("embeddings come from a `Llama` of their own (embedding=True)")
-
-
-def _nothing(_place: Place, _is_shared: bool) -> None:
-    pass
 
 
 class PlaceGuard(Guard):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,8 +33,6 @@ class Places:
         self.all = tuple(places)
         self._free = list(places)  # the one that has been free for longest first
         self._wanted: dict[Place, IntArray] = {}  # what the text of a taken place begins with
-        for place in places:
-            place.on_stop = self._keep
 
     @property
     def n_taken(self) -> int:
@@ -51,7 +50,8 @@ class Places:
     def give_back(self, place: Place) -> None:
         """A text has ended; it stays there for a while."""
         del self._wanted[place]
-        place.stops.clear()
+        place.shared_end = 0
+        place.pauses.clear()
         self._free.append(place)
 
     def take(self, tokens: Sequence[int], n_new: int | None = 0) -> Place:
@@ -81,10 +81,11 @@ class Places:
         n_end = n_read_anew(place)
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
-            place.stops[n_shared] = True
+            place.shared_end = n_shared
+            place.pauses[n_shared] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if self._may_come_again(place, end, n_there, n_new):
-            place.stops.setdefault(end, False)
+            place.pauses.setdefault(end, partial(self._keep, place))
         self._wanted[place] = wanted
         return place
 
@@ -131,7 +132,7 @@ class Places:
         # of those who read it now one is enough
         for place, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if not place.stops.get(min(shared, len(other) - n_read_anew(place)), False):
+            if place.shared_end != min(shared, len(other) - n_read_anew(place)):
                 n = max(n, shared)
         return max(n, self.store.most_common(wanted))
 
@@ -143,7 +144,11 @@ class Places:
         place.leave_session()
         place.reset()
 
-    def _keep(self, place: Place, shared: bool = False) -> None:
+    def _keep_shared(self, place: Place) -> None:
+        place.shared_end = 0
+        self._keep(place, shared=True)
+
+    def _keep(self, place: Place, *, shared: bool = False) -> None:
         """Store the text of a place as it is now."""
         kv = place.kv
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):

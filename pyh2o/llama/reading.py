@@ -35,6 +35,8 @@ class ReadingLlama(EvictingLlama):
         PyH2OError: as `Llama` says.
 
     Attributes:
+        pauses: what is called when so many tokens of a text have been read, before the next ones; a
+            little earlier where these would be too few to be rounded as without a pause.
         while_reading: called ten times a second while tokens are computed, to break that off: what
             it raises comes out of `eval`, as Ctrl-C does. What was read before stays in the text.
             It must not use the model. Not on GPUs, nor in models with recurrent layers.
@@ -51,6 +53,7 @@ class ReadingLlama(EvictingLlama):
         **kwargs: Any,
     ) -> None:
         self.prompt_progress = prompt_progress
+        self.pauses: dict[int, Callable[[], None]] = {}
         self.while_reading: Callable[[], None] | None = None
         self._holds_recalled = False
         self._n_alone = NEVER
@@ -106,14 +109,31 @@ class ReadingLlama(EvictingLlama):
             with self._cache.making_room(len(tokens)):
                 n_read = 0
                 while n_read < len(tokens):
-                    n_left = len(tokens) - n_read
-                    size = self._cache.chunk(self.n_tokens, n_left, self.n_batch)
+                    size = self._next_piece(len(tokens) - n_read)
                     self._evaluate(tokens[n_read : n_read + size])
                     n_read += size
                     self._n_last = size
                     self._refresh_recall(size)
                     if n_all > 1:
                         self._read(size, n_before + n_read, n_all)
+
+    def _next_piece(self, n_left: int) -> int:
+        """Of so many tokens those to evaluate next; pauses that come before them are made.
+
+        A pause divides what is evaluated at once, but not so that it is rounded otherwise.
+        """
+        start, least = self.n_tokens, self.least_piece
+        size = self._cache.chunk(start, n_left, self.n_batch)
+        for end in sorted(self.pauses):
+            if not start <= end < start + size:
+                continue
+            action, n = self.pauses.pop(end), min(end - start, size - least)
+            if n >= least:
+                self.pauses[start + n] = action
+                return n
+            if start:
+                action()
+        return size
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """The parent's `eval` of a batch; if that is broken off, it has left no trace."""
@@ -231,10 +251,12 @@ class ReadingLlama(EvictingLlama):
                 self.eval(tokens)
                 return
             if before_end is not None and not self.recalls:
-                n_before = max(0, len(tokens) - self.least_piece)
-                self.eval_part(tokens[:n_before], 0, len(tokens))
-                before_end()
-                self.eval_part(tokens[n_before:], n_before, len(tokens))
+                end = self.n_tokens + max(0, len(tokens) - self.least_piece)
+                self.pauses[end] = before_end
+                try:
+                    self.eval(tokens)
+                finally:
+                    self.pauses.clear()
                 return
             try:
                 recalling.read(self, tokens, before_end)

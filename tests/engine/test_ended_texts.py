@@ -111,9 +111,29 @@ def test_a_prompt_that_is_completed_again_is_not_read_again(
                 logits = logits_of_answer(llm, prompt, 90)
             assert np.array_equal(logits, expected)
             read.append(engine.batches.tokens - before - 89)
+        first, *others = read
         again = TAIL + TAIL + 1 if recall else engine.model.least_piece
-        assert read == [150 + TAIL if recall else 150, again, again]
+        assert first == (150 + TAIL if recall else 150)
+        assert all(again <= n < again + BUDGET["slack"] for n in others)
         assert engine.stored.texts == 1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
+def test_no_prompt_is_read_otherwise_for_a_copy_of_it(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Wherever the copy is taken: pieces of few tokens would be rounded otherwise."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=3, dtype=GGMLQuantizationType.Q4_1, n_head_kv=1, n_layer=8
+    )
+    settings = {**BUDGET, "slack": 20, "logits_all": True}
+    with tiny_llama(path, **settings) as alone, tiny_engine(path, texts=1, **settings) as engine:
+        for n in range(40, 90):
+            prompt = rng.integers(3, N_VOCAB, n).tolist()
+            alone.reset()
+            expected = logits_of_answer(alone, prompt, 3)
+            with engine.text(prompt, n_new=None) as llm:
+                assert np.array_equal(logits_of_answer(llm, prompt, 3), expected), n
 
 
 def test_what_follows_a_prompt_may_need_no_copy_of_it(
@@ -188,7 +208,9 @@ def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.
         before = engine.batches.tokens
         assert complete(engine, prompt, 1)[-1] == token
         n_tokens.append(engine.batches.tokens - before)
-    assert n_tokens == [170, 170, 20, 20, 20, 20]
+    first, second, *others = n_tokens
+    assert (first, second) == (170, 170)
+    assert all(20 <= n < 20 + BUDGET["slack"] for n in others)
 
 
 def test_a_beginning_that_is_often_used_outlives_others(
@@ -201,7 +223,7 @@ def test_a_beginning_that_is_often_used_outlives_others(
         for _ in range(30):
             complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 1)
         assert engine.stored.dropped > 20
-        assert n_read(engine, [*shared, 5, 6, 7]) == 3
+        assert 3 <= n_read(engine, [*shared, 5, 6, 7]) < 3 + BUDGET["slack"]
 
 
 def test_a_store_in_a_folder_leaves_nothing(
