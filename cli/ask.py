@@ -83,7 +83,7 @@ def ask(
         options = with_possible_recall(options, typed_options(context), is_saved=False)
         bars = Bars(hidden=options.verbose)
         answers = Answers(bars)
-        with closing(loading.load_llama(options, bars, answers.on_read)) as llm:
+        with closing(loading.load_llama(options, bars, answers)) as llm:
             answer = _answer(llm, options, message, system, max_tokens, answers, markdown=not plain)
         if answer.finish == FINISH_INTERRUPTED:
             raise KeyboardInterrupt

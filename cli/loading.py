@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyh2o.models import find_model
 
@@ -23,8 +23,18 @@ if TYPE_CHECKING:
 Loaded = TypeVar("Loaded")
 
 
-def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], None]) -> Llama:
-    """Load the model; `on_read(done, total)` is called after each piece of a prompt is read.
+class Reader(Protocol):
+    """Who is told how a prompt is read, and may stop that."""
+
+    def on_read(self, done: int, total: int) -> None:
+        """To be called after each piece of it: `done` of `total` tokens."""
+
+    def check(self) -> None:
+        """To be called while a piece is read; what it raises breaks that off."""
+
+
+def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
+    """Load the model; `reader` is told of each prompt that it reads.
 
     Raises:
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
@@ -35,9 +45,10 @@ def load_llama(options: ModelOptions, bars: Bars, on_read: Callable[[int, int], 
         # Imported here because it loads llama.cpp.
         from pyh2o.llama import Llama
 
-        return Llama(path, prompt_progress=on_read, on_exact_prefill=say_prefill, **settings)
+        return Llama(path, prompt_progress=reader.on_read, on_exact_prefill=say_prefill, **settings)
 
     llm = _loaded(make, options, bars)
+    llm.while_reading = reader.check
     say_layers(llm, options)
     return llm
 

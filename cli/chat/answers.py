@@ -56,6 +56,14 @@ class Answers:
         """
         self._read = done
         self._bars.reading(done, total)
+        self.check()
+
+    def check(self) -> None:
+        """To be called while a piece of a prompt is read.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+        """
         self._interrupts.check()
 
     def run(

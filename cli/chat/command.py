@@ -134,7 +134,7 @@ def chat(
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (
-                closing(loading.load_llama(options, bars, answers.on_read)) as llm,
+                closing(loading.load_llama(options, bars, answers)) as llm,
                 autosave.settled(),  # before the model goes
             ):
                 talk = Chat(

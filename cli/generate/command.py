@@ -208,7 +208,7 @@ def begin(
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
-    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+    with closing(loading.load_llama(options, run.bars, run)) as llm:
         story = task.new_story(llm, options.sampling, run.on_loop, echo=echo)
         run.write(story, file, Plan().changed(task.max_tokens, task.checkpoint_every))
 
@@ -230,7 +230,7 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFi
     refuse_what_is_fixed(given, header, "length and ends")
     options = options_of_header(options, given, header)
     run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
-    with closing(loading.load_llama(options, run.bars, run.on_read)) as llm:
+    with closing(loading.load_llama(options, run.bars, run)) as llm:
         story = task.resumed_story(
             session, llm, file, on_loop=run.on_loop, on_recompute=say_recompute
         )

@@ -46,6 +46,14 @@ class StoryRun:
             KeyboardInterrupt: Ctrl-C was pressed meanwhile.
         """
         self.bars.reading(done, total)
+        self.check()
+
+    def check(self) -> None:
+        """To be called while a piece of a prompt is read.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+        """
         self._interrupts.check()
 
     def on_loop(self, loop: Loop) -> None:

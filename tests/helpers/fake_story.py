@@ -65,13 +65,12 @@ class FakeModel:
         """Tokens of a prompt."""
         return len(self.llm.tokenize(prompt.encode()))
 
-    def load(
-        self, options: ModelOptions, _bars: object, on_read: Callable[[int, int], None]
-    ) -> Llama:
+    def load(self, options: ModelOptions, _bars: object, reader: loading.Reader) -> Llama:
         self.options = options
         if self.error is not None:
             raise self.error
-        self.llm.prompt_progress = on_read
+        self.llm.prompt_progress = reader.on_read
+        self.llm.while_reading = reader.check
         return self.llm
 
     def close(self) -> None:

@@ -98,11 +98,10 @@ class ScriptedModel:
         """The cache as a footer shows it."""
         return f"remembers all {used} tokens"
 
-    def load(
-        self, options: RunOptions, _bars: object, on_read: Callable[[int, int], None]
-    ) -> Llama:
+    def load(self, options: RunOptions, _bars: object, reader: loading.Reader) -> Llama:
         self.options = options
-        self.llm.prompt_progress = on_read
+        self.llm.prompt_progress = reader.on_read
+        self.llm.while_reading = reader.check
         return self.llm
 
     def close(self) -> None:

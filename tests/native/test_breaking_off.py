@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ FADES_FAST = "h2o-far:near=2,half_life=0.25"
 MakeLlama = Callable[..., Llama]
 
 
-class Stop(Exception):
+class StopError(Exception):
     """What a test breaks off with."""
 
 
@@ -38,7 +39,7 @@ class Countdown:
     def __call__(self) -> None:
         self.n_left -= 1
         if self.n_left == 0:
-            raise Stop
+            raise StopError
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
 
 def break_off(llm: Llama, tokens: list[int], node: int) -> None:
     llm.while_reading = Countdown(node)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         llm.eval(tokens)
     llm.while_reading = None
 
@@ -230,12 +231,16 @@ def test_few_tokens_ask_nobody(tiny: Path, rng: np.random.Generator) -> None:
         assert nodes_of_a_batch(llm, [token]) == 0
 
 
-def test_logits_are_gone(tiny: Path, rng: np.random.Generator) -> None:
-    llm = tiny_llama(tiny, **SETTINGS)
-    llm.eval(some_tokens(rng, 10))
-    break_off(llm, some_tokens(rng, 15), 5)
-    with pytest.raises(RuntimeError, match="eval"):
-        llm.sample()
+def test_no_token_is_drawn_from_logits_that_are_gone(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = some_tokens(rng, 10)
+    drawn = []
+    for breaks in (False, True):
+        llm = tiny_llama(tiny, **SETTINGS)
+        llm.eval(tokens)
+        if breaks:
+            break_off(llm, some_tokens(rng, 15), 100)
+        drawn.append(next(llm.generate(tokens, temp=0)))
+    assert drawn[0] == drawn[1]
 
 
 def test_errors_of_llama_cpp_stay(tiny: Path, rng: np.random.Generator) -> None:
@@ -264,3 +269,50 @@ def test_the_handler_of_a_signal_runs_meanwhile(tiny: Path, rng: np.random.Gener
     assert handled == [20]
     assert asked[19:21] == [0, 1]
     assert llm.n_tokens == 15
+
+
+READS_UNTIL_CTRL_C = """
+import sys, time
+from pyh2o import Llama
+from pyh2o.cache import breaking
+
+breaking.INTERVAL = 0
+llm = Llama(sys.argv[1], hh=14, recent=9, slack=20, n_ctx=200, n_threads=1, n_threads_batch=1)
+asked = []
+
+def in_the_fifth_batch():
+    asked.append(llm.n_tokens)
+    if len(set(asked)) == 5:
+        print("reading", flush=True)
+        time.sleep(600)
+
+llm.while_reading = in_the_fifth_batch
+try:
+    llm.eval(list(range(3, 303)))
+except KeyboardInterrupt:
+    llm.while_reading = None
+    n_read = llm.n_tokens
+    assert llm.input_ids[:n_read].tolist() == list(range(3, 3 + n_read))
+    llm.eval(list(range(3 + n_read, 303)))
+    print(asked[-1], n_read, llm.n_tokens, llm.kv.used <= 43)
+"""
+
+
+def test_ctrl_c_ends_a_long_reading(tiny: Path) -> None:
+    """A signal from another process, in the midst of a batch."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", READS_UNTIL_CTRL_C, str(tiny)],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"reading\n"
+        program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=300)
+    finally:
+        program.kill()
+    assert program.returncode == 0
+    during, n_read, n_all, fits = output.split()
+    assert int(during) == int(n_read) > 0
+    assert (int(n_all), fits) == (300, b"True")

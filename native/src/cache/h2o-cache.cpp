@@ -29,6 +29,10 @@ uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
 bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & sinfo) {
     const uint32_t n_new = kv.n_stream > 1 ? ubatch.n_tokens / ubatch.n_seqs_unq : ubatch.n_tokens;
 
+    if (parts.breaker) {
+        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // no graph over rows is broken off
+    }
+
     try {
         if (kv.hparams.n_pos_per_embd() > 1 && !ubatch.token) {
             throw std::runtime_error("images, whose tokens have several positions each, cannot be evicted");
@@ -55,6 +59,10 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
         return false;
     }
 
+    if (parts.breaker) {
+        parts.breaker->next_us = ggml_time_us() + parts.breaker->interval_us;
+    }
+
     return !sinfo.empty();
 }
 
@@ -74,7 +82,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
     }
 
-    if (parts.keeps_before) {
+    if (parts.breaker) {
         llama_h2o_keep_before(parts, s, p_first);
     }
 
@@ -232,7 +240,7 @@ bool llama_h2o::set_breaker(llama_context & ctx, llama_h2o_breaker * breaker) {
     ctx.set_abort_callback(breaker ? ask_breaker : nullptr, breaker);
 
     if (llama_h2o * h2o = caches.growing->h2o.get()) {
-        h2o->parts.keeps_before = breaker != nullptr;
+        h2o->parts.breaker = breaker;
         for (auto & st : h2o->parts.streams) {
             st.before.reset();
         }

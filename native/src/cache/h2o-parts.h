@@ -43,7 +43,7 @@ struct llama_h2o_parts {
     std::shared_ptr<llama_h2o_window> window;     // or null
     llama_memory_recurrent * recurrent = nullptr; // or null
 
-    bool keeps_before = false; // what is collected before a batch: it may be broken off
+    llama_h2o_breaker * breaker = nullptr; // who may break off a batch; null: nobody
 
     bool refused = false; // something that cannot be undone: decode nothing until the cache is cleared
 

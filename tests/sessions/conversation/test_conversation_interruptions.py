@@ -19,6 +19,7 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
+from pyh2o.cache import breaking
 from tiny_llama import tiny_llama
 
 
@@ -135,6 +136,35 @@ def test_ctrl_c_while_a_long_message_is_read(path: Path) -> None:
     said(conversation.say("short", max_tokens=SHORT))
     # what the long message had pushed out came back
     assert told == [conversation.turns[1].start]
+    assert in_cache(llm)[: len(before[1])] == before[1]
+
+
+@pytest.mark.parametrize("n_words", [6, 40])
+def test_ctrl_c_while_a_batch_is_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, n_words: int
+) -> None:
+    """The batch leaves no trace: only what was evicted for those before it is read again."""
+    monkeypatch.setattr(breaking, "INTERVAL", 0)
+    llm = tiny_llama(path, **EVICTING)
+    told: list[int] = []
+    conversation = Conversation(llm, on_recompute=told.append, copies_mib=0)
+    said(conversation.say("hello", max_tokens=SHORT))
+    before = conversation.turns, text_of(conversation)
+    asked: list[int] = []
+
+    def press() -> None:
+        asked.append(llm.n_tokens)
+        if len(asked) > 20 and (n_words == 6 or llm.kv.compactions):
+            raise KeyboardInterrupt
+
+    llm.while_reading = press
+    with pytest.raises(KeyboardInterrupt):
+        said(conversation.say("long " * n_words, max_tokens=SHORT))
+    llm.while_reading = None
+    assert (conversation.turns, text_of(conversation)) == before
+    assert in_cache(llm) == before[1][: llm.n_tokens]
+    said(conversation.say("short", max_tokens=SHORT))
+    assert bool(told) == (n_words == 40)
     assert in_cache(llm)[: len(before[1])] == before[1]
 
 
