@@ -79,7 +79,8 @@ class Llama(ReadingLlama):
             all in one text with commas. All layers go to them and to the GPUs, by the memory that
             each has, unless n_gpu_layers says how many.
         load_progress: called with 0 .. 1 while the model loads.
-        prompt_progress: called with (tokens read, tokens in all) while a prompt is read.
+        prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
+            0 where that takes several pieces.
         on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
             memory; without it `verbose` prints that.
         verbose: show llama.cpp's log, which is long; False here, unlike in the parent.

@@ -19,6 +19,8 @@ from .recall import RecalledSpan
 FIRST_RECORD = 4096
 # Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
 LEAST_BREAKABLE = 8
+# Of a text that takes several pieces, with somebody who is told how far it is.
+FIRST_PIECE = 32
 # More tokens than any text has.
 NEVER = 2**31
 
@@ -107,6 +109,8 @@ class ReadingLlama(EvictingLlama):
                 self._grow_record(self.n_tokens + len(tokens))
                 self._drop_rows_behind()
             with self._cache.making_room(len(tokens)):
+                if n_before == 0 and n_all > self.n_batch:
+                    self._begin_to_read(n_all)
                 n_read = 0
                 while n_read < len(tokens):
                     size = self._next_piece(len(tokens) - n_read)
@@ -181,6 +185,12 @@ class ReadingLlama(EvictingLlama):
         self.input_ids = _grown(self.input_ids, n_new)
         if self._logits_all:
             self.scores = _grown(self.scores, n_new)
+
+    def _begin_to_read(self, n_all: int) -> None:
+        """Before the first of several pieces; it is short, to know soon how long all take."""
+        if self.prompt_progress is not None:
+            self.pauses.setdefault(self.n_tokens + FIRST_PIECE, _nothing)
+            self.prompt_progress(0, n_all)
 
     def _read(self, size: int, n_read: int, n_all: int) -> None:
         """After each piece of a text that is read."""
@@ -329,6 +339,10 @@ class ReadingLlama(EvictingLlama):
         """
         with self.guard:
             return self.n_tokens > 0 and bool(self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
