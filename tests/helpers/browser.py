@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from needed import needed
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE_MS = 20_000
+PATIENCE_MS = 120_000  # far more than is needed even on a busy machine
 
 
 @contextmanager
@@ -47,6 +47,7 @@ class Tab:
     def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
         self.context = chromium.new_context(**settings)
         self.context.set_default_timeout(PATIENCE_MS)
+        self.context.set_default_navigation_timeout(PATIENCE_MS)
         self.address = address
         self.errors: list[str] = []
         self.asked: set[str] = set()
@@ -71,6 +72,35 @@ class Tab:
         assert self.errors == []
         others = {url for url in self.asked if not url.startswith((self.address, "blob:"))}
         assert others == set(), "the page asked other hosts"
+
+
+@contextmanager
+def tabs(chromium: Any, address: str) -> Iterator[Callable[..., Tab]]:
+    """Opens the page as a new person; what went wrong in it is found at the end."""
+    opened = []
+
+    def open_tab(place: str = "", **settings: Any) -> Tab:
+        opened.append(Tab(chromium, address, **settings))
+        if place:
+            opened[-1].page.goto(f"{address}/{place}")
+        return opened[-1]
+
+    yield open_tab
+    for each in opened:
+        each.close()
+
+
+def serious_findings(page: Any, axe: str) -> list[Any]:
+    """What axe finds that keeps people out of the page as it is now."""
+    page.wait_for_timeout(300)
+    # Not add_script_tag: the page's policy lets no such script in.
+    page.evaluate(axe)
+    result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+    return [
+        (each["id"], [node["target"] for node in each["nodes"]][:4])
+        for each in result["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
 
 
 def say(page: Any, message: str) -> None:

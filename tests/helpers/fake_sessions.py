@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -21,11 +19,9 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from fake_session import HEADS, PAIRS, FakeSession, pieces_of
 from pyh2o.openai.server.page import page_routes
 
-LAYERS, HEADS = 4, 2
-PAIRS = LAYERS * HEADS
-PINNED = 4
 STEP_SECONDS = 0.02
 PATIENCE = 20
 
@@ -36,124 +32,6 @@ class FakeError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-def pieces_of(text: str) -> list[str]:
-    """Words with what is behind them: the tokens of the fake."""
-    return re.findall(r"\s*\S+|\s+$", text)
-
-
-class FakeSession:
-    """A conversation or a story in memory."""
-
-    def __init__(self, name: str, body: dict[str, Any]) -> None:
-        self.name, self.kind = name, body.get("kind", "conversation")
-        self.model = body.get("model", "tiny")
-        self.system, self.sampling = body.get("system"), body.get("sampling", {})
-        self.turns: list[dict[str, Any]] = []
-        self.passages = [body.get("text", "")]
-        self.pinned = [[0, PINNED]]
-        self.recalled: list[list[int]] = []
-        self.stopping = False
-        self.touch()
-
-    def touch(self) -> None:
-        self.changed = time.time()
-        self._tokens: list[str] | None = None
-
-    def tokens(self) -> list[str]:
-        if self._tokens is None:
-            if self.kind == "story":
-                self._tokens = pieces_of("".join(self.passages))
-            else:
-                self._tokens = ["<s>"]
-                for turn in self.turns:
-                    turn["start"] = len(self._tokens)
-                    self._tokens += ["<user>", *pieces_of(turn["user"]), "\n<assistant>"]
-                    turn["answer_start"] = len(self._tokens)
-                    self._tokens += pieces_of(turn["answer"])
-                    turn["end"] = len(self._tokens)
-        return self._tokens
-
-    def ends(self) -> list[int]:
-        at, ends = 0, []
-        for token in self.tokens():
-            at += len(token)
-            ends.append(at)
-        return ends
-
-    def summary(self) -> dict[str, Any]:
-        first = self.passages[0] if self.kind == "story" else (self.turns or [{"user": ""}])[0]
-        words = first if isinstance(first, str) else first["user"]
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "model": self.model,
-            "changed": self.changed,
-            "bytes": 1000,
-            "turns": len(self.turns),
-            "tokens": len(self.tokens()),
-            "first": words[:80],
-            "usable": True,
-            "why": None,
-        }
-
-    def whole(self) -> dict[str, Any]:
-        body = {
-            **self.summary(),
-            "system": self.system,
-            "sampling": self.sampling,
-            "max_tokens": None,
-        }
-        if self.kind == "story":
-            return {**body, "text": "".join(self.passages)}
-        return {**body, "turns_list": self.turns}
-
-    def kv(self) -> dict[str, Any]:
-        n = len(self.tokens())
-        return {
-            "position": n,
-            "used": min(n, 640),
-            "budget": 512,
-            "capacity": 640,
-            "compactions": max(0, (n - 512) // 128),
-            "bytes": 640 * 1024,
-            "bytes_full": max(n, 640) * 1024,
-            "bytes_archive": max(0, n - 512) * 512,
-            "missed_mass": 0.034 if n > 640 else None,
-        }
-
-    def map(self, layer: int | None, head: int | None) -> dict[str, Any]:
-        n = len(self.tokens())
-        recent_from = max(0, n - 256)
-        positions, rows, scores = [], [], []
-        for position in range(n):
-            mixed = position * 2654435761 % 4294967296 / 4294967296
-            held = PAIRS if position >= recent_from or self.is_pinned(position) else 0
-            if not held and mixed < min(1.0, 256 / n):
-                held = 1 + position * 7 % PAIRS
-            if layer is not None and head is not None:
-                held = int(held > (layer * HEADS + head + position) % PAIRS)
-            if held:
-                positions.append(position)
-                rows.append(held)
-                scores.append(round(mixed * 3 + held / PAIRS, 4))
-        return {
-            "tokens": n,
-            "pairs": PAIRS,
-            "layers": LAYERS,
-            "heads": HEADS,
-            "recent_from": recent_from,
-            "pinned": self.pinned,
-            "archived": [[0, recent_from]] if recent_from else [],
-            "recalled": self.recalled,
-            "kept": {"positions": positions, "rows": rows, "scores": scores},
-            "evicted": [[PINNED, recent_from, n]] if recent_from > PINNED else [],
-            "kv": self.kv(),
-        }
-
-    def is_pinned(self, position: int) -> bool:
-        return any(start <= position < end for start, end in self.pinned)
 
 
 def answer_to(message: str, attempt: int) -> str:
@@ -171,7 +49,8 @@ class FakeServer:
         self.api_key = api_key
         self.sessions: dict[str, FakeSession] = {}
         listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.port: int = listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(self.app(), log_config=None, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
@@ -241,11 +120,15 @@ class FakeServer:
     async def create(self, body: dict[str, Any]) -> Any:
         if body.get("kind") == "story" and "system" in body:
             raise FakeError(400, "a story has no system prompt")
-        return self.add(body.get("name") or f"chat-{len(self.sessions) + 1}", **body).whole()
+        name = body.pop("name", None) or f"chat-{len(self.sessions) + 1}"
+        return self.add(name, **body).whole()
 
     async def take_in(self, body: dict[str, Any]) -> Any:
-        session = self.add(body.pop("name") + "-2", **body)
-        session.turns = body.get("turns_list", [])
+        if body["name"] in self.sessions:
+            raise FakeError(409, f"there is a session {body['name']}: give another name")
+        session = self.add(body.pop("name"), **body)
+        session.turns = [{"finish": "stop", "attempt": 0, **turn} for turn in body.get("turns", [])]
+        session.tokens()
         return session.whole()
 
     async def get(self, name: str) -> Any:
@@ -255,11 +138,11 @@ class FakeServer:
         session = self.find(name)
         if "name" in body:
             if body["name"] in self.sessions:
-                raise FakeError(409, "that name is taken")
+                raise FakeError(409, f"there is a session {body['name']}: give another name")
             session.name = body["name"]
             self.sessions[session.name] = self.sessions.pop(name)
         session.system = body.get("system", session.system)
-        session.sampling = body.get("sampling", session.sampling)
+        session.sampling = {**session.sampling, **body.get("sampling", {})}
         session.touch()
         return session.whole()
 
@@ -270,7 +153,12 @@ class FakeServer:
 
     async def undo(self, name: str) -> Any:
         session = self.find(name)
-        del (session.passages if session.kind == "story" else session.turns)[-1:]
+        if not (session.passages if session.kind == "story" else session.turns):
+            raise FakeError(400, "there is nothing to take back")
+        if session.kind == "story":
+            session.text = session.text[: session.passages.pop()]
+        else:
+            session.turns.pop()
         session.touch()
         return session.whole()
 
@@ -279,9 +167,11 @@ class FakeServer:
         return Response(status_code=204)
 
     async def answer(self, name: str, body: dict[str, Any]) -> Any:
-        session, before = self.find(name), ""
+        session, before = self.idle(name), ""
         if "message" in body:
             turn = {"user": body["message"], "attempt": 0}
+        elif not session.turns:
+            raise FakeError(400, "nothing has been said yet: say something (message)")
         else:
             turn = session.turns.pop()
             if "edit" in body:
@@ -296,21 +186,34 @@ class FakeServer:
         session.recalled = [[2, 6]] if "remember" in turn["user"] else []
         return self.stream(session, text, turn, body)
 
-    async def go_on(self, name: str, body: dict[str, Any]) -> Any:
+    def idle(self, name: str) -> FakeSession:
         session = self.find(name)
-        if "at" in body:
-            session.passages = ["".join(session.passages)[: body["at"]]]
-        session.passages.append("")
+        if session.answering:
+            raise FakeError(409, f"session {name} is being answered: wait for the end of that")
+        return session
+
+    async def go_on(self, name: str, body: dict[str, Any]) -> Any:
+        session = self.idle(name)
+        at = body.get("at", len(session.text))
+        kept = [start for start in session.passages if start < at]
+        session.text, session.passages = session.text[:at], [*kept, at]
         text = "".join(f" passage {n} of the story." for n in range(5)) + "\n\n"
-        if "slow" in session.passages[0]:
+        if "slow" in session.text:
             text *= 20
         return self.stream(session, text, None, body)
 
     def stream(
         self, session: FakeSession, text: str, turn: dict[str, Any] | None, body: dict[str, Any]
     ) -> StreamingResponse:
-        events = self.events(session, text, turn, body.get("max_tokens"))
-        return StreamingResponse(events, media_type="text/event-stream")
+        async def told() -> AsyncIterator[str]:
+            session.answering = True
+            try:
+                async for each in self.events(session, text, turn, body.get("max_tokens")):
+                    yield each
+            finally:  # also where the client has left
+                session.answering = False
+
+        return StreamingResponse(told(), media_type="text/event-stream")
 
     async def events(
         self, session: FakeSession, text: str, turn: dict[str, Any] | None, most: int | None
@@ -319,15 +222,16 @@ class FakeServer:
             return f"data: {json.dumps(content)}\n\n"
 
         session.stopping, finish = False, "stop"
+        is_said = turn and not turn["answer"] and not turn["attempt"]
         is_slow = text.count("word") > 100 or (len(text) > 2000 and "passage" in text)
-        if turn and turn["user"].startswith("read"):
+        if turn and is_said and turn["user"].startswith("read"):
             for done in range(0, 4001, 500):
                 yield event(type="reading", done=done, of=4000, per_second=250.0, seconds_left=1.5)
                 await asyncio.sleep(STEP_SECONDS)
         pieces = pieces_of(text) if len(text) < 100_000 else slices(text)
         for n, piece in enumerate(pieces[:most]):
             if turn is None:
-                session.passages[-1] += piece
+                session.text += piece
             else:
                 turn["answer"] += piece
             yield event(type="text", text=piece)
@@ -338,12 +242,16 @@ class FakeServer:
             if session.stopping:
                 finish = "interrupted"
                 break
+        if most and len(pieces) > most:
+            finish = "length"
+        if turn:
+            turn["finish"] = finish
         session.touch()
         session.tokens()
-        if turn:
-            turn["finish"] = "length" if most and len(pieces) > most else finish
+        session.answering = False
         speed = {"seconds": 1.0, "first_token_seconds": 0.12, "tokens_per_second": 98.7}
-        yield event(type="done", turn=turn, finish=finish, kv=session.kv(), **speed)
+        kv = {**session.kv(), "tokens_per_second": speed["tokens_per_second"]}
+        yield event(type="done", turn=turn, finish=finish, kv=kv, **speed)
         yield "data: [DONE]\n\n"
 
     async def map(self, name: str, layer: int | None = None, head: int | None = None) -> Any:
@@ -352,10 +260,12 @@ class FakeServer:
     async def tokens(self, name: str, start: int, end: int) -> Any:
         session = self.find(name)
         texts, ends = session.tokens()[start:end], session.ends()[start:end]
-        return {"start": start, "texts": texts, "ends": ends}
+        return {"start": start, "end": start + len(texts), "texts": texts, "ends": ends}
 
     async def token(self, name: str, position: int) -> Any:
         session = self.find(name)
+        if position >= len(session.tokens()):
+            raise FakeError(404, f"the text has {len(session.tokens())} tokens, and no {position}")
         kept = session.map(None, None)["kept"]
         at = bisect_left(kept["positions"], position)
         is_kept = kept["positions"][at : at + 1] == [position]
@@ -364,7 +274,7 @@ class FakeServer:
         return {
             "position": position,
             "text": session.tokens()[position],
-            "score": kept["scores"][at] if is_kept else None,
+            "score": kept["scores"][at] if is_kept else 0.0,
             "rows": rows,
             "pairs": PAIRS,
             "held": [[pair // HEADS, pair % HEADS] for pair in range(rows)],
@@ -381,7 +291,7 @@ class FakeServer:
             return [body["start"], body["end"]]
         at = "".join(session.tokens()).rfind(body["text"])
         if at < 0:
-            raise FakeError(404, "the text has no such place")
+            raise FakeError(400, "text: it is nowhere in the session's text")
         ends = session.ends()
         return [bisect_left(ends, at + 1), bisect_left(ends, at + len(body["text"])) + 1]
 
@@ -393,7 +303,9 @@ class FakeServer:
     async def unpin(self, name: str, body: dict[str, Any]) -> Any:
         session = self.find(name)
         start, end = self.span(session, body)
-        session.pinned = [span for span in session.pinned if span[1] <= start or span[0] >= end]
+        parts = [[(a, min(b, start)), (max(a, end), b)] for a, b in session.pinned[1:]]
+        left = [[a, b] for both in parts for a, b in both if a < b]
+        session.pinned = [session.pinned[0], *left]
         return {"pinned": session.pinned}
 
     async def recalled(self, name: str) -> Any:
@@ -407,7 +319,7 @@ class FakeServer:
     async def export(self, name: str, format: str = "text") -> Any:  # noqa: A002
         session = self.find(name)
         if format == "json":
-            return JSONResponse(session.whole())
+            return JSONResponse(session.exported())
         return Response("".join(session.tokens()), media_type="text/plain")
 
 

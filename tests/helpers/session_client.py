@@ -52,9 +52,7 @@ class SessionClient:
         """The events of an answer, up to the end."""
         reply = self.ask("POST", route, body)
         assert reply.status == 200, reply.body[:500]
-        lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: ")]
-        assert lines.pop() == "[DONE]"
-        return [json.loads(line) for line in lines]
+        return events_of(reply)
 
     def say(self, name: str, message: str, **body: Any) -> dict[str, Any]:
         """The last event of an answer to a message."""
@@ -82,6 +80,13 @@ class SessionClient:
         finally:
             response.close()
             connection.close()
+
+
+def events_of(reply: Reply) -> list[dict[str, Any]]:
+    """The events of a stream, up to the end."""
+    lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
 @contextlib.contextmanager

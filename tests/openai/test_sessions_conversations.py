@@ -269,6 +269,8 @@ def test_a_long_message_tells_how_far_it_is_read(client: Any) -> None:
     assert reading[0]["done"] == 0
     assert reading[0]["of"] > 500
     assert [event["done"] for event in reading] == sorted(event["done"] for event in reading)
+    short = client.events("/talk/answers", message="And then?", max_tokens=3)
+    assert "reading" not in [event["type"] for event in short]
 
 
 def test_sessions_that_do_not_fit(

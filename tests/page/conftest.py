@@ -28,14 +28,5 @@ def fake(chromium: Any) -> Iterator[Any]:
 @pytest.fixture
 def tab(chromium: Any, fake: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page as a new person; what went wrong in it is found at the end."""
-    opened = []
-
-    def open_tab(place: str = "", **settings: Any) -> Any:
-        opened.append(browsers.Tab(chromium, fake.address, **settings))
-        if place:
-            opened[-1].page.goto(f"{fake.address}/{place}")
-        return opened[-1]
-
-    yield open_tab
-    for each in opened:
-        each.close()
+    with browsers.tabs(chromium, fake.address) as open_tab:
+        yield open_tab

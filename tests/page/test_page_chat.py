@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from browser import answers, say, shows
+from browser import answers, say, shows, until
 
 
 def test_thirty_turns_survive_a_reload_and_a_second_tab(tab: Any, fake: Any) -> None:
@@ -96,8 +96,10 @@ def test_sessions_are_found_renamed_exported_imported_and_deleted(
         page.get_by_role("button", name="Download").click()
     exported = tmp_path / "exported.json"
     download.value.save_as(exported)
-    assert json.loads(exported.read_text())["turns_list"][0]["user"] == "about whales"
+    assert json.loads(exported.read_text())["turns"][0]["user"] == "about whales"
     page.get_by_label("Exported session").set_input_files(exported)
+    page.get_by_role("heading", name="There is wäles & co? already").wait_for()
+    page.keyboard.press("Enter")
     page.get_by_role("heading", name="wäles & co?-2").wait_for()
     page.get_by_label("More").click()
     page.get_by_role("button", name="Delete").click()
@@ -171,10 +173,46 @@ def test_what_was_refused_is_told_and_not_lost(tab: Any, fake: Any) -> None:
     say(page, "hello")
     del fake.sessions["chat-1"]
     box = page.get_by_label("Message", exact=True)
-    box.fill("are you there")
+    box.fill("hello")
     box.press("Enter")
     page.get_by_text("there is no session chat-1").wait_for()
-    shows(box, "are you there")
+    shows(box, "hello")
+    assert len(answers(page)) == 1
+
+
+def test_an_answer_that_could_not_be_made_again_is_still_there(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "hello")
+    shown = answers(page)
+    fake.sessions["chat-1"].answering = True
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("session chat-1 is being answered").wait_for()
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert answers(page) == shown
+    fake.close()
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("the server does not answer").wait_for()
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert answers(page) == shown
+
+
+def test_the_server_draws_the_seed_of_each_chat(tab: Any, fake: Any) -> None:
+    page = tab().page
+    for number in (1, 2):
+        page.goto(f"{fake.address}/#/new")
+        page.get_by_role("heading", name="New chat").wait_for()
+        say(page, "hello")
+        page.get_by_role("heading", name=f"chat-{number}").wait_for()
+    seeds = {session.sampling["seed"] for session in fake.sessions.values()}
+    assert len(seeds) == 2
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.locator("dialog").wait_for(state="detached")
+    until(page, "!document.querySelector('dialog')")
+    page.wait_for_timeout(200)
+    assert fake.sessions["chat-2"].sampling["seed"] == 7
 
 
 def test_a_phone_scrolls_in_one_direction(tab: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from browser import axe_source, say, until
+from browser import axe_source, say, serious_findings, until
 from needed import needed
 
 sessions = needed("fake_sessions", name="the server's packages")
@@ -96,6 +96,23 @@ def test_selected_text_is_pinned_and_unpinned(tab: Any, fake: Any) -> None:
     assert fake.sessions["chat-1"].pinned == pinned
 
 
+def test_the_place_that_is_selected_is_pinned(tab: Any, fake: Any) -> None:
+    """Not the last one with these words; and the marks of Markdown are not shown."""
+    page = tab(**WIDE).page
+    say(page, "echo One **white** whale and a *white* whale swim, and a white whale sings.")
+    page.evaluate(
+        """() => {
+          const [bold, slanted] = document.querySelectorAll(".answer strong, .answer em");
+          getSelection().setBaseAndExtent(slanted.firstChild, 0, slanted.nextSibling, 6);
+        }"""
+    )
+    page.get_by_role("button", name="Pin", exact=True).click()
+    until(page, "document.querySelector('#live').textContent === 'Pinned'")
+    session = fake.sessions["chat-1"]
+    start, end = session.pinned[-1]
+    assert session.tokens()[start:end] == [" *white*", " whale"]
+
+
 def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
     page = tab(**WIDE).page
     for n in range(12):
@@ -131,16 +148,7 @@ def test_axe_finds_nothing_serious(tab: Any, fake: Any, scheme: str) -> None:
     page = tab(color_scheme=scheme, **WIDE).page
 
     def check(where: str) -> None:
-        page.wait_for_timeout(300)
-        # Not add_script_tag: the page's policy lets no such script in.
-        page.evaluate(axe)
-        result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
-        found = [
-            (each["id"], [node["target"] for node in each["nodes"]][:4])
-            for each in result["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
-        assert found == [], where
+        assert serious_findings(page, axe) == [], where
 
     check("a new chat")
     say(page, "echo # Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote")

@@ -20,7 +20,8 @@ def text_of(page: Any) -> str:
 
 
 def whole(fake: Any, name: str) -> str:
-    return "".join(fake.sessions[name].passages)
+    text: str = fake.sessions[name].text
+    return text
 
 
 def write_on(page: Any) -> None:

@@ -94,7 +94,7 @@ class Answering:
         if self._session.stopping:
             raise _StoppedError
         now = time.monotonic()
-        if now - self._told_reading >= READING_SECONDS:
+        if of_all > LONG_MESSAGE and now - self._told_reading >= READING_SECONDS:
             self._tell_reading(done, of_all)
         self._watch(now)
 

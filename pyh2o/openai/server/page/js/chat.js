@@ -6,6 +6,7 @@ import { behavior, button, h } from "./dom.js";
 import { announce, careful } from "./live.js";
 import { make, writing } from "./making.js";
 import { Message } from "./message.js";
+import { spanIn, textBefore } from "./selected.js";
 import { maxTokens } from "./settings.js";
 
 const NEAR_END = 80; // pixels: who is nearer to the end is taken along with it
@@ -44,7 +45,7 @@ export class Chat {
     turns.forEach((turn, n) => {
       const shown = this.messages[n];
       if (!shown) this.add(turn);
-      else if (shown.turn.user !== turn.user || shown.turn.answer !== turn.answer) shown.set(turn);
+      else if (!shown.isLike(turn)) shown.set(turn);
       else shown.turn = turn;
     });
     for (const gone of this.messages.splice(turns.length)) gone.element.remove();
@@ -78,7 +79,8 @@ export class Chat {
 
   async send(text) {
     if (writing()) return;
-    const isEdit = this.composer.isEdit;
+    const { isEdit } = this.composer;
+    const before = this.messages.length;
     this.composer.clear();
     this.markEdited(false);
     if (!this.session) {
@@ -88,7 +90,8 @@ export class Chat {
     }
     await this.answer(isEdit ? { edit: text } : { message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
-    if (!this.session.turns_list.some((turn) => turn.user === text)) this.composer.put(text);
+    const isTaken = isEdit ? this.messages.at(-1)?.turn.user === text : this.messages.length > before;
+    if (!isTaken) this.composer.put(text);
   }
 
   /** Has the last answer made again, or gone on with. */
@@ -117,7 +120,8 @@ export class Chat {
     });
     message.markdown?.show();
     if (done?.turn) message.set(done.turn);
-    await this.page.reload(name);
+    // Where nobody knows what became of it, what was there before is shown.
+    if (!await this.page.reload(name)) this.show(this.session);
     this.page.memory.afterAnswer(name);
   }
 
@@ -179,8 +183,12 @@ export class Chat {
   }
 
   /** What a selection is, in the words of the pins' route. */
-  async selected(text) {
-    return { text };
+  async selected(text, range) {
+    const piece = this.shadable().find(({ element }) =>
+      element.contains(range.startContainer) && element.contains(range.endContainer));
+    if (!piece) return { text };
+    const before = textBefore(piece.element, range);
+    return spanIn(await this.page.memory.tokensNow().range(...piece.span), text, before) ?? { text };
   }
 
   dispose() {}

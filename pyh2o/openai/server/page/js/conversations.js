@@ -8,6 +8,7 @@ import { ago, counted } from "./format.js";
 import { announce, careful } from "./live.js";
 
 const SEARCH_MS = 250;
+const TAKEN = 409; // also the status of what is in use, but nothing that is imported is
 
 export class Conversations {
   /** @param {import("./main.js").Page} page */
@@ -74,8 +75,22 @@ export class Conversations {
   async takeIn() {
     const [file] = this.picker.files;
     this.picker.value = "";
-    const session = await careful(async () => api.imported(await parsed(file)));
+    const session = await careful(async () => imported(await parsed(file)));
     if (session) this.page.go(session.name);
+  }
+}
+
+/** Imports what was exported, under another name where there is one of that name; null if nobody gives one. */
+async function imported(content) {
+  for (;;) {
+    try {
+      return await api.imported(content);
+    } catch (error) {
+      if (error.status !== TAKEN) throw error;
+    }
+    const name = await askLine(`There is ${content.name} already`, "Another name", `${content.name}-2`);
+    if (!name) return null;
+    content = { ...content, name };
   }
 }
 

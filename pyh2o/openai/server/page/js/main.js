@@ -109,13 +109,14 @@ export class Page {
     else if (await careful(() => api.change(this.name, changed))) await this.reload(this.name);
   }
 
-  /** Shows a session as the server has it now. */
+  /** Shows a session as the server has it now; null if it does not say. */
   async reload(name) {
     const session = await careful(() => api.get(name));
-    if (!session || this.viewed !== name) return;
+    if (!session || this.viewed !== name) return session;
     this.view.show(session);
     this.setSession(session);
     await careful(() => this.conversations.refresh());
+    return session;
   }
 
   /** Sees what other tabs and programs have done, while somebody looks. */

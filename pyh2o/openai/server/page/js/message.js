@@ -33,6 +33,13 @@ export class Message {
     this.setFoot();
   }
 
+  /** Whether this is shown already: not where an answer was begun that never came. */
+  isLike({ user, answer, finish, attempt }) {
+    const { turn } = this;
+    return !this.markdown && turn.user === user && turn.answer === answer
+      && turn.finish === finish && turn.attempt === attempt;
+  }
+
   /** Begins an answer, or goes on with the one that is there. */
   begin(keep) {
     if (!keep) this.answer.replaceChildren();

@@ -5,14 +5,15 @@ import { h } from "./dom.js";
 
 const MOST_TOKENS = "pyh2o-max-tokens";
 
-// name, label, what it does, least, most, step (1: whole numbers), what the server takes without it
+// name, label, what it does, least, most, step (1: whole numbers), what the page gives if nothing was set; null leaves it
+// to the server, which draws a seed for each session
 const FIELDS = [
   ["temperature", "Temperature", "0 always takes the likeliest token", 0, null, 0.05, 0.8],
   ["top_p", "Top p", "draw from the likeliest tokens of this probability together; 1 is off", 0, 1, 0.01, 0.95],
   ["top_k", "Top k", "draw from so many of the likeliest tokens; 0 is off", 0, null, 1, 40],
   ["min_p", "Min p", "drop tokens below this share of the likeliest one; 0 is off", 0, 1, 0.01, 0.05],
   ["repeat_penalty", "Repeat penalty", "weakens what was just said; 1 is off", 0.01, null, 0.01, 1.1],
-  ["seed", "Seed", "the same seed after the same text draws the same", 0, 4294967294, 1, 0],
+  ["seed", "Seed", "the same seed after the same text draws the same", 0, 4294967294, 1, null],
 ];
 
 /** The most tokens of an answer in this browser; none if nobody limited it. */
@@ -21,9 +22,9 @@ export function maxTokens() {
   return saved > 0 ? { max_tokens: saved } : {};
 }
 
-/** What the server takes where nothing was set. */
+/** What a session begins with where nothing was set. */
 export function defaults() {
-  return Object.fromEntries(FIELDS.map((field) => [field[0], field[6]]));
+  return Object.fromEntries(FIELDS.map((field) => [field[0], field[6]]).filter(([, value]) => value !== null));
 }
 
 /**
@@ -46,8 +47,11 @@ export async function askSettings(now, isStory) {
   if (!agreed) return null;
   if (most.value) localStorage.setItem(MOST_TOKENS, most.value);
   else localStorage.removeItem(MOST_TOKENS);
-  const drawn = Object.fromEntries(FIELDS.map(([name], i) => [name, Number(inputs[i].value)]));
-  const sampling = { ...now.sampling, ...drawn };
+  const sampling = { ...now.sampling };
+  FIELDS.forEach(([name], i) => {
+    if (inputs[i].value) sampling[name] = Number(inputs[i].value);
+    else delete sampling[name];
+  });
   const isOther = FIELDS.some(([name]) => sampling[name] !== now.sampling?.[name]);
   const said = system.value.trim();
   return {
@@ -59,5 +63,6 @@ export async function askSettings(now, isStory) {
 
 function numberInput([, , , min, max, step, fallback], value) {
   // A smaller step would refuse what was set elsewhere, such as a temperature of 0.777.
-  return h("input", { type: "number", min, max, step: step < 1 ? "any" : step, required: true, value: value ?? fallback });
+  return h("input", { type: "number", min, max, step: step < 1 ? "any" : step, required: fallback !== null,
+    placeholder: fallback === null ? "one of its own" : null, value: value ?? fallback ?? "" });
 }
