@@ -263,7 +263,8 @@ _ALL = [
         "",
         "go on with an answer that was stopped or cut",
         _continue,
-        "It goes on as if it had not been stopped, in the same turn.",
+        "It goes on as if it had not been stopped, in the same turn. One that only repeated itself "
+        "may do so for a while more.",
     ),
     Command(
         "/regen",

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+from pyh2o.generation.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_STOP,
+)
 from pyh2o.text.cache_copies import WORTH
 
 from ..endings import why_ended
@@ -157,6 +162,12 @@ class Chat:
             terminal.say(
                 f"the answer was cut at {count(self.max_tokens, 'token')}: /continue goes on, or "
                 "give a larger --max-tokens",
+                style="yellow",
+            )
+        elif answer.finish == FINISH_REPETITION:
+            terminal.say(
+                "the answer was ended because it only repeated itself: /continue goes on all the "
+                "same, /regen draws another one",
                 style="yellow",
             )
         elif answer.finish != FINISH_STOP:

@@ -13,7 +13,7 @@ FINISH_INTERRUPTED = "interrupted"
 FINISH_UNTIL = "until"
 """A text came that the story should end before."""
 FINISH_REPETITION = "repetition"
-"""The model fell into one loop after another."""
+"""A story fell into one loop after another, or an answer did nothing but repeat itself."""
 
 
 def finish_without_room(evicting: bool) -> str:

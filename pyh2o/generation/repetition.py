@@ -7,6 +7,9 @@ on the length of the text.
 
 To forbid one token would not help: the model writes another one and returns to its loop. So for
 some time after a loop the text may not copy any longer piece of what it has just said.
+
+An answer of a chat may have been asked to repeat something, so nothing is forbidden there: it ends
+where it has done nothing else for long.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ MOST_COPIED = 16
 # A model that comes back with so many loops in so many tokens has nothing more to say.
 MANY_LOOPS = 6
 MANY_LOOPS_TOKENS = 6000
+# An answer that only repeats itself: so many tokens and whole periods that equal those before them.
+# Long enough for the tables and lists of a usual answer, and hardly a minute of a slow model.
+ENDLESS_MATCHES = 256
+ENDLESS_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,35 @@ class Loop:
     period: int
 
 
+class _Periods:
+    """For how many tokens a text has equaled itself one period before.
+
+    Attributes:
+        matches: number of tokens for the periods from MAX_PERIOD down to 1, [MAX_PERIOD].
+    """
+
+    def __init__(self) -> None:
+        self.matches = np.zeros(MAX_PERIOD, dtype=np.int64)
+        # The last tokens are a slice that moves on through this; no token is -1.
+        self._tokens = np.full(8 * MAX_PERIOD, -1, dtype=np.int64)
+        self._end = MAX_PERIOD
+
+    def count(self, token: int) -> None:
+        """Add the next token."""
+        recent = self.recent()
+        self.matches += 1
+        self.matches *= recent == token
+        if self._end == len(self._tokens):
+            self._tokens[:MAX_PERIOD] = recent
+            self._end = MAX_PERIOD
+        self._tokens[self._end] = token
+        self._end += 1
+
+    def recent(self) -> npt.NDArray[np.int64]:
+        """The last tokens, [MAX_PERIOD]: what came next, one of each period ago."""
+        return self._tokens[self._end - MAX_PERIOD : self._end]
+
+
 class RepetitionGuard:
     """Which tokens a text may not go on with; a function of its tokens alone.
 
@@ -57,29 +93,23 @@ class RepetitionGuard:
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         """Start after a prompt: its tokens may not be copied for ever either."""
-        # Of the tokens that a period p ago, from MAX_PERIOD down to 1, were followed by ...
-        periods = np.arange(MAX_PERIOD, 0, -1)
-        self._needed = np.maximum(LEAST_MATCHES, LEAST_COPIES * periods)
-        # ... the same tokens as now: for how many tokens that has been so.
-        self._matches = np.zeros(MAX_PERIOD, dtype=np.int64)
-        # The last tokens are a slice that moves on through this; no token is -1.
-        self._tokens = np.full(8 * MAX_PERIOD, -1, dtype=np.int64)
-        self._end = MAX_PERIOD
+        self._needed = _needed(LEAST_MATCHES, LEAST_COPIES)
+        self._periods = _Periods()
         self._n_tokens = 0
         self._strict_until = 0
         self._latest: deque[int] = deque(maxlen=MANY_LOOPS)
         self.loops = 0
         # More cannot matter: it is the most that is needed for a loop, and one period before it.
         for token in prompt[-(LEAST_COPIES + 1) * MAX_PERIOD :]:
-            self._count(token)
+            self._periods.count(token)
 
     def add(self, token: int) -> Loop | None:
         """Add the next token that was written; return the loop that it is noticed by, if any."""
-        self._count(token)
+        self._periods.count(token)
         self._n_tokens += 1
         if self._n_tokens < self._strict_until:
             return None
-        looping = np.flatnonzero(self._matches >= self._needed)
+        looping = np.flatnonzero(self._periods.matches >= self._needed)
         if not len(looping):
             return None
         self.loops += 1
@@ -92,24 +122,37 @@ class RepetitionGuard:
     def forbidden(self) -> list[int]:
         if self._n_tokens >= self._strict_until:
             return []
-        copied = self._matches >= MOST_COPIED
-        return np.unique(self._recent()[copied]).tolist() if copied.any() else []
+        copied = self._periods.matches >= MOST_COPIED
+        return np.unique(self._periods.recent()[copied]).tolist() if copied.any() else []
 
     @property
     def hopeless(self) -> bool:
         is_full = len(self._latest) == MANY_LOOPS
         return is_full and self._n_tokens - self._latest[0] <= MANY_LOOPS_TOKENS
 
-    def _count(self, token: int) -> None:
-        recent = self._recent()
-        self._matches += 1
-        self._matches *= recent == token
-        if self._end == len(self._tokens):
-            self._tokens[:MAX_PERIOD] = recent
-            self._end = MAX_PERIOD
-        self._tokens[self._end] = token
-        self._end += 1
 
-    def _recent(self) -> npt.NDArray[np.int64]:
-        """The last tokens, [MAX_PERIOD]: what came next, one of each period ago."""
-        return self._tokens[self._end - MAX_PERIOD : self._end]
+class EndlessText:
+    """Notices a text that does nothing but repeat itself; a function of its tokens alone."""
+
+    def __init__(self, before: Sequence[int] = ()) -> None:
+        """Start behind tokens of the text that were written before."""
+        self._needed = _needed(ENDLESS_MATCHES, ENDLESS_COPIES)
+        self._periods = _Periods()
+        for token in before:
+            self._periods.count(token)
+
+    def add(self, token: int) -> bool:
+        """Add the next token; whether the text should end with it.
+
+        A text that is to go on all the same may repeat ENDLESS_MATCHES tokens more.
+        """
+        self._periods.count(token)
+        matches = self._periods.matches
+        endless = matches[matches >= self._needed]
+        # The shortest period has the most, and the others are its multiples.
+        return bool(len(endless)) and int(endless.max()) % ENDLESS_MATCHES == 0
+
+
+def _needed(matches: int, copies: int) -> npt.NDArray[np.int64]:
+    """For each period the tokens that have to equal those before them, [MAX_PERIOD]."""
+    return np.maximum(matches, copies * np.arange(MAX_PERIOD, 0, -1))

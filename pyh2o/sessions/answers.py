@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import PyH2OError
-from ..generation.finish import FINISH_INTERRUPTED
+from ..generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 from ..generation.generation import Generation
+from ..generation.repetition import EndlessText
 from ..generation.sampling import LARGEST_SEED
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
@@ -122,9 +123,15 @@ class LatestAnswer:
 
 
 def answer_generation(
-    llm: Llama, template: ChatTemplate, text: list[int], before: Sequence[int], limit: int | None
+    llm: Llama,
+    template: ChatTemplate,
+    text: list[int],
+    before: Sequence[int],
+    limit: int | None,
+    *,
+    said: Sequence[int] = (),
 ) -> Generation:
-    """What makes the text of an answer out of its tokens.
+    """What makes the text of an answer out of its tokens; one that only repeats itself ends.
 
     Args:
         llm: the model.
@@ -132,13 +139,16 @@ def answer_generation(
         text: to which the tokens are added.
         before: the tokens that come right before the answer.
         limit: most tokens of the answer; None for as many as the model likes.
+        said: tokens of the answer that were drawn before it was stopped.
     """
+    endless = EndlessText(said)
     return Generation(
         text,
         detokenizer(llm, before, starts_text=False),
         TextPieces(template.stops),
         is_end=lambda token: is_end_token(llm, token) or template.ends(token),
         limit=limit,
+        watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
     )
 
 

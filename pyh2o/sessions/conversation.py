@@ -44,6 +44,8 @@ class Conversation(EditableConversation):
     the best scores of the whole text, or on request to each turn in proportion to its length (fair
     eviction of "The Pitfalls of KV Cache Compression", arXiv 2510.00231).
 
+    An answer that does nothing but repeat itself ends (see repetition.py); `go_on` lets it.
+
     The generators of text compute as they are asked for the next piece. One that is closed early,
     or in which Ctrl-C is raised, keeps what was said so far as the answer. If the model says
     nothing at all, or an error comes up, everything stays as it was before: a message is taken
@@ -244,7 +246,9 @@ class Conversation(EditableConversation):
         before = Before(self._turns, text.tokens[start:], text.n_known, text.pins)
         said = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if said else tokens
-        generation = answer_generation(self.llm, self._template, text.tokens, lead, max_tokens)
+        generation = answer_generation(
+            self.llm, self._template, text.tokens, lead, max_tokens, said=said
+        )
         answer = Answer(turn, generation, said)
         rest: list[str] = []
         try:

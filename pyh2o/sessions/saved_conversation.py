@@ -11,6 +11,7 @@ from ..errors import OtherSettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
+    FINISH_REPETITION,
     FINISH_STOP,
     FINISH_TRAINED_CONTEXT,
 )
@@ -25,7 +26,13 @@ from .session_file import Session, damage_found, read_header, read_session
 from .turns import Turn
 
 KIND = "conversation"
-FINISHES = (FINISH_STOP, FINISH_LENGTH, FINISH_INTERRUPTED, FINISH_TRAINED_CONTEXT)
+FINISHES = (
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_TRAINED_CONTEXT,
+    FINISH_INTERRUPTED,
+)
 
 
 @dataclass(frozen=True)

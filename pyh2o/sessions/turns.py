@@ -18,7 +18,7 @@ class Turn:
         user: the message.
         answer: the text of the answer.
         finish: why it ended: "stop", "length" (`max_tokens`, or a full cache that does not evict),
-            "interrupted" or "trained_context".
+            "repetition" (it only repeated itself), "interrupted" or "trained_context".
         start: where the turn's tokens begin: with the end of the answer before.
         answer_start: the answer's first token.
         end: behind the answer's last token, whether that is evaluated yet or not.

@@ -162,6 +162,18 @@ def test_continue(model: ScriptedModel) -> None:
     assert answers_of() == [("Hello", "Hi t")]
 
 
+def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
+    model.say("Repeat! " * 80, "Repeat! " * 80)
+    output = run("chat", stdin="Hello\n/continue\n")
+    ended = (
+        "the answer was ended because it only repeated itself: /continue goes on all the same, "
+        "/regen draws another one"
+    )
+    assert notes_of(output) == [ended, ended]
+    [(_, answer)] = answers_of()
+    assert answer == ("Repeat! " * 80)[: 8 + 256 + 256]
+
+
 def test_pins(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     lines = [

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from pyh2o.generation.repetition import (
+    ENDLESS_COPIES,
+    ENDLESS_MATCHES,
     LEAST_COPIES,
     LEAST_MATCHES,
     MANY_LOOPS,
     MAX_PERIOD,
     MOST_COPIED,
     STRICT_TOKENS,
+    EndlessText,
     Loop,
     RepetitionGuard,
 )
@@ -117,3 +120,30 @@ def test_loop_after_loop_is_hopeless(
         assert guard.hopeless == (hopeless and number == MANY_LOOPS)
         loops(guard, words(rng, words_between))
     assert guard.loops == MANY_LOOPS
+
+
+def ends(text: EndlessText, tokens: list[int]) -> list[int]:
+    """How many of the tokens were there each time that the text should have ended."""
+    return [n for n, token in enumerate(tokens, start=1) if text.add(token)]
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 63, 64, 65, 100, MAX_PERIOD])
+def test_a_text_that_only_repeats_itself_ends_and_may_go_on_for_a_while(
+    period: int, rng: np.random.Generator
+) -> None:
+    start, block = words(rng, 700), words(rng, period)
+    matches = max(ENDLESS_MATCHES, -(-ENDLESS_COPIES * period // ENDLESS_MATCHES) * ENDLESS_MATCHES)
+    first = len(start) + period + matches
+    tokens = [*start, *(block * (3 * ENDLESS_MATCHES + MAX_PERIOD * ENDLESS_COPIES))][: first + 600]
+    assert ends(EndlessText(), tokens) == [first, first + 256, first + 512]
+    for seen in (first, len(start) + period + 100):
+        [again, *_] = ends(EndlessText(tokens[:seen]), tokens[seen:])
+        assert seen + again == (first if seen < first else first + ENDLESS_MATCHES)
+
+
+def test_a_text_that_says_something_does_not_end(rng: np.random.Generator) -> None:
+    text, block = EndlessText(), words(rng, 40)
+    for _ in range(20):  # a list whose lines are alike, and a table with empty cells
+        assert not ends(text, [*words(rng, 3), *block])
+    assert not ends(text, words(rng, 1) * ENDLESS_MATCHES)
+    assert not ends(text, words(rng, 1000))

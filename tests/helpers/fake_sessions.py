@@ -244,6 +244,8 @@ class FakeServer:
                 break
         if most and len(pieces) > most:
             finish = "length"
+        if turn and turn["user"].startswith("round"):
+            finish = "repetition"
         if turn:
             turn["finish"] = finish
         session.touch()

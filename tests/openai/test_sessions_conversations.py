@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cycling import let_answers_cycle
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
@@ -324,3 +325,17 @@ def test_pages_with_a_name_of_their_own_get_nothing(client: Any) -> None:
 def test_files_are_for_the_user_s_eyes(client: Any, chats: Path) -> None:
     client.begin("talk")
     assert chats.stat().st_mode & 0o077 == 0
+
+
+def test_an_answer_that_only_repeats_itself_ends(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told why, and the answer goes on if that is wanted."""
+    let_answers_cycle(monkeypatch)
+    client.begin("talk")
+    done = client.say("talk", "hello", max_tokens=1000)
+    assert (done["finish"], done["turn"]["finish"]) == ("repetition", "repetition")
+    more = client.done("/talk/answers", **{"continue": True})
+    assert more["finish"] == "repetition"
+    assert more["turn"]["end"] == done["turn"]["end"] + 256
+    assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]

@@ -45,6 +45,14 @@ def test_an_answer_can_be_stopped_and_gone_on_with(tab: Any, fake: Any) -> None:
     assert answers(page) == [turn["answer"].strip()]
 
 
+def test_an_answer_that_repeats_itself_can_be_gone_on_with(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "round and round")
+    page.get_by_text("The answer was ended: it only repeated itself.").wait_for()
+    page.get_by_role("button", name="Continue").click()
+    page.locator(".answer").get_by_text("And so on.").wait_for()
+
+
 def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
     page = tab().page
     say(page, "first")

@@ -7,7 +7,7 @@ import { careful } from "./live.js";
 const ENDS = {
   length: "The answer was cut by its limit.",
   interrupted: "The answer was stopped.",
-  repetition: "The answer was ended: it went round in circles.",
+  repetition: "The answer was ended: it only repeated itself.",
   trained_context: "The model has no position left for more.",
 };
 
@@ -53,7 +53,7 @@ export class Message {
 
   /** Whether there may be more to say. */
   get canGoOn() {
-    return ["length", "interrupted"].includes(this.turn.finish);
+    return ["length", "interrupted", "repetition"].includes(this.turn.finish);
   }
 
   append(text) {

@@ -12,6 +12,7 @@ import { StoryText } from "./storytext.js";
 const PASSAGE = "pyh2o-passage";
 const USUAL_TOKENS = 200;
 const NEAR_END = 120; // pixels
+const ROUND = "The passage was ended: the story fell into one loop after another.";
 const MUCH = 400; // characters: more are cut only after asking
 
 export class Story {
@@ -96,7 +97,7 @@ export class Story {
     const { name } = this.session;
     let isFollowed = true;
     this.toEnd();
-    await make(name, "passages", body, {
+    const done = await make(name, "passages", body, {
       status: this.status,
       onText: (text) => {
         isFollowed = this.isAtEnd(isFollowed);
@@ -107,6 +108,7 @@ export class Story {
     });
     this.text.flush();
     await this.page.reload(name);
+    if (done?.finish === "repetition") this.status.textContent = ROUND;
     this.page.memory.afterAnswer(name);
   }
 

@@ -1,0 +1,35 @@
+"""A writer that draws the same few tokens again and again, whatever the model says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyh2o import Llama
+from pyh2o.generation.sampling import Sampling
+from pyh2o.generation.writer import Writer
+from pyh2o.sessions import conversation
+
+CYCLE = (300, 310, 320)
+
+
+class Cycling(Writer):
+    """Which token is next depends on the length of the text."""
+
+    def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
+        def only_next(
+            tokens: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+        ) -> npt.NDArray[np.single]:
+            logits[:] = -np.inf
+            logits[CYCLE[len(tokens) % len(CYCLE)]] = 0
+            return logits
+
+        super().__init__(llm, sampling, logits_processor=only_next, **before)
+
+
+def let_answers_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all answers of conversations drawn so."""
+    monkeypatch.setattr(conversation, "Writer", Cycling)
