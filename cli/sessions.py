@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
@@ -13,14 +14,14 @@ from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 from pyh2o.system.files import replacement
 
-from .chat.listing import found_turns, lines_of, texts_of
+from .chat.listing import PARAGRAPH, TURN, found_passages, lines_of, texts_of
 from .errors import InputError, reported_errors
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
 from .terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.sessions.copies import CopiedConversation
+    from pyh2o.sessions.copies import CopiedSession
 
 STDOUT = Path("-")
 TEMPORARY = ".pyh2o-export-"
@@ -70,11 +71,11 @@ def remove(
 @app.command("copy")
 def copy(
     name: Annotated[
-        str, typer.Argument(help="Name of the conversation.", autocompletion=complete_session)
+        str, typer.Argument(help="Name of the session.", autocompletion=complete_session)
     ],
     new: Annotated[str, typer.Argument(help="Name of the copy.")],
 ) -> None:
-    """Copy a saved conversation, with its archive, so that both can be gone on with."""
+    """Copy a saved conversation or story, with its archive, so that both can be gone on with."""
     with reported_errors():
         chat, other = _saved(name), SavedChat(new)
         with closing(ChatLock(other)):
@@ -148,19 +149,23 @@ def _transcript(chat: SavedChat, form: Form) -> str:
 
 @app.command("search")
 def search(
-    words: Annotated[list[str], typer.Argument(help="Words that a message or its answer has.")],
+    words: Annotated[
+        list[str], typer.Argument(help="Words that a message with its answer, or a paragraph, has.")
+    ],
 ) -> None:
-    """Find the turns of saved conversations that have all of these words."""
+    """Find the turns of conversations and the paragraphs of stories that have all these words."""
     with reported_errors():
-        turns = sessions = 0
+        kinds: Counter[str] = Counter()
+        sessions = 0
         for text in texts_of(saved_chats()):
-            found = found_turns(text, words)
-            for number, said in found:
-                terminal.write(f"{text.name}  turn {number}  {said}\n")
-            turns += len(found)
+            found = found_passages(text, words)
+            for place, said in found:
+                terminal.write(f"{text.name}  {place}  {said}\n")
+                kinds[place.partition(" ")[0]] += 1
             sessions += bool(found)
-        where = f" in {count(sessions, 'session')}" if turns else ""
-        terminal.say(f"{count(turns, 'turn')}{where}")
+        shown = [count(kinds[kind], kind) for kind in (TURN, PARAGRAPH) if kinds[kind]]
+        where = f" in {count(sessions, 'session')}" if shown else "nothing"
+        terminal.say(" and ".join(shown) + where)
 
 
 def _saved(name: str) -> SavedChat:
@@ -175,13 +180,13 @@ def _saved(name: str) -> SavedChat:
     return chat
 
 
-def _copy(chat: SavedChat, target: Path) -> CopiedConversation:
-    """Copy a conversation that is not open in a chat."""
+def _copy(chat: SavedChat, target: Path) -> CopiedSession:
+    """Copy a session that is not open in a chat."""
     # Imported here for the same reason as above.
-    from pyh2o.sessions.copies import copy_conversation
+    from pyh2o.sessions.copies import copy_session
 
     with closing(ChatLock(chat)):
-        copied = copy_conversation(chat.path, target)
+        copied = copy_session(chat.path, target)
     if copied.lacks_archive:
         terminal.say(
             f"warning: the archive of {chat.name} is missing: what left its cache cannot be "

@@ -95,10 +95,10 @@ class Autosave:
 
     def _save(self, conversation: Conversation, path: Path) -> None:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.sessions.copies import copy_conversation
+        from pyh2o.sessions.copies import copy_session
 
         if self._before is not None:
-            copy_conversation(path, self._before.path)
+            copy_session(path, self._before.path)
             self._before = None
         conversation.save(path)
 

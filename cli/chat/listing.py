@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyh2o.sessions.saved import SavedChat
@@ -12,6 +12,8 @@ from ..terminal.wording import SHORT, count, shortened
 
 if TYPE_CHECKING:
     from pyh2o.sessions.listing import SavedText
+
+TURN, PARAGRAPH = "turn", "paragraph"
 
 
 def texts_of(chats: list[SavedChat]) -> list[SavedText]:
@@ -33,20 +35,31 @@ def lines_of(texts: list[SavedText]) -> list[str]:
     return lines
 
 
-def found_turns(text: SavedText, words: Sequence[str]) -> list[tuple[int, str]]:
-    """The turns that have all of the words: their numbers, from 1, and the text about one of them.
+def found_passages(text: SavedText, words: Sequence[str]) -> list[tuple[str, str]]:
+    """The turns of a conversation, or paragraphs of a story, that have all of the words.
 
     A text that cannot be read has none; the list of all says why it cannot.
+
+    Returns:
+        what each is called, such as "turn 2", and the text about one of the words.
     """
     wanted = [" ".join(word.split()).casefold() for word in words]
-    found: list[tuple[int, str]] = []
-    for number, turn in enumerate(text.turns, start=1):
-        said = " ".join(f"{turn.user} {turn.answer}".split())
+    found: list[tuple[str, str]] = []
+    for name, passage in _passages(text):
+        said = " ".join(passage.split())
         if all(word in said.casefold() for word in wanted):
             # folding may change the length of a text, but hardly the place
             place = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
-            found.append((number, ("..." if place else "") + shortened(said[place:])))
+            found.append((name, ("..." if place else "") + shortened(said[place:])))
     return found
+
+
+def _passages(text: SavedText) -> Iterator[tuple[str, str]]:
+    """The parts of a text that are searched, and what they are called."""
+    for number, turn in enumerate(text.turns, start=1):
+        yield f"{TURN} {number}", f"{turn.user} {turn.answer}"
+    for number, paragraph in enumerate(filter(str.strip, text.text.splitlines()), start=1):
+        yield f"{PARAGRAPH} {number}", paragraph
 
 
 def _summary(text: SavedText) -> str:

@@ -221,9 +221,8 @@ def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFi
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_story import StoryHeader
+    from pyh2o.sessions.saved_story import KIND, StoryHeader
     from pyh2o.sessions.session_file import read_session
-    from pyh2o.sessions.story import KIND
 
     session = read_session(file.checkpoint, KIND)
     header = asdict(StoryHeader.of(session))

@@ -84,9 +84,8 @@ def go_on_many(options: RunOptions, given: set[str], task: Task, many: Many) -> 
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_story import StoryHeader
+    from pyh2o.sessions.saved_story import KIND, StoryHeader
     from pyh2o.sessions.session_file import read_session
-    from pyh2o.sessions.story import KIND
 
     cut_off: list[OneOfMany] = []
     others: list[OneOfMany] = []

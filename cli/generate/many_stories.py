@@ -159,8 +159,8 @@ class ResumedStory(OneOfMany):
         self._given = given
 
     def _write(self, llm: Llama, check: Callable[[], None], say: Callable[[str], None]) -> None:
+        from pyh2o.sessions.saved_story import KIND
         from pyh2o.sessions.session_file import read_session
-        from pyh2o.sessions.story import KIND
 
         task, file = self._task, self._resumed_file
         story = task.resumed_story(

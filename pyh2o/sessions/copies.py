@@ -1,4 +1,4 @@
-"""Copies of a saved conversation: of its file, and of the archive of recall that lies beside it.
+"""Copies of a saved session: of its file, and of the archive of recall that lies beside it.
 
 No model is needed for that: what one file refers to in the other is the same in their copies.
 """
@@ -15,12 +15,22 @@ from pathlib import Path
 from ..errors import SessionError
 from ..system import archives
 from ..system.files import copy_content, replacement
+from .records import in_one_line
 from .saved_conversation import KIND, SavedConversation
-from .session_file import TEMPORARY, damage_found, read_session, write_session
+from .saved_story import KIND as STORY
+from .saved_story import StoryHeader
+from .session_file import (
+    TEMPORARY,
+    Session,
+    damage_found,
+    read_overview,
+    read_session,
+    write_session,
+)
 
 
 @dataclass(frozen=True)
-class CopiedConversation:
+class CopiedSession:
     """What was written.
 
     Attributes:
@@ -34,8 +44,8 @@ class CopiedConversation:
     lacks_archive: bool
 
 
-def copy_conversation(source: Path, target: Path) -> CopiedConversation:
-    """Copy a saved conversation that no program goes on with.
+def copy_session(source: Path, target: Path) -> CopiedSession:
+    """Copy a saved conversation or story that no program goes on with.
 
     The session comes last, so that there is no copy before it is whole. Checksums say whether the
     session is; those of the archive's pages are looked at by the model that opens it.
@@ -48,9 +58,9 @@ def copy_conversation(source: Path, target: Path) -> CopiedConversation:
         SessionError: it is damaged, its archive is in use, or there is no room; nothing is left of
             the copy.
     """
-    session = read_session(source, KIND)
+    session = read_session(source, read_overview(source).kind)
     with damage_found(source):
-        text = SavedConversation.of(session.header).archive
+        text = _archive_of(session)
     found = None if text is None else archives.find(archives.of_session(source), text)
     copied = None if found is None else archives.of_session(target)
     try:
@@ -62,7 +72,20 @@ def copy_conversation(source: Path, target: Path) -> CopiedConversation:
             with contextlib.suppress(OSError):
                 copied.unlink(missing_ok=True)
         raise
-    return CopiedConversation(target, copied, text is not None and found is None)
+    return CopiedSession(target, copied, text is not None and found is None)
+
+
+def _archive_of(session: Session) -> str | None:
+    """Which file beside it is its archive's; None if it has none.
+
+    Raises:
+        ValueError: its header makes no sense.
+    """
+    if session.kind == KIND:
+        return SavedConversation.of(session.header).archive
+    if session.kind == STORY:
+        return StoryHeader.of_header(session.header).archive
+    raise ValueError(f"it is no session but a {in_one_line(session.kind)}")
 
 
 def _copy_archive(source: Path, target: Path) -> None:

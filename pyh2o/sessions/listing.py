@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import SessionError
 from .saved import SavedChat
 from .saved_conversation import KIND, SavedConversation
+from .saved_story import KIND as STORY
 from .saved_story import StoryHeader
 from .session_file import damage_found, read_overview
 from .turns import Turn
@@ -96,7 +97,7 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
             return SavedText(
                 system=saved.system, sampling=asdict(saved.sampling), turns=saved.turns, **common
             )
-        if overview.kind != "story":
+        if overview.kind != STORY:
             raise ValueError(f"it is no session but a {overview.kind}")
         story = StoryHeader.of_header(header)
         notes = story.notes
@@ -112,7 +113,7 @@ def text_of(saved: SavedText, form: str) -> str:
     """A session as a text: "text", "markdown" or "json"."""
     if form == "json":
         return json.dumps(export_of(saved), ensure_ascii=False, indent=2) + "\n"
-    if saved.kind == "story":
+    if saved.kind == STORY:
         return saved.text if saved.text.endswith("\n") else f"{saved.text}\n"
     if form == "markdown":
         parts = [f"# {saved.name}", *([f"> {saved.system}"] if saved.system else [])]
@@ -134,7 +135,7 @@ def export_of(saved: SavedText) -> dict[str, Any]:
         "kind": saved.kind,
         "sampling": saved.sampling,
     }
-    if saved.kind == "story":
+    if saved.kind == STORY:
         return {**about, "text": saved.text}
     turns = [
         {"user": turn.user, "answer": turn.answer, "finish": turn.finish} for turn in saved.turns

@@ -19,6 +19,7 @@ from .pins import check_pins
 from .records import Count, Seconds, in_one_line, record_of
 from .session_file import Session, damage_found
 
+KIND = "story"
 FINISHES = (
     FINISH_STOP,
     FINISH_LENGTH,

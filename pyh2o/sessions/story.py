@@ -45,11 +45,9 @@ from ..text.vocabulary import end_tokens, is_end_token
 from .archives import archive_saved, open_archive
 from .edited_story import EditableStory, parts_after
 from .identity import check_same, model_identity, settings_identity
-from .saved_story import SavedStory, StoryHeader
+from .saved_story import KIND, SavedStory, StoryHeader
 from .session_file import Session, damage_found, read_session, write_session
 from .story_record import StoryRecord
-
-KIND = "story"
 
 
 class Story(EditableStory):

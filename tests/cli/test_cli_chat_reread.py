@@ -88,7 +88,7 @@ def test_no_copy_is_no_save(
     def fail(*_: object) -> None:
         raise SessionError("no room for a copy")
 
-    monkeypatch.setattr(copies, "copy_conversation", fail)
+    monkeypatch.setattr(copies, "copy_session", fail)
     before = work.read_bytes()
     model.say("Ho")
     output = run("chat", "--session", "work", "--reread", stdin="Who?\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, run
+from pyh2o.sessions.story import Story
 from scripted_chat import ScriptedModel, answers_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -249,4 +250,43 @@ def test_search(model: ScriptedModel, tmp_path: Path) -> None:
     output = run("sessions", "search", "42", "question")
     assert output.text == f"deep  turn 2  ...{'word ' * 3}The answer is 42\n"
     assert run("sessions", "search", "Ünique").text == "talk  turn 2  Who? # Ünique\n"
-    assert run("sessions", "search", "nobody") == Output(0, "", "0 turns\n")
+    assert run("sessions", "search", "nobody") == Output(0, "", "nothing\n")
+
+
+# -------------------------------------------------------------------------------------------------
+# Stories
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tale(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Story:
+    """A story as the server saves it."""
+    (tmp_path / "chats").mkdir(exist_ok=True)
+    story = Story(model.llm, "Once upon a time", echo=True)
+    "".join(story.write(20))
+    story.notes = {"text": "Once upon a time\n\nthe fox slept.\nThe FOX woke,\n", "passages": [16]}
+    story.save(tmp_path / "chats" / "tale.h2o")
+    return story
+
+
+@pytest.mark.usefixtures("talk", "tale")
+def test_search_in_stories(model: ScriptedModel) -> None:
+    assert run("sessions", "search", "fox") == Output(
+        0,
+        "tale  paragraph 2  the fox slept.\ntale  paragraph 3  The FOX woke,\n",
+        "2 paragraphs in 1 session\n",
+    )
+    found = run("sessions", "search", "o")  # in a message, too
+    assert found.notes == "2 turns and 3 paragraphs in 2 sessions\n"
+    assert run("sessions", "search", "fox", "once").notes == "nothing\n"
+
+
+def test_copy_of_a_story(model: ScriptedModel, tale: Story, tmp_path: Path) -> None:
+    """It goes on as the one that was saved."""
+    chats = tmp_path / "chats"
+    assert run("sessions", "copy", "tale", "other") == Output(0, "", "copied tale to other\n")
+    assert contents(chats)["other.h2o"] == contents(chats)["tale.h2o"]
+    copied = Story.load(chats / "other.h2o", model.llm)
+    assert (copied.tokens, copied.text()) == (tale.tokens, tale.text())
+    assert run("sessions", "export", "other", "file.h2o").code == 0
+    assert Path("file.h2o").read_bytes() == contents(chats)["tale.h2o"]

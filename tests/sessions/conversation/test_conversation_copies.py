@@ -11,7 +11,7 @@ from full_disk import full_disk
 from pyh2o import Conversation
 from pyh2o.errors import SessionError
 from pyh2o.sessions import copies
-from pyh2o.sessions.copies import CopiedConversation, copy_conversation
+from pyh2o.sessions.copies import CopiedSession, copy_session
 from pyh2o.sessions.session_file import Session
 
 
@@ -21,11 +21,11 @@ def test_copied_files_go_on_as_the_saved_ones(path: Path, tmp_path: Path) -> Non
     memory, conversation = talk(path), talk(path)
     conversation.save(file)
     with pytest.raises(SessionError, match=r"chat\.archive is in use by another chat") as error:
-        copy_conversation(file, copy)
+        copy_session(file, copy)
     assert "\n" not in str(error.value)
     assert names(tmp_path) == {"chat", "chat.archive"}
     conversation.llm.close()
-    assert copy_conversation(file, copy) == CopiedConversation(copy, archive_of(copy), False)
+    assert copy_session(file, copy) == CopiedSession(copy, archive_of(copy), False)
     assert names(tmp_path) == {"chat", "chat.archive", "copy", "copy.archive"}
     assert copy.read_bytes() == file.read_bytes()
     assert archive_of(copy).read_bytes() == archive_of(file).read_bytes()
@@ -48,12 +48,12 @@ def test_a_copy_has_the_archive_that_its_session_needs(path: Path, tmp_path: Pat
     conversation.llm.close()
     archive_of(file).rename(tmp_path / "chat.archive.0a1b2c3d.new")
     archive_of(file).write_text("of another text")
-    copy_conversation(file, tmp_path / "copy")
+    copy_session(file, tmp_path / "copy")
     loaded = Conversation.load(tmp_path / "copy", opened(path))
     assert loaded.llm.archive_trouble == ""
     (tmp_path / "chat.archive.0a1b2c3d.new").unlink()
     other = tmp_path / "other"
-    assert copy_conversation(file, other) == CopiedConversation(other, None, True)
+    assert copy_session(file, other) == CopiedSession(other, None, True)
     assert not archive_of(other).exists()
 
 
@@ -65,7 +65,7 @@ def test_a_copy_that_fails_leaves_nothing(
     conversation.llm.close()
     before = archive_of(file).stat().st_size
     with full_disk(before - 1), pytest.raises(SessionError, match="File too large") as error:
-        copy_conversation(file, tmp_path / "copy")
+        copy_session(file, tmp_path / "copy")
     assert "\n" not in str(error.value)
     assert names(tmp_path) == {"chat", "chat.archive"}
 
@@ -75,5 +75,5 @@ def test_a_copy_that_fails_leaves_nothing(
 
     monkeypatch.setattr(copies, "write_session", stop)
     with pytest.raises(KeyboardInterrupt):
-        copy_conversation(file, tmp_path / "copy")
+        copy_session(file, tmp_path / "copy")
     assert names(tmp_path) == {"chat", "chat.archive"}
