@@ -43,9 +43,14 @@ class Autosave:
         """The name to continue with, or "" before the first save."""
         return self._chat.name if self._chat else ""
 
-    def keep(self, before: SavedChat) -> None:
-        """Before the next save, let there be a copy of the chat as it is saved now."""
-        self._before = before
+    def keep(self, chat: SavedChat) -> SavedChat:
+        """Before the next save, let there be a copy of this chat as it is saved now.
+
+        Returns:
+            its name.
+        """
+        self._before = chat.before()
+        return self._before
 
     def save(self, conversation: Conversation) -> None:
         """Begin to save, unless there is nothing to save.
@@ -132,7 +137,7 @@ class Autosave:
     def move(self) -> None:
         """Save in a new place from now on, and leave what is saved as it is."""
         self.close()
-        self._chat = None
+        self._chat = self._before = None
 
     @contextmanager
     def moving(self, chat: SavedChat | None, *, leave: bool) -> Iterator[None]:
@@ -154,7 +159,7 @@ class Autosave:
             raise
         if leave or chat is not None:
             self.close()
-            self._chat, self._lock = chat, lock
+            self._chat, self._lock, self._before = chat, lock, None
 
     def close(self) -> None:
         """Let other chats have the place."""

@@ -17,6 +17,7 @@ from .listing import lines_of, texts_of
 if TYPE_CHECKING:
     from .loop import Chat
 
+REREAD = "--reread"
 LISTED = 20
 """So many conversations are shown by /sessions."""
 
@@ -59,6 +60,7 @@ def sessions(chat: Chat, _argument: str) -> None:
 
 def load(chat: Chat, argument: str) -> None:
     """Go on with a file, or with a saved conversation by its name or its number in the list."""
+    argument, reread = _without_reread(argument)
     found = _saved(chat, argument)
     try:
         file = whole_file(argument)
@@ -67,16 +69,22 @@ def load(chat: Chat, argument: str) -> None:
             raise
     else:
         if file.exists() or found is None:
-            _load_file(chat, file, found)
+            _load_file(chat, file, found, reread=reread)
             return
-    chat.load(found.path, found)
+    chat.load(found.path, found, reread=reread)
     terminal.say(f"this is session {found.name}")
 
 
-def _load_file(chat: Chat, file: Path, found: SavedChat | None) -> None:
+def _without_reread(argument: str) -> tuple[str, bool]:
+    """What is to be loaded, and whether its text may be read again."""
+    name, _, last = argument.rpartition(" ")
+    return (name.rstrip(), True) if last == REREAD and name.strip() else (argument, False)
+
+
+def _load_file(chat: Chat, file: Path, found: SavedChat | None, *, reread: bool) -> None:
     if not file.exists():
         raise InputError(f"there is no file {file}, and no such session: /sessions lists them")
-    chat.load(file)
+    chat.load(file, reread=reread)
     if found is not None:
         terminal.say(f"this is the file {file}, not the session of that name")
 

@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyh2o.errors import PyH2OError
+from pyh2o.errors import OtherSettingsError, PyH2OError
 from pyh2o.generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
     FINISH_REPETITION,
     FINISH_STOP,
 )
-from pyh2o.text.cache_copies import WORTH
 
 from ..endings import why_ended
-from ..errors import InputError, say_error
+from ..errors import InputError, one_line, say_error
 from ..terminal.terminal import harmless, terminal
 from ..terminal.wording import count, excerpt
 from .answers import Answer, Answers
@@ -27,8 +26,10 @@ from .commands import run_command
 from .input import PROMPT, QUOTE, Dropped, Source
 from .markdown import answer_writer
 from .report import Tally, footer, statistics
+from .rereading import is_wanted, say_recompute, say_reread
 
 if TYPE_CHECKING:
+    from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
     from pyh2o.sessions.saved import SavedChat
 
@@ -247,30 +248,50 @@ class Chat:
         self.conversation.save(path, portable=True)
         self._copies.add(path.resolve())
 
-    def load(self, path: Path, session: SavedChat | None = None) -> None:
+    def load(self, path: Path, session: SavedChat | None = None, *, reread: bool = False) -> None:
         """Go on with a saved conversation; this one stays where it is saved.
 
         Args:
             path: its file.
             session: what is saved there, to be saved there again; None for a copy.
+            reread: whether its text may be read again, if model or settings were others; without
+                it a person is asked.
 
         Raises:
             InputError: this conversation is to be saved, and cannot be, or the session is open
-                elsewhere, or here.
+                elsewhere, or here, or its text shall not be read again.
             SessionError: there is no such file, or it does not fit; nothing is changed then.
         """
-        now = self.conversation
         if session is not None and session.name == self.autosave.name:
             raise InputError(f"this is session {session.name} already")
-        left = self._make_sure_it_is_saved()
-        with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
-            loaded = now.load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
-        self.conversation = loaded
-        self._n_evicted = loaded.llm.kv.tokens_evicted
+        speed = self._tally.seconds_per_token_read
+        try:
+            loaded = self._moved(self.conversation.load, path, session)
+        except OtherSettingsError as error:
+            if not reread and not is_wanted(error, path, self.source, speed):
+                name = session.name if session is not None else path
+                raise InputError(
+                    f"{one_line(error)}; or have its text read again: /load {name} --reread"
+                ) from None
+            loaded = self._moved(_reread, path, session)
+            is_kept = session is not None and self.autosave.enabled
+            say_reread(loaded, self.autosave.keep(session) if is_kept and session else None, speed)
         restored = self._answers.restore_archive(loaded.llm)
         self.say_last_exchange()
         if restored or session is None:
             self.autosave.save(loaded)
+
+    def _moved(
+        self, load: Callable[..., Conversation], path: Path, session: SavedChat | None
+    ) -> Conversation:
+        """Load a conversation, to be saved elsewhere than the one before."""
+        now = self.conversation
+        left = self._make_sure_it_is_saved()
+        with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
+            loaded = load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
+        self.conversation = loaded
+        self._n_evicted = loaded.llm.kv.tokens_evicted
+        return loaded
 
     def statistics(self) -> Iterator[tuple[str, str]]:
         """Labels and lines for `/stats`."""
@@ -317,7 +338,8 @@ class Chat:
             self.set_system(system)
 
 
-def say_recompute(tokens: int) -> None:
-    """Say that text is read once more, if that takes a while."""
-    if tokens >= WORTH:
-        terminal.say(f"reading {count(tokens, 'token')} again", style="dim")
+def _reread(path: Path, llm: Llama, **settings: Any) -> Conversation:
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.sessions.rereading import reread_conversation
+
+    return reread_conversation(path, llm, **settings)

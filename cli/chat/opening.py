@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from pyh2o.cache.settings import saved_names
 from pyh2o.errors import OtherSettingsError
-from pyh2o.sessions.saved import LONGEST_NAME, SavedChat
+from pyh2o.sessions.saved import SavedChat
 
 from ..errors import InputError, one_line
 from ..options import RunOptions
 from ..session_options import options_of_header, refuse_what_is_fixed
-from ..terminal.terminal import terminal
-from ..terminal.wording import count
 from .autosave import Autosave
-from .input import Dropped, Source
-from .loop import say_recompute
+from .input import Source
+from .rereading import is_wanted, say_recompute, say_reread
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
-    from pyh2o.sessions.saved_conversation import SavedConversation
-
-BEFORE = ".before"
-"""At the end of the name of what a session was before it was read again."""
 
 
 def saved_options(
@@ -96,14 +90,13 @@ def open_saved(
     from pyh2o.sessions.rereading import reread_conversation
     from pyh2o.sessions.saved_conversation import read_saved_conversation
 
-    saved = read_saved_conversation(chat.path)
     try:
-        if not (reread and fair_turns) or saved.places.fair_turns:
+        if not (reread and fair_turns) or read_saved_conversation(chat.path).places.fair_turns:
             return Conversation.load(
                 chat.path, llm, on_recompute=say_recompute, copies_mib=copies_mib
             )
     except OtherSettingsError as error:
-        if not reread and not _is_wanted(error, saved, source):
+        if not reread and not is_wanted(error, chat.path, source):
             raise InputError(f"{one_line(error)}; or have its text read again (--reread)") from None
     conversation = reread_conversation(
         chat.path,
@@ -112,35 +105,5 @@ def open_saved(
         on_recompute=say_recompute,
         copies_mib=copies_mib,
     )
-    kept = ""
-    if autosave.enabled:
-        before = _before(chat)
-        autosave.keep(before)
-        kept = f"; once it is saved anew, {before.name} is the session as it was"
-    terminal.say(f"the text will be read again with the next message{kept}", style="dim")
+    say_reread(conversation, autosave.keep(chat) if autosave.enabled else None)
     return conversation
-
-
-def _is_wanted(error: OtherSettingsError, saved: SavedConversation, source: Source) -> bool:
-    """Ask a person whether a text shall be read again."""
-    if not source.interactive:
-        return False
-    tokens = count(saved.turns[-1].end if saved.turns else 0, "token")
-    cause = one_line(error).partition(": ")[0]
-    try:
-        answer = source.read(f"{cause}. Read its {tokens} again? [y/N] ")
-    except (Dropped, EOFError):
-        return False
-    return answer.strip().lower() in ("y", "yes")
-
-
-def _before(chat: SavedChat) -> SavedChat:
-    """A name for what the chat is now, that no other one has."""
-    name = chat.name
-    while len(f"{name}{BEFORE}-99".encode()) > LONGEST_NAME:
-        name = name[:-1]
-    before, number = SavedChat(f"{name}{BEFORE}"), 1
-    while before.path.exists():
-        number += 1
-        before = SavedChat(f"{name}{BEFORE}-{number}")
-    return before

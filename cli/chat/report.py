@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
+from pyh2o.text.cache_copies import WORTH
 
 from ..terminal.wording import count, per_second
 from .answers import Answer
@@ -37,6 +38,11 @@ class Tally:
         self.written += answer.written
         self.write_seconds += answer.write_seconds
         self.answers += 1
+
+    @property
+    def seconds_per_token_read(self) -> float | None:
+        """How long the reading of a token took; None if too few were read to tell."""
+        return self.read_seconds / self.read if self.read >= WORTH else None
 
     @property
     def steps(self) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..llama import Llama
 from ..text.cache_copies import DEFAULT_MIB
+from ..text.chat_template import ChatTemplate
 from .conversation import Conversation
 from .identity import model_identity
-from .pins import check_room, moved
+from .pins import Pins, check_room, moved
 from .saved_conversation import KIND, SavedConversation
 from .session_file import damage_found, read_session
-from .turns import rewritten
+from .turns import rewritten, said_before
 
 
 def reread_conversation(
@@ -44,20 +46,19 @@ def reread_conversation(
     with damage_found(path):
         saved = SavedConversation.of(session.header)
         saved.check_text(session.tokens, session.tokens)
-    conversation = Conversation(
-        llm,
-        system=saved.system,
-        sampling=saved.sampling,
-        pin_system=saved.places.pin_system,
-        fair_turns=saved.places.fair_turns or fair_turns,
-        on_recompute=on_recompute,
-        copies_mib=copies_mib,
-    )
-    if not saved.model.is_same(model_identity(llm)):
-        conversation.take_over([(turn.user, turn.answer) for turn in saved.turns])
-        return conversation
-    tokens, turns = rewritten(conversation._template, session.tokens, saved.turns)
-    pins, n_pinned = moved(saved.pins, saved.turns, turns), conversation.n_pinned
-    check_room(llm, n_pinned, pins)
+    # All that may be refused is looked at while the cache is still what it was.
+    template = ChatTemplate(llm, saved.system)
+    places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
+    n_pinned = places.n_pinned(llm, template)
+    pins: Pins = ()
+    if saved.model.is_same(model_identity(llm)):
+        tokens, turns = rewritten(template, session.tokens, saved.turns)
+        pins = moved(saved.pins, saved.turns, turns)
+        check_room(llm, n_pinned, pins)
+    else:
+        said = [(turn.user, turn.answer) for turn in saved.turns]
+        tokens, turns = said_before(template, said)
+    conversation = Conversation.__new__(Conversation)
+    conversation._set_up(llm, template, saved.sampling, places, on_recompute, copies_mib)
     conversation._rewrite(tokens, turns, pins, n_pinned)
     return conversation

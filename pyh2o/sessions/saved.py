@@ -20,6 +20,8 @@ from .session_file import is_of_kind
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
+# At the end of the name of what a session was before it was read again.
+BEFORE = ".before"
 
 
 def chats_folder() -> Path:
@@ -100,6 +102,17 @@ class SavedChat:
             os.link(source, target)
         self.path.rename(new.path)
         remove_of_session(self.path)
+
+    def before(self) -> SavedChat:
+        """A name for what it is before its text is read again, that no other one has."""
+        name = self.name
+        while len(os.fsencode(f"{name}{BEFORE}-99")) > LONGEST_NAME:
+            name = name[:-1]
+        before, number = SavedChat(f"{name}{BEFORE}"), 1
+        while before.path.exists():
+            number += 1
+            before = SavedChat(f"{name}{BEFORE}-{number}")
+        return before
 
     @property
     def lock_path(self) -> Path:

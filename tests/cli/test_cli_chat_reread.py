@@ -11,7 +11,7 @@ from cli_fakes import run
 from pyh2o.cli.chat import command as chat_command
 from pyh2o.cli.chat.input import LineSource
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import ScriptedModel, notes_of
+from scripted_chat import ScriptedModel, answers_of, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -56,8 +56,8 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     output = run("chat", "--session", "work", "--reread", "--recent", "400", stdin="Who?\n")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert notes_of(output) == [
-        "the text will be read again with the next message; once it is saved anew, work.before is "
-        "the session as it was",
+        f"{n_text} tokens will be read again with the next message; once it is saved anew, "
+        "work.before is the session as it was",
         f"continuing a conversation of 1 turn, {n_text} tokens",
         f"reading {n_text} tokens again",
     ]
@@ -138,3 +138,95 @@ def test_turns_become_fair_and_a_full_cache_evicts(model: ScriptedModel, work: P
     assert run("chat", "--session", "work", "--hh", "0.2", "--reread").code == 0
     assert model.options is not None
     assert (model.options.no_evict, model.options.eviction.hh) == (False, 0.2)
+
+
+# -------------------------------------------------------------------------------------------------
+# Within a chat
+# -------------------------------------------------------------------------------------------------
+
+
+def test_loading_it_is_refused_with_the_cure(model: ScriptedModel, work: Path) -> None:
+    before = work.read_bytes()
+    model.say("a")
+    output = run("chat", "--session", "here", stdin="one\n/load work\n")
+    assert notes_of(output) == [
+        f"error: {REFUSED}: give the same settings, or start a new session; or have its text read "
+        "again: /load work --reread"
+    ]
+    assert answers_of() == [("one", "a")]  # nothing is changed
+    assert work.read_bytes() == before
+
+
+@pytest.mark.parametrize("argument", ["work --reread", "2  --reread"])
+def test_it_is_loaded_and_read_again(model: ScriptedModel, work: Path, argument: str) -> None:
+    before = work.read_bytes()
+    model.say("a", "b", "Ho", "c")
+    lines = ["one", "two " * 40, "/sessions", f"/load {argument}", "Who?", "/load here", "three"]
+    output = run("chat", "--session", "here", stdin="\n".join(lines))
+    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
+    # half a second for each message that was read
+    n_read = model.n_text(("one", "a"), ("two " * 40, "b")) - 2
+    takes = f"0:00:{round(n_text / n_read):02}"
+    notes = notes_of(output)
+    assert (
+        f"{n_text} tokens will be read again with the next message (about {takes}); once it is "
+        "saved anew, work.before is the session as it was"
+    ) in notes
+    assert f"reading {n_text} tokens again" in notes
+    assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
+    assert (work.parent / "work.before.h2o").read_bytes() == before
+    assert said_in(work.parent / "here.h2o")[2:] == [("three", "c")]
+
+
+@pytest.mark.parametrize("leave", ["/load here", "/new", "/clear"])
+def test_what_was_not_gone_on_with_is_not_kept(
+    model: ScriptedModel, work: Path, leave: str
+) -> None:
+    """The next save is of another session, which has no old text."""
+    before = work.read_bytes()
+    model.say("a", "b")
+    lines = f"one\n/load work --reread\n{leave}\ntwo\n"
+    output = run("chat", "--session", "here", stdin=lines)
+    assert output.code == 0, output.notes
+    assert answers_of()[-1] == ("two", "b")
+    assert "not saved" not in output.notes
+    assert work.read_bytes() == before
+    assert not list(work.parent.glob("*.before*"))
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_person_is_asked_when_it_is_loaded(
+    model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    person = LineSource(BytesIO(f"/load work\n{answer}\nWho?\n".encode()), interactive=True)
+    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    model.say("Ho")
+    output = run("chat", "--session", "here")
+    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
+    assert f"{REFUSED}. Read its {n_text} tokens again? [y/N] " in output.notes
+    turns = [("Who?", "Ho")]
+    if answer == "y":
+        assert said_in(work) == [("Hello", "Hi"), *turns]
+    else:
+        assert said_in(work.parent / "here.h2o") == turns
+        assert "/load work --reread" in output.notes
+
+
+def test_a_file_is_read_again_and_stays(model: ScriptedModel, work: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my talk.h2o"
+    work.rename(file)
+    before = file.read_bytes()
+    model.say("Ho")
+    output = run("chat", "--session", "here", stdin=f"/load {file} --reread\nWho?\n")
+    assert output.code == 0, output.notes
+    assert "before" not in output.notes
+    assert file.read_bytes() == before
+    assert said_in(work.parent / "here.h2o") == [("Hello", "Hi"), ("Who?", "Ho")]
+
+
+def test_one_that_need_not_be_read_again_is_not(model: ScriptedModel) -> None:
+    model.say("a", "b")
+    run("chat", "--session", "work", stdin="one\n")
+    output = run("chat", "--session", "here", stdin="/load work --reread\ntwo\n")
+    assert "again" not in output.notes
+    assert answers_of() == [("one", "a"), ("two", "b")]

@@ -10,7 +10,7 @@ import pytest
 
 from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation
-from pyh2o.errors import OtherSettingsError, SessionError
+from pyh2o.errors import OtherSettingsError, SessionError, SettingsError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.passages import pin_sentences, pinned_passages
 from pyh2o.sessions.rereading import reread_conversation
@@ -91,3 +91,16 @@ def test_damaged_files_are_refused(path: Path, file: Path, tmp_path: Path) -> No
         reread_conversation(file, llm)
     with pytest.raises(SessionError, match="there is no session file"):
         reread_conversation(tmp_path / "none", llm)
+
+
+def test_refused_before_the_cache_is_dropped(path: Path, file: Path) -> None:
+    """Whoever has the model goes on."""
+    llm = tiny_llama(path, n_ctx=600, hh=10, recent=80, slack=40)
+    mine = Conversation(llm)
+    said(mine.say("mine", max_tokens=SHORT))
+    tokens = in_cache(llm)
+    with pytest.raises(SettingsError, match="raise hh"):
+        reread_conversation(file, llm)
+    assert in_cache(llm) == tokens
+    said(mine.say("on", max_tokens=SHORT))
+    assert len(mine.turns) == 2
