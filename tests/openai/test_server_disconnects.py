@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,20 @@ def test_the_queue_has_a_limit(engine: Engine) -> None:
     for connection in (waiting, at_work):
         connection.close()
     watched.server.close()
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, "/v1/sessions"])
+def test_a_client_that_leaves_before_its_body_is_whole(
+    watched: Watched, caplog: pytest.LogCaptureFixture, route: str
+) -> None:
+    """That is nothing to write about."""
+    request = loopback.request_bytes(route, {"prompt": "once", "max_tokens": 3})
+    connection = socket.create_connection(("127.0.0.1", watched.server.port), loopback.PATIENCE)
+    connection.sendall(request[:-5])
+    # an answer to another client says that the request so far was taken
+    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
+    connection.close()
+    answered = watched.server.app.state.answered
+    wait_until(lambda: answered.total() == 2)
+    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
