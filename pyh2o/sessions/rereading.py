@@ -1,19 +1,24 @@
-"""Goes on with a saved conversation under another model or other settings."""
+"""Goes on with a saved conversation or story under another model or other settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..errors import SessionError
 from ..llama import Llama
 from ..text.cache_copies import DEFAULT_MIB
 from ..text.chat_template import ChatTemplate
 from .conversation import Conversation
-from .identity import model_identity
+from .identity import model_identity, settings_identity
 from .pins import Pins, check_room, moved
+from .records import in_one_line
 from .saved_conversation import KIND, SavedConversation
+from .saved_story import KIND as STORY
+from .saved_story import StoryHeader
 from .session_file import damage_found, read_session
+from .story import Story
 from .turns import rewritten, said_before
 
 
@@ -62,3 +67,46 @@ def reread_conversation(
     conversation._set_up(llm, template, saved.sampling, places, on_recompute, copies_mib)
     conversation._rewrite(tokens, turns, pins, n_pinned)
     return conversation
+
+
+def reread_story(path: str | Path, llm: Llama) -> Story:
+    """Go on with a saved story, whatever model and settings it had.
+
+    With the next passage all of it is read again: the same model reads its tokens, another one the
+    text in the notes of whoever saved it, and has no pins. Nothing of the cache or the archive of
+    then is used, and the file stays as it is.
+
+    Args:
+        path: the session file.
+        llm: the model. What is in its cache is dropped, unless the file is refused.
+
+    Raises:
+        SessionError: there is no such file, it is damaged, of another kind or a newer format, or
+            its notes do not have its text.
+        SettingsError: there is no room for what is pinned.
+    """
+    session = read_session(path, STORY)
+    header = StoryHeader.of(session)
+    saved, mine = header.story, model_identity(llm)
+    if header.model.is_same(mine):
+        check_room(llm, 0 if llm.budget is None else llm.budget.pinned, saved.pins)
+        now = {"model": asdict(mine), "settings": settings_identity(llm), "archive": None}
+        return Story.resume(replace(session, header=session.header | now, kv=b"", path=None), llm)
+    text = header.notes.get("text")
+    if not isinstance(text, str):
+        raise SessionError(
+            f"{path} has the story in tokens only, which another model does not know: go on with "
+            f"the model {in_one_line(header.model.file)}"
+        )
+    story = Story(
+        llm,
+        text,
+        sampling=saved.sampling,
+        until=saved.until,
+        echo=True,
+        loop_guard=saved.loop_guard,
+        ignore_eos=saved.ignore_eos,
+    )
+    story.edit(text)  # what comes next is new text only
+    story.notes = header.notes
+    return story

@@ -141,6 +141,7 @@ class FakeServer:
                 raise FakeError(409, f"there is a session {body['name']}: give another name")
             session.name = body["name"]
             self.sessions[session.name] = self.sessions.pop(name)
+        session.model = body.get("model", session.model)
         session.system = body.get("system", session.system)
         session.sampling = {**session.sampling, **body.get("sampling", {})}
         session.touch()

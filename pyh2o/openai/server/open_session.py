@@ -11,7 +11,9 @@ from ...engine import Engine
 from ...engine.place import Place
 from ...errors import BusyError
 from ...sessions.conversation import Conversation
+from ...sessions.copies import copy_session
 from ...sessions.memory_map import Look, Seen, look
+from ...sessions.rereading import reread_conversation, reread_story
 from ...sessions.saved import ChatLock, SavedChat
 from ...sessions.saved_conversation import KIND
 from ...sessions.session_file import read_overview, read_tokens
@@ -138,8 +140,34 @@ class OpenSession:
             self._text = begin(place)
             self._place = place
             place.keeps_text = True
+            self.seen = Seen()
             self.look()
             yield place
+
+    def move(self, model: ServedModel) -> None:
+        """Go on with another model, or under other settings: the next answer reads all again.
+
+        As it was it stays saved under the name that `SavedChat.before` gives.
+
+        Raises:
+            RefusedError: there was no place in time.
+            SessionError, SettingsError: the model cannot have the text; all stays as it was.
+        """
+        reread: Callable[..., Text] = reread_conversation if self.kind == KIND else reread_story
+        self.leave_place()
+        before = self.chat.before()
+        try:
+            with self.begun(model, lambda place: reread(self.chat.path, place)):
+                copy_session(self.chat.path, before.path)
+                try:
+                    self.save()
+                except BaseException:
+                    before.remove()
+                    raise
+        except BaseException:
+            self.read_again()
+            raise
+        self.recalled = self._texts = None
 
     @contextmanager
     def _empty_or_own_place(self, model: ServedModel) -> Iterator[Place]:

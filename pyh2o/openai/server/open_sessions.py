@@ -157,7 +157,7 @@ class OpenSessions:
                 return source, self._why_not(source, saved)
         return None, (
             f"this session was made with the model {wanted.file}, which this server does not have: "
-            "serve it too (--model FILE)"
+            "serve it too (--model FILE), or give it another one, which reads its text again"
         )
 
     def _identity(self, source: ModelSource) -> ModelIdentity | None:

@@ -56,6 +56,7 @@ class ChangeBody(Strict):
     """What to change of a session; an empty system prompt is none."""
 
     name: SessionName | None = None
+    model: str | None = None
     system: str | None = None
     sampling: SamplingBody | None = None
 

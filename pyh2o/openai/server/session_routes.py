@@ -158,14 +158,22 @@ async def _get(request: Request, name: str) -> Any:
 @session_routes.patch("/{name}", summary="Change a session", openapi_extra=takes(ChangeBody))
 async def _change(request: Request, name: str) -> Any:
     body, sessions = await read(request, ChangeBody), _sessions(request)
-    if body.system is not None or body.sampling is not None:
-        source = await _source(request, name)
+    is_changed = body.system is not None or body.sampling is not None
 
-        def change(work: SessionWork) -> Any:
-            details = work.change(body)
-            return _renamed(sessions, name, body.name) if body.name else details
+    def change(work: SessionWork) -> Any:
+        if body.model is not None:
+            work.move()
+        if is_changed:
+            work.change(body)
+        return _renamed(sessions, name, body.name or name)
 
+    if body.model is not None:
+        models = models_of(request)
+        # where there is one only, it would go by any name
+        source = models.find(models.named(body.model).name, embeds=False)
         return _work(request, source, name, change)
+    if is_changed:
+        return _work(request, await _source(request, name), name, change)
     return await _in_thread(partial(_renamed, sessions, name, body.name or name))
 
 

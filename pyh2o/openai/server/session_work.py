@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from ...engine.place import Place
+from ...errors import OtherSettingsError
 from ...generation.sampling import LARGEST_SEED, Sampling
 from ...sessions.conversation import Conversation
+from ...sessions.identity import check_same_header
 from ...sessions.memory_map import holders, look, map_json
 from ...sessions.story import Story
 from ...text.cached_text import Span
@@ -81,7 +83,7 @@ class SessionWork:
                 session.save()
             return self._sessions.details(session.chat.name)
 
-    def change(self, body: ChangeBody) -> Json:
+    def change(self, body: ChangeBody) -> None:
         """Put another system prompt or sampling in the place of those that there are."""
         with self._changed() as session:
             text = session.text
@@ -92,7 +94,18 @@ class SessionWork:
                     text.set_system(body.system or None)
             if body.sampling is not None:
                 text.sampling = replace(text.sampling, **body.sampling.given())  # type: ignore[arg-type]
-        return self._details()
+
+    def move(self) -> None:
+        """Have the session go on with the model, which it may have been made without."""
+        with (
+            self._sessions.using(self._name) as session,
+            session.alone(self._model.check),
+        ):
+            try:
+                header = self._sessions.saved(session.chat.name).header
+                check_same_header(header, self._model.engine.model)
+            except OtherSettingsError:
+                session.move(self._model)
 
     def undo(self, body: UndoBody) -> Json:
         """Take back messages and their answers, or passages."""

@@ -3,8 +3,9 @@
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations, exportOne, remove, rename } from "./conversations.js";
-import { askLine } from "./dialogs.js";
+import { ask, askLine } from "./dialogs.js";
 import { button, byId, h } from "./dom.js";
+import { count } from "./format.js";
 import { showHelp } from "./help.js";
 import { careful, complain } from "./live.js";
 import { stop, writing } from "./making.js";
@@ -78,7 +79,6 @@ export class Page {
     const title = session?.name ?? (this.kind === "story" ? "New story" : "New chat");
     document.title = `${title} · pyh2o`;
     byId("title").textContent = title;
-    byId("model").textContent = session?.model ?? "";
     this.showActions();
     this.conversations.show();
     this.memory.open(session);
@@ -93,13 +93,31 @@ export class Page {
       h("summary", { "aria-label": "More" }, "⋯"),
       h("div", { class: "menu-items", click: () => { menu.open = false; } }, settings, ...more,
         button("Keys", showHelp)));
-    byId("actions").replaceChildren(this.session ? "" : this.modelChooser(), this.memory.toggle, menu);
+    const chooser = this.modelChooser();
+    byId("model").textContent = chooser ? "" : this.session?.model ?? "";
+    byId("actions").replaceChildren(chooser, this.memory.toggle, menu);
   }
 
+  /** Where there is a choice: among several models, or of one for a session that none goes on with. */
   modelChooser() {
-    if (this.models.length < 2) return "";
-    return h("select", { "aria-label": "Model", change: ({ target }) => { this.draft.model = target.value; } },
-      ...this.models.map((model) => h("option", { value: model, selected: model === this.draft.model }, model)));
+    const isLost = this.session?.usable === false;
+    if (this.models.length < 2 && !isLost) return "";
+    const now = isLost ? "" : (this.session ?? this.draft).model;
+    return h("select", { "aria-label": "Model", change: ({ target }) => this.chooseModel(target.value) },
+      isLost ? h("option", { value: "", selected: true, disabled: true }, "Choose a model") : null,
+      ...this.models.map((model) => h("option", { value: model, selected: model === now }, model)));
+  }
+
+  async chooseModel(model) {
+    const { session } = this;
+    if (!session) { this.draft.model = model; return; }
+    const { name } = session;
+    const text = `${model} reads the text, ${count(session.tokens)} tokens, before its next answer. A copy stays in the list as it is now.`;
+    const changed = await ask("Go on with another model?", [h("p", {}, text)], "Change the model")
+      && await careful(() => api.change(name, { model }));
+    if (this.viewed !== name) return;
+    if (changed) await this.reload(name);
+    else this.showActions();
   }
 
   async settings() {
