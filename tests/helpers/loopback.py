@@ -118,7 +118,7 @@ class LoopbackServer:
         return post(self.port, route, body, timeout, **headers)
 
     def get(self, route: str, **headers: str) -> Reply:
-        return get(self.port, route, **headers)
+        return get(self.port, route, PATIENCE, **headers)
 
     def send(self, route: str, body: Any) -> socket.socket:
         """Send a request and wait for nothing; closing the connection is leaving."""
