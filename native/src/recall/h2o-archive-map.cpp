@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <stdexcept>
 #include <system_error>
 
@@ -129,4 +130,17 @@ void llama_h2o_mapped_file::release(const char * data, uint64_t size) {
     const uint64_t before = reinterpret_cast<uintptr_t>(data) % system_page();
 
     madvise(const_cast<char *>(data - before), before + size, MADV_DONTNEED);
+}
+
+char * llama_h2o_map_memory(uint64_t size) {
+    void * data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        throw std::bad_alloc();
+    }
+
+    return static_cast<char *>(data);
+}
+
+void llama_h2o_unmap_memory(char * data, uint64_t size) {
+    munmap(data, size);
 }

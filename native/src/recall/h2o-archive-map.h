@@ -7,6 +7,11 @@
 #include <string>
 #include <vector>
 
+// Memory of the system's own, all 0: of malloc's each thread that archives would keep what it ever took. Throws
+// std::bad_alloc.
+char * llama_h2o_map_memory(uint64_t size);
+void llama_h2o_unmap_memory(char * data, uint64_t size);
+
 // Only one such object in all processes has the file at a time. What fails throws std::runtime_error with the reason.
 // Another program that makes the file shorter, or a disk that cannot be read, ends the process when its memory is read.
 class llama_h2o_mapped_file {

@@ -1,5 +1,7 @@
 #include "recall/h2o-archive.h"
 
+#include "recall/h2o-archive-map.h"
+
 #include "kernels/h2o-row-floats.h"
 
 #include <algorithm>
@@ -9,8 +11,6 @@
 #include <new>
 #include <stdexcept>
 #include <utility>
-
-static constexpr std::align_val_t ALIGNMENT { llama_h2o_archive_layout::PADDING };
 
 static void expect(bool is_so, const char * what) {
     if (!is_so) {
@@ -28,7 +28,7 @@ static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
 }
 
 void llama_h2o_archive::free_page::operator()(char * data) const {
-    ::operator delete(data, ALIGNMENT);
+    llama_h2o_unmap_memory(data, size);
 }
 
 llama_h2o_archive::llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes) :
@@ -169,7 +169,7 @@ void llama_h2o_archive::begin_at(int32_t p) {
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
     page_memory res = std::move(spare);
     if (!res) {
-        res.reset(static_cast<char *>(::operator new(layout.size(), ALIGNMENT)));
+        res = page_memory(llama_h2o_map_memory(layout.size()), { layout.size() });
     }
 
     return res;

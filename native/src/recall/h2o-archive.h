@@ -175,6 +175,8 @@ public:
 
 private:
     struct free_page {
+        uint64_t size;
+
         void operator()(char * data) const;
     };
 
