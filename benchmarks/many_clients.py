@@ -152,6 +152,7 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
     command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
     command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
+    command += ["--recall", str(arguments.recall)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="places of the server")
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--slack", type=int, default=16)
+    parser.add_argument("--recall", type=float, default=0.05, help="as serve has it")
     parser.add_argument("--store-mib", type=int, default=64)
     parser.add_argument("--words", type=int, default=45, help="most words of a prompt")
     parser.add_argument("-n", type=int, default=16, help="most tokens of an answer")
@@ -207,7 +209,9 @@ def main() -> None:
     print(f"statuses: {dict(load.statuses)}; answered to the end: {len(load.answers):,}")
     means = [statistics.mean(used[i : i + tenth]) for i in range(0, len(used), tenth)]
     print(f"memory in each tenth of the time: {' '.join(f'{mean:.1f}' for mean in means)} MiB")
-    with Llama(str(model), n_ctx=arguments.window, slack=arguments.slack, verbose=False) as llm:
+    with Llama(
+        str(model), n_ctx=arguments.window, slack=arguments.slack, recall=arguments.recall
+    ) as llm:
         n = n_alike(load.answers, asked, llm)
     print(f"as alone: {n:,} of {len(load.answers):,}")
 

@@ -18,7 +18,9 @@ OUTSIDE = Path(__file__).parent
 class Program:
     """A command that serves as a process, and what it says."""
 
-    def __init__(self, *arguments: str | Path | int, command: str = "serve", **variables: str) -> None:
+    def __init__(
+        self, *arguments: str | Path | int, command: str = "serve", **variables: str
+    ) -> None:
         environment = {**os.environ, "PYH2O_THREADS": "1", **variables}
         # The tests may run with Ctrl-C ignored, which programs they start would inherit.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
