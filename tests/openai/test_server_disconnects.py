@@ -181,12 +181,13 @@ def test_a_client_that_leaves_before_its_body_is_whole(
 ) -> None:
     """That is nothing to write about."""
     request = loopback.request_bytes(route, {"prompt": "once", "max_tokens": 3})
+    request = request.replace(b"Host: tests", b"Host: 127.0.0.1")
     connection = socket.create_connection(("127.0.0.1", watched.server.port), loopback.PATIENCE)
     connection.sendall(request[:-5])
-    # an answer to another client says that the request so far was taken
-    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
+    # another client is answered, so this one's beginning has been taken
+    assert watched.server.get("/health").status == 200
     connection.close()
     answered = watched.server.app.state.answered
-    wait_until(lambda: answered.total() == 2)
-    assert watched.server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status == 200
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    wait_until(lambda: answered.total() == 2 or bool(caplog.records))
+    assert watched.server.get("/health").status == 200
+    assert [record.getMessage() for record in caplog.records] == []

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ... import __version__
 from .answers import Answer, Threads, refused
@@ -53,6 +54,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.add_api_route("/health", _health, summary="Health")
     for kind in (RefusedError, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
+    app.add_exception_handler(ClientDisconnect, _leave)
     app.add_middleware(CountedAnswers, answered=app.state.answered)
     app.add_middleware(
         CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
@@ -200,3 +202,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         place = f"{request.method} {request.url.path}"
         error = RefusedError(error.status_code, f"{place}: {error.detail}")
     return refused(request.scope, error)
+
+
+async def _leave(_request: Request, _error: Exception) -> Response:
+    """For a client that left before its body was whole: it hears of nothing, nor has anybody to."""
+    return Response(status_code=400)

@@ -10,7 +10,6 @@ import anyio
 from anyio import from_thread, to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 
 from ..limits import Limits
 from .answers import Answer, EventAnswer, Threads
@@ -43,17 +42,13 @@ async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
     """The body of a request.
 
     Raises:
-        RefusedError: it is too long, not JSON, or not of this kind, or its client left before it
-            was whole, who never hears of that.
+        RefusedError: it is too long, not JSON, or not of this kind.
     """
     # A page of any site may send what is not called JSON without asking first.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise RefusedError(415, "the header Content-Type has to be application/json")
-    try:
-        data = await _body(request, models_of(request).limits)
-    except ClientDisconnect:
-        raise RefusedError(400, "the connection was closed before the body was whole") from None
+    data = await _body(request, models_of(request).limits)
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
