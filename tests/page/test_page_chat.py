@@ -266,3 +266,19 @@ def test_keyboard_only(tab: Any, fake: Any) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="chat-1").wait_for()
+
+
+def test_an_open_chat_is_given_another_model(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "first")
+    chooser = page.get_by_label("Model", exact=True)
+    assert chooser.input_value() == "tiny"
+    chooser.select_option("other")
+    page.get_by_role("button", name="Cancel").click()
+    assert page.get_by_label("Model", exact=True).input_value() == "tiny"
+    page.get_by_label("Model", exact=True).select_option("other")
+    page.get_by_role("button", name="Change the model").click()
+    page.locator("dialog").wait_for(state="detached")
+    say(page, "second")
+    assert page.get_by_label("Model", exact=True).input_value() == "other"
+    assert fake.sessions["chat-1"].model == "other"
