@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import PyH2OError
 from ..llama.recall import TAIL
 from ..text.beginnings import n_common
-from ..text.cache_copies import cannot_go_back
+from ..text.cache_copies import WORTH, cannot_go_back
 from .place import Place
 from .store import IntArray, StoredText, TextStore
 
@@ -70,6 +70,7 @@ class Places:
         wanted = np.asarray(tokens, dtype=np.intc)
         place, n_there = self._best(wanted)
         stored = self.store.find(wanted)
+        n_stored = 0 if stored is None else stored.n_tokens
         if stored is not None and stored.n_tokens <= n_there:
             stored = None
         if stored is not None or n_there == 0:
@@ -84,7 +85,7 @@ class Places:
             place.shared_end = n_shared
             place.pauses[n_shared] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
-        if self._may_come_again(place, end, n_there, n_new):
+        if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
             place.pauses.setdefault(end, partial(self._keep, place))
         self._wanted[place] = wanted
         return place

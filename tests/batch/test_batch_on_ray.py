@@ -87,11 +87,14 @@ def job(model: Path, **changes: Any) -> Job:
 
 
 def content(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the results without what is drawn anew each time."""
+    """A line of the results without what is drawn anew each time, or was in a cache by chance."""
     response = line["response"]
     if response is not None:
         body = {name: response["body"].get(name) for name in ("choices", "usage", "error", "model")}
-        response = {"status_code": response["status_code"], **body}
+        usage = {**body["usage"]} if body["usage"] else None
+        if usage:
+            del usage["prompt_tokens_details"]
+        response = {"status_code": response["status_code"], **body, "usage": usage}
     return {"custom_id": line["custom_id"], "response": response, "error": line["error"]}
 
 

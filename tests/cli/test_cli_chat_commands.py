@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 def test_help(model: ScriptedModel) -> None:
     assert run("chat", stdin="/help\n/?\n") == Output(0, "", f"{chat_commands.help_text()}\n" * 2)
     lines = chat_commands.help_text().splitlines()
-    assert lines[0] == "/help [COMMAND]      this list, or more about one command"
+    assert lines[0] == "/help [COMMAND]             this list, or more about one command"
     names = " ".join(line.split()[0] for line in lines if line.startswith("/"))
     assert names == (
         "/help /quit /new /clear /continue /regen /undo /edit /system /read /multi /save /load "
