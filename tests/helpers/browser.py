@@ -15,7 +15,7 @@ import pytest
 from needed import needed
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE_MS = 120_000  # far more than is needed even on a busy machine
+PATIENCE_MS = 20_000
 
 
 @contextmanager
