@@ -194,7 +194,7 @@ def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> 
 def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
     tiny: Path, tmp_path: Path, ending: signal.Signals
 ) -> None:
-    write_requests(12, max_tokens=600, seed=4)
+    write_requests(12, max_tokens=1200, seed=4)  # it is not to be over before it is ended
     with Path("in.jsonl").open("a") as file:
         file.write("\nwrong")
     arguments = ["batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "3"]
