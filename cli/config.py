@@ -8,9 +8,10 @@ import typer
 
 from .defaults import VARIABLE, config_path, read_sections
 from .errors import reported_errors
+from .help import Group
 from .terminal.terminal import terminal
 
-app = typer.Typer(help="The file with defaults of your own.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="The file with defaults of your own.", no_args_is_help=True)
 
 
 @app.command("path")

@@ -12,9 +12,9 @@ from typing import Any
 
 import platformdirs
 import typer
-from typer.core import TyperGroup
 
 from .errors import InputError, reported_errors
+from .help import Group
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,7 +43,7 @@ class Section:
     values: Mapping[str, Any]
 
 
-class ProgramWithDefaults(TyperGroup):
+class ProgramWithDefaults(Group):
     """The program's commands, with what the configuration file says in the place of defaults."""
 
     def make_context(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .options import CACHE, MODEL, SAMPLING
 
@@ -19,15 +19,34 @@ class Command(TyperCommand):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.help = _paragraphs(self.help)
         self.params.sort(key=_place)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Arguments and options, each with what its value is called."""
-        params = super().get_params(ctx)
-        for param in params:
-            if param.param_type_name == "option" and param.metavar is None:
-                param.metavar = _value(param, ctx)
-        return params
+        return _with_values(super().get_params(ctx), ctx)
+
+
+class Group(TyperGroup):
+    """Commands under one name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of the group itself, each with what its value is called."""
+        return _with_values(super().get_params(ctx), ctx)
+
+
+def _paragraphs(text: str | None) -> str | None:
+    """A docstring without the ends of its lines, which are not those of the terminal."""
+    if text is None:
+        return None
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _with_values(params: list[Any], ctx: Any) -> list[Any]:
+    for param in params:
+        if param.param_type_name == "option" and param.metavar is None:
+            param.metavar = _value(param, ctx)
+    return params
 
 
 def _place(param: Any) -> int:

@@ -24,6 +24,7 @@ from pyh2o.models import (
 from pyh2o.models.names import whole_name
 
 from .errors import EXIT_ERROR, reported_errors
+from .help import Group
 from .measure.output import new_file, write_file
 from .options import KVType, option_named, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
@@ -33,7 +34,9 @@ from .terminal.terminal import terminal
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
 
-app = typer.Typer(help="Models that can be fetched, and the models folder.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Models that can be fetched, and the models folder.", no_args_is_help=True
+)
 
 
 @app.command("list")

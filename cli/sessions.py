@@ -16,6 +16,7 @@ from pyh2o.system.files import replacement
 
 from .chat.listing import PARAGRAPH, TURN, found_passages, lines_of, texts_of
 from .errors import InputError, reported_errors
+from .help import Group
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
 from .terminal.wording import count
@@ -39,7 +40,9 @@ class Form(str, Enum):
 ENDINGS = {".txt": Form.text, ".md": Form.markdown, ".markdown": Form.markdown, ".json": Form.json}
 """The forms that files with these endings have; others are session files."""
 
-app = typer.Typer(help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True
+)
 
 
 @app.command("list")

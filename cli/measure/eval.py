@@ -19,6 +19,7 @@ from pyh2o.system.machine import machine_facts
 from pyh2o.system.threads import physical_cores
 
 from ..errors import reported_errors
+from ..help import Group
 from ..loading import servers_of, usable_gpu_layers
 from ..options import takes_run_options
 from .arguments import (
@@ -46,6 +47,7 @@ POLICIES = (DEFAULT_POLICY, Streaming.name)
 PROMPT = "Once upon a time, in a town by the sea, there lived a clockmaker who"
 
 app = typer.Typer(
+    cls=Group,
     help="Measure what a cache that evicts loses: fidelity, recall, instructions, stories.",
     no_args_is_help=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -201,12 +202,23 @@ def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["chat"], ["ask"], ["generate"], ["models", "check"], ["eval", "fidelity"]]
+    "command",
+    [[], ["models"], ["chat"], ["ask"], ["generate"], ["models", "check"], ["eval", "fidelity"]],
 )
 def test_help_names_values_as_people_do(command: list[str]) -> None:
     shown = run(*command, "--help").text
     assert "--help" in shown
     assert not re.search(r"<(bool|int|str|float|path)|range", shown.split("Options", 1)[1])
+
+
+def test_help_flows_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    about = run("chat", "--help").text.split("╭")[0]
+    lines = [line.strip() for line in about.splitlines()]
+    width = max(map(len, lines))
+    for line, following in itertools.pairwise(lines):
+        if line and following:
+            assert len(f"{line} {following.split()[0]}") > width, about
 
 
 def test_help_has_the_options_in_the_order_of_use() -> None:
