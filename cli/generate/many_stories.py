@@ -79,8 +79,8 @@ class OneOfMany:
 
         Args:
             llm: a place of the engine.
-            check: called after each piece of a prompt and each token; a KeyboardInterrupt breaks
-                the story off, as Ctrl-C does.
+            check: called while a prompt is read and after each token, from any thread; a
+                KeyboardInterrupt breaks the story off, as Ctrl-C does.
             say: shows a note.
 
         Raises:
@@ -91,7 +91,7 @@ class OneOfMany:
             self.progress.read, self.progress.to_read = done, total
             check()
 
-        llm.prompt_progress = on_read
+        llm.prompt_progress, llm.while_reading = on_read, check
         with suppress(KeyboardInterrupt):
             self._write(llm, check, say)
 

@@ -13,20 +13,24 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from ..cache.breaking import breakable
 from ..errors import ClosedError
+from ..llama.evicting import address
 from .pace import Pace
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
 # took, and at least so many seconds. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
+# What llama_decode returns then.
+BROKEN_OFF = 2
 
 LogitsArray = npt.NDArray[np.single]
 
@@ -41,6 +45,8 @@ class Job:
         start: position of the first one.
         wants: for each token whether its logits are wanted.
         priority: texts of a higher one are read first.
+        check: called now and then while a piece is decoded, in the thread of the batches; what it
+            raises ends the job, and the piece leaves no trace. None asks nobody.
         done: how many tokens have been evaluated.
         logits: those that were wanted; [n_vocab] each.
         error: why it ended early.
@@ -51,6 +57,7 @@ class Job:
     start: int
     wants: Sequence[bool]
     priority: int = 0
+    check: Callable[[], None] | None = None
     done: int = 0
     logits: list[LogitsArray] = field(default_factory=list)
     error: BaseException | None = None
@@ -149,6 +156,7 @@ class Batcher:
         Raises:
             RuntimeError: llama.cpp failed; what was evaluated of the job may be in the cache.
             ClosedError: the batcher was closed.
+            BaseException: what `check` of the job raised; its first `done` tokens are in the cache.
         """
         if self._closed:
             raise ClosedError("the engine is closed: open it again")
@@ -216,7 +224,7 @@ class Batcher:
         self._decode_or_each([piece for piece in pieces if piece[1] == 1])
         for piece in pieces:
             if piece[1] > 1:
-                self._decode_or_each([piece])
+                self._decode_piece(piece)
         seconds = time.perf_counter() - started
         self._patience = max(LEAST_PATIENCE, PATIENCE * seconds)
         n_read = sum(n for _, n in pieces if n > 1)
@@ -233,9 +241,21 @@ class Batcher:
             seconds=counts.seconds + seconds,
         )
 
+    def _decode_piece(self, piece: tuple[Job, int]) -> None:
+        """Decode a longer piece, which its text may break off."""
+        job = piece[0]
+        if job.check is None:
+            self._decode_or_each([piece])
+            return
+        try:
+            with breakable(address(self._context), job.check):
+                self._decode_or_each([piece])
+        except BaseException as error:
+            job.error = error
+
     def _decode_or_each(self, pieces: list[tuple[Job, int]]) -> None:
         """Decode pieces together, or each by itself if that fails: one may be to blame."""
-        if pieces and self._decode(pieces) != 0:
+        if pieces and self._decode(pieces) not in (0, BROKEN_OFF):
             for job, n in pieces:
                 self._decode_alone(job, n)
 

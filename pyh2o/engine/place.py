@@ -21,6 +21,7 @@ from ..generation.candidates import Candidates
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
+from ..llama.reading import LEAST_BREAKABLE
 from ..openai import completion
 from .batcher import Batcher, Job, LogitsArray
 from .shared_model import SharedModel
@@ -77,7 +78,7 @@ class Place(Llama):
         counts: of all texts that were here so far.
     """
 
-    _breakable = False  # a batch is also that of other texts
+    _breakable = False  # here; the thread of the batches breaks them off
 
     def __init__(self, shared: SharedModel, seq_id: int) -> None:
         self.__dict__.update(vars(shared))
@@ -154,6 +155,20 @@ class Place(Llama):
                 rows=[self._cache.rows(layer) for layer in layers],
                 recalled=self._cache.recalled(),
             )
+
+    def keep_part(self, tokens: Sequence[int], logits: Sequence[LogitsArray]) -> None:
+        """Take tokens as read whose batch was given up behind them.
+
+        Args:
+            tokens: that are in the cache.
+            logits: those that were wanted; [n_vocab] each.
+        """
+        start, end = self.n_tokens, self.n_tokens + len(tokens)
+        self.input_ids[start:end] = tokens
+        if self._logits_all and len(tokens):
+            self.scores[start:end] = logits
+        self.n_tokens = end
+        self._requires_eval = True
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         request = completion.CompletionRequest(*args, **kwargs)
@@ -244,6 +259,7 @@ class PlaceContext:
 
         Raises:
             RuntimeError: llama.cpp failed.
+            BaseException: what `while_reading` raised.
         """
         native = batch.batch
         n = native.n_tokens
@@ -253,8 +269,13 @@ class PlaceContext:
             start=native.pos[0],
             wants=[bool(flag) for flag in native.logits[:n]],
             priority=self._place.priority,
+            check=self._place.while_reading if n >= LEAST_BREAKABLE else None,
         )
-        self._batcher.evaluate(job)
+        try:
+            self._batcher.evaluate(job)
+        except BaseException:
+            self._place.keep_part(job.tokens[: job.done], job.logits)
+            raise
         self.rows = np.stack(job.logits)
 
     def get_logits(self) -> Any:

@@ -240,6 +240,8 @@ def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -
 def test_an_answer_that_is_stopped(client: Any) -> None:
     client.begin("talk")
     with client.answering("/talk/answers", message="Tell me", max_tokens=10**6) as response:
+        while b'"type": "text"' not in response.readline():
+            pass
         assert client.ask("POST", "/talk/stop").status == 204
         lines = response.read().decode().splitlines()
     assert '"finish": "interrupted"' in lines[-4]

@@ -144,6 +144,11 @@ class Teller:
     def __init__(self, made: MemoryObjectSendStream[Any]) -> None:
         self._made = made
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the client is still there; from any thread."""
+        return self._made.statistics().open_receive_streams > 0
+
     def tell(self, event: Any) -> None:
         """Send an event, and wait for a client that is slow."""
         from_thread.run(self._made.send, event)

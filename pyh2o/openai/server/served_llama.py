@@ -31,6 +31,15 @@ class ServedLlama:
         """Memory that it has taken since it was loaded."""
         return 0
 
+    def check_open(self) -> None:
+        """End the work of all requests, if the server ends; from any thread.
+
+        Raises:
+            ShutdownError: it does.
+        """
+        if self.shutting_down:
+            raise ShutdownError("the server is shutting down")
+
     def check(self) -> None:
         """End the work of a request, if nobody wants it.
 
@@ -38,8 +47,7 @@ class ServedLlama:
             ShutdownError: the server is to end.
             BaseException: what anyio raises when the client has left.
         """
-        if self.shutting_down:
-            raise ShutdownError("the server is shutting down")
+        self.check_open()
         from_thread.check_cancelled()
 
     def busy(self) -> RefusedError:

@@ -71,7 +71,7 @@ class Answering:
         turns = text.turns if isinstance(text, Conversation) else ()
         if n_to_read > LONG_MESSAGE:
             self._tell_reading(0, n_to_read)
-        self._place.prompt_progress = self._on_read
+        self._place.prompt_progress, self._place.while_reading = self._on_read, self._look
         try:
             with closing(begin()) as pieces:
                 for piece in pieces:
@@ -81,7 +81,7 @@ class Answering:
         except _StoppedError:
             pass
         finally:
-            self._place.prompt_progress = None
+            self._place.prompt_progress = self._place.while_reading = None
             self._session.save()
         return self._end(turns)
 
@@ -89,10 +89,15 @@ class Answering:
     # Meanwhile
     # ---------------------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        """Whether it is still wanted; from the thread of the batches as well."""
+        self._model.check_open()
+        if self._session.stopping or not self._teller.is_heard:
+            raise _StoppedError
+
     def _on_read(self, done: int, of_all: int) -> None:
         self._model.check()
-        if self._session.stopping:
-            raise _StoppedError
+        self._look()
         now = time.monotonic()
         if of_all > LONG_MESSAGE and now - self._told_reading >= READING_SECONDS:
             self._tell_reading(done, of_all)

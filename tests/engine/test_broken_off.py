@@ -1,0 +1,182 @@
+"""Texts that break off what they read, beside others that go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from many_texts import at_once, tiny_engine
+from pyh2o.cache import breaking
+from pyh2o.engine import Engine
+from pyh2o.llama.reading import LEAST_BREAKABLE
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+N_VOCAB = 384
+SLACK = 20
+BUDGET = {"hh": 14, "recent": 9, "slack": SLACK, "n_ctx": 200, "logits_all": True}
+WIDE = {**BUDGET, "slack": 80}
+
+
+class StopError(Exception):
+    """What a text is broken off with."""
+
+
+@pytest.fixture(autouse=True)
+def _asked_at_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaking, "INTERVAL", 0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=11, n_layer=6, head_size=64)
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    with tiny_engine(path, texts=3, **BUDGET) as engine:
+        yield engine
+
+
+def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
+    return tokens
+
+
+class Countdown:
+    """Breaks off when it is asked for the nth time."""
+
+    def __init__(self, n_asked: int) -> None:
+        self.n_left = n_asked
+
+    def __call__(self) -> None:
+        self.n_left -= 1
+        if self.n_left == 0:
+            raise StopError
+
+
+@pytest.mark.parametrize("recall", [0, 12])
+def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
+    path: Path, rng: np.random.Generator, recall: int
+) -> None:
+    alone = tiny_llama(path, recall=recall, **BUDGET)
+    tokens = some_tokens(rng, 160)
+    with tiny_engine(path, texts=2, recall=recall, **BUDGET) as engine, engine.text() as llm:
+        llm.reset()
+        n_broken = 0
+        while llm.n_tokens < len(tokens):
+            llm.while_reading = Countdown(int(rng.integers(1, 150)))
+            before = llm.n_tokens
+            try:
+                llm.eval(tokens[llm.n_tokens :])
+            except StopError:
+                n_broken += 1
+            assert llm.n_tokens >= before
+            assert llm.input_ids[: llm.n_tokens].tolist() == tokens[: llm.n_tokens]
+            if n_broken > 12:
+                llm.while_reading = None
+                llm.eval(tokens[llm.n_tokens :])
+        alone.eval(tokens)
+        assert n_broken > 5
+        np.testing.assert_array_equal(alone.scores[:160], llm.scores[:160])
+        for layer in range(llm.n_layer):
+            for mine, others in zip(llm.kv_rows(layer), alone.kv_rows(layer), strict=True):
+                np.testing.assert_array_equal(mine, others)
+
+
+@pytest.fixture
+def dividing(path: Path) -> Iterator[Engine]:
+    """An engine in which a text reads little at once while another is written."""
+    with tiny_engine(path, texts=2, reading=LEAST_BREAKABLE, **WIDE) as engine:
+        yield engine
+
+
+def test_what_was_read_beside_others_stays(
+    dividing: Engine, path: Path, rng: np.random.Generator
+) -> None:
+    """A batch that others divide is broken off in one of its pieces."""
+    engine = dividing
+    tokens, more = some_tokens(rng, WIDE["slack"]), some_tokens(rng, 40)
+    parts: list[int] = []
+    writes, ends = threading.Event(), threading.Event()
+
+    def write() -> list[int]:
+        written: list[int] = []
+        with engine.text() as llm:
+            llm.reset()
+            for token in llm.generate(more[:5], temp=0.0):
+                written.append(token)
+                if len(written) == 2:
+                    writes.set()
+                if ends.is_set():
+                    return written
+        return written
+
+    def read() -> np.ndarray:
+        writes.wait(60)
+        try:
+            with engine.text() as llm:
+                llm.reset()
+                for node in range(1, 200, 3):
+                    llm.while_reading = Countdown(node)
+                    try:
+                        llm.eval(tokens[llm.n_tokens :])
+                    except StopError:
+                        parts.append(llm.n_tokens)
+                    if llm.n_tokens == len(tokens):
+                        break
+                llm.while_reading = None
+                llm.eval(more)
+                return llm.scores[: llm.n_tokens].copy()
+        finally:
+            ends.set()
+
+    written, scores = at_once([write, read])
+    assert any(0 < n < len(tokens) for n in parts), parts
+    alone = tiny_llama(path, **WIDE)
+    alone.eval(tokens)
+    alone.eval(more)
+    np.testing.assert_array_equal(alone.scores[: alone.n_tokens], scores)
+    other = tiny_llama(path, **WIDE)
+    expected = other.generate(more[:5], temp=0.0)
+    assert [next(expected) for _ in written] == written
+
+
+def test_no_token_is_drawn_from_logits_that_are_gone(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    tokens = some_tokens(rng, 10)
+    drawn = []
+    for breaks in (False, True):
+        with engine.text() as llm:
+            llm.reset()
+            llm.eval(tokens)
+            if breaks:
+                llm.while_reading = Countdown(50)
+                with pytest.raises(StopError):
+                    llm.eval(some_tokens(rng, LEAST_BREAKABLE))
+            llm.while_reading = None
+            drawn.append(next(llm.generate(tokens, temp=0.0)))
+    assert drawn[0] == drawn[1]
+
+
+def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Generator) -> None:
+    with engine.text() as llm:
+        llm.while_reading = Countdown(1)
+    with engine.text() as llm:
+        llm.eval(some_tokens(rng, SLACK))
+
+
+def test_errors_of_llama_cpp_stay(engine: Engine, rng: np.random.Generator) -> None:
+    with engine.text() as llm:
+        llm.reset()
+        llm.while_reading = Countdown(10_000)
+        with pytest.raises(RuntimeError, match="llama_decode returned"):
+            llm.eval([N_VOCAB + 1] * 10)
+        llm.eval(some_tokens(rng, 10))
+        assert llm.n_tokens == 10
