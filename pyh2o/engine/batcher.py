@@ -170,6 +170,11 @@ class Batcher:
         if job.error is not None:
             raise job.error
 
+    def n_done(self, seq_id: int) -> int:
+        """Tokens of a text's job that have been evaluated already; `lock` is held."""
+        job = self._jobs.get(seq_id)
+        return 0 if job is None else job.done
+
     def leave(self, seq_id: int) -> None:
         """Do not wait for a text that has ended."""
         with self.lock:

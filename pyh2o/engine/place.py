@@ -141,7 +141,7 @@ class Place(Llama):
         """
         with self._batcher.lock:
             recalled = tuple((start, end) for start, end, _ in self._cache.recalled())
-            return PlaceReport(running, self._cache.statistics(self.n_tokens), recalled)
+            return PlaceReport(running, self._cache.statistics(self._n_read), recalled)
 
     def watched(self) -> WatchedCache:
         """What the cache holds, from any thread, as for `report`; no batch is made meanwhile."""
@@ -150,11 +150,16 @@ class Place(Llama):
             return WatchedCache(
                 evicting=self.evicting,
                 n_layer=self.n_layer,
-                n_tokens=self.n_tokens,
-                kv=self._cache.statistics(self.n_tokens),
+                n_tokens=self._n_read,
+                kv=self._cache.statistics(self._n_read),
                 rows=[self._cache.rows(layer) for layer in layers],
                 recalled=self._cache.recalled(),
             )
+
+    @property
+    def _n_read(self) -> int:
+        """Tokens in the cache: of a batch in the making, too."""
+        return self.n_tokens + self._batcher.n_done(self.seq_id)
 
     def keep_part(self, tokens: Sequence[int], logits: Sequence[LogitsArray]) -> None:
         """Take tokens as read whose batch was given up behind them.

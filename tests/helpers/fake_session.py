@@ -35,6 +35,7 @@ class FakeSession:
         self.pinned = [[0, PINNED]]
         self.recalled: list[list[int]] = []
         self.answering = self.stopping = False
+        self.read: int | None = None  # tokens, where not all have been
         self.touch()
 
     def touch(self) -> None:
@@ -96,8 +97,12 @@ class FakeSession:
         said = [{name: turn[name] for name in ("user", "answer", "finish")} for turn in self.turns]
         return {**body, "system": self.system, "turns": said}
 
-    def kv(self) -> dict[str, Any]:
+    def n_read(self) -> int:
         n = len(self.tokens())
+        return n if self.read is None else min(n, self.read)
+
+    def kv(self) -> dict[str, Any]:
+        n = self.n_read()
         return {
             "position": n,
             "used": min(n, 640),
@@ -111,7 +116,7 @@ class FakeSession:
         }
 
     def map(self, layer: int | None, head: int | None) -> dict[str, Any]:
-        n = len(self.tokens())
+        n = self.n_read()
         recent_from = max(0, n - 256)
         positions, rows, scores = [], [], []
         for position in range(n):
@@ -126,7 +131,7 @@ class FakeSession:
                 rows.append(held)
                 scores.append(round(mixed * 3 + held / PAIRS, 4))
         return {
-            "tokens": n,
+            "tokens": len(self.tokens()),
             "pairs": PAIRS,
             "layers": LAYERS,
             "heads": HEADS,

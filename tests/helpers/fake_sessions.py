@@ -213,6 +213,9 @@ class FakeServer:
                     yield each
             finally:  # also where the client has left
                 session.answering = False
+                if turn is not None and not turn["answer"] and turn in session.turns:
+                    session.turns.remove(turn)
+                    session.touch()
 
         return StreamingResponse(told(), media_type="text/event-stream")
 
@@ -228,6 +231,7 @@ class FakeServer:
         if turn and is_said and turn["user"].startswith("read"):
             for done in range(0, 4001, 500):
                 yield event(type="reading", done=done, of=4000, per_second=250.0, seconds_left=1.5)
+                yield event(type="kv", kv=session.kv())
                 await asyncio.sleep(STEP_SECONDS)
         pieces = pieces_of(text) if len(text) < 100_000 else slices(text)
         for n, piece in enumerate(pieces[:most]):

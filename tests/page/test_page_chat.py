@@ -165,6 +165,76 @@ def test_text_files_become_part_of_the_message(tab: Any, fake: Any, tmp_path: Pa
     assert turn["user"] == "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````"
 
 
+BLANKS = """() => {
+  window.blanks = 0;
+  const status = document.querySelector(".chat .reading");
+  const watch = () => {
+    const hasBegun = document.querySelector(".answer").textContent;
+    if (!status.children.length && !hasBegun) window.blanks += 1;
+  };
+  new MutationObserver(watch).observe(status, { childList: true });
+}"""
+IN_SIGHT = """() => {
+  const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".chat .scroller");
+  const bottom = document.querySelector(".chat progress")?.getBoundingClientRect().bottom;
+  return scrollTop > 1000 && scrollHeight - scrollTop - clientHeight < 5 && bottom < innerHeight;
+}"""
+
+
+def test_the_end_of_a_long_message_and_how_far_it_is_read_are_in_sight(tab: Any) -> None:
+    page = tab().page
+    box = page.get_by_label("Message", exact=True)
+    box.wait_for()
+    page.evaluate(BLANKS)
+    box.fill("read\n" + "a line\n" * 500)
+    box.press("Enter")
+    until(page, IN_SIGHT)
+    page.locator(".answer").get_by_text("it is so").wait_for()
+    assert page.evaluate("window.blanks") <= 1  # as the answer begins
+
+
+def test_what_is_written_survives_a_reload(tab: Any, fake: Any) -> None:
+    page = tab().page
+    box = page.get_by_label("Message", exact=True)
+    box.fill("to be sent some day")
+    page.reload()
+    shows(box, "to be sent some day")
+    say(page, "hello")
+    shows(box, "")
+    box.fill("to be sent here")
+    page.goto(f"{fake.address}/#/new")
+    page.get_by_role("heading", name="New chat").wait_for()
+    shows(box, "")
+    page.goto(f"{fake.address}/#/s/chat-1")
+    page.locator(".answer").get_by_text("Answer 1 to hello").wait_for()
+    shows(box, "to be sent here")
+
+
+def test_a_message_that_was_not_read_to_its_end_survives_a_reload(tab: Any, fake: Any) -> None:
+    """The server takes it back when the tab leaves; one that was answered does not come again."""
+    page = tab().page
+    box = page.get_by_label("Message", exact=True)
+    box.fill("read all of this")
+    box.press("Enter")
+    page.locator(".chat .reading").get_by_text("of 4,000 tokens").wait_for()
+    page.reload()
+    shows(box, "read all of this")
+    box.fill("slowly please")
+    box.press("Enter")
+    page.locator(".answer").get_by_text("word 3.").wait_for()
+    page.reload()
+    page.locator(".answer").get_by_text("word 3.").wait_for()
+    shows(box, "")
+
+
+def test_the_beginning_of_a_story_survives_a_reload(tab: Any) -> None:
+    page = tab("#/new-story").page
+    beginning = page.get_by_label("Beginning of the story")
+    beginning.fill("It was a dark and stormy night")
+    page.reload()
+    shows(beginning, "It was a dark and stormy night")
+
+
 def test_the_api_key_is_asked_for_once(tab: Any, fake: Any) -> None:
     fake.api_key = "secret"
     one = tab()

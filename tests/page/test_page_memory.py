@@ -46,6 +46,19 @@ def test_the_strip_shows_what_is_kept(tab: Any, fake: Any) -> None:
     assert {"230,159,0", "86,180,233"} <= colours(page)
 
 
+def test_what_is_not_read_yet_is_not_forgotten(tab: Any, fake: Any) -> None:
+    fake.add("long", kind="story", text="".join(story_text(2000)))
+    fake.sessions["long"].read = 500
+    page = tab("#/s/long", **WIDE).page
+    page.get_by_text("1,500 tokens still to be read.").wait_for()
+    summary = page.locator("#memory .summary").inner_text()
+    assert summary.startswith("Of 500 tokens the cache holds")
+    assert "recent" in summary
+    fake.sessions["long"].read = 0
+    page.reload()
+    page.get_by_text("2,000 tokens still to be read.").wait_for()
+
+
 def test_figures_are_shown_and_kept_up_to_date(tab: Any, fake: Any) -> None:
     page = tab(**WIDE).page
     say(page, "hello")

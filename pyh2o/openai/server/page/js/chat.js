@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { behavior, button, h } from "./dom.js";
+import { remember } from "./drafts.js";
 import { announce, careful } from "./live.js";
 import { make, writing } from "./making.js";
 import { Message } from "./message.js";
@@ -15,6 +16,7 @@ export class Chat {
   /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
+    this.isShown = false;
     /** @type {Message[]} */
     this.messages = [];
     this.composer = new Composer({
@@ -31,15 +33,17 @@ export class Chat {
       button("Undo", () => this.undo()));
     this.empty = h("p", { class: "empty" }, "Say something. The chat is saved as it goes, and its cache never grows.");
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Messages" },
-      this.empty, this.log, this.actions, this.status);
-    this.element = h("div", { class: "view chat" }, this.scroller, this.composer.element);
+      this.empty, this.log, this.actions);
+    this.element = h("div", { class: "view chat" }, this.scroller, this.status, this.composer.element);
     this.composer.takeDrops(this.element);
   }
 
   /** Shows a session; null for one that begins with the first message. */
   show(session) {
-    this.session = session;
     const turns = session?.turns_list ?? [];
+    if (!this.isShown) this.composer.keepFor(session?.name ?? null, turns.at(-1)?.user);
+    this.isShown = true;
+    this.session = session;
     const fromEnd = this.distance();
     // Turns that are as they were keep their elements, and with them the place of who reads.
     turns.forEach((turn, n) => {
@@ -74,7 +78,10 @@ export class Chat {
   }
 
   toEnd() {
-    this.scroller.scrollTop = this.scroller.scrollHeight;
+    const scroll = () => { this.scroller.scrollTop = this.scroller.scrollHeight; };
+    scroll();
+    // What comes into sight has its size only then.
+    requestAnimationFrame(() => requestAnimationFrame(scroll));
   }
 
   async send(text) {
@@ -87,11 +94,14 @@ export class Chat {
       const created = await careful(() => this.page.create({ kind: "conversation" }));
       if (!created) return this.composer.put(text);
       this.session = created;
+      this.composer.name = created.name;
     }
+    remember(this.session.name, text);
     await this.answer(isEdit ? { edit: text } : { message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
     const isTaken = isEdit ? this.messages.at(-1)?.turn.user === text : this.messages.length > before;
     if (!isTaken) this.composer.put(text);
+    else this.composer.changed();
   }
 
   /** Has the last answer made again, or gone on with. */

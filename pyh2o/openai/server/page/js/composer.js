@@ -1,6 +1,7 @@
 // The box that messages are written in: keys, files, and the buttons beside it.
 
 import { button, h } from "./dom.js";
+import { recall, remember } from "./drafts.js";
 import { readText, withFiles } from "./drop.js";
 import { count } from "./format.js";
 import { careful } from "./live.js";
@@ -14,9 +15,11 @@ export class Composer {
     this.uses = uses;
     this.files = [];
     this.isEdit = false;
+    /** @type {string|null} the session that it is for */
+    this.name = null;
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
-      keydown: (event) => this.onKey(event), input: () => this.grow(),
+      keydown: (event) => this.onKey(event), input: () => this.changed(),
     });
     this.chips = h("div", { class: "chips" });
     this.note = h("div", { class: "edit-note", hidden: true },
@@ -33,6 +36,14 @@ export class Composer {
       class: "composer", "aria-label": "Write a message",
       submit: (event) => { event.preventDefault(); this.submit(); },
     }, this.note, this.chips, row, this.picker);
+  }
+
+  /** Keeps what is written for a session, and shows what was kept, unless its `last` message is that. */
+  keepFor(name, last) {
+    this.name = name;
+    const kept = recall(name);
+    if (kept && kept !== last && !this.box.value) this.box.value = kept;
+    this.changed();
   }
 
   /** Lets files be dropped onto an element. */
@@ -102,7 +113,7 @@ export class Composer {
 
   put(message) {
     this.box.value = message;
-    this.grow();
+    this.changed();
     this.box.focus();
   }
 
@@ -112,6 +123,11 @@ export class Composer {
     this.files = [];
     this.showFiles();
     this.box.value = "";
+    this.changed();
+  }
+
+  changed() {
+    remember(this.name, this.box.value);
     this.grow();
   }
 

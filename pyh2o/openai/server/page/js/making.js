@@ -43,9 +43,9 @@ export async function make(name, kind, body, { status, onText, onKv }) {
   try {
     for await (const event of events(name, kind, body, mine.abort.signal)) {
       if (event.type === "reading") showReading(status, event);
-      else status.replaceChildren();
       if (event.type === "kv") onKv(event.kv);
       if (event.type === "text") {
+        status.replaceChildren();
         onText(event.text);
         announceText(event.text);
       }

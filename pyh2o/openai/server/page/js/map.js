@@ -3,7 +3,7 @@
 import { count, counted, percent } from "./format.js";
 
 // What a token is, from the least to what is shown where several hold.
-export const LOST = 0, ARCHIVED = 1, HELD = 2, RECENT = 3, PINNED = 4, RECALLED = 5;
+export const LOST = 0, ARCHIVED = 1, HELD = 2, RECENT = 3, PINNED = 4, RECALLED = 5, UNREAD = 6;
 
 /** Colours of Okabe and Ito, which those who see few colours can tell apart; and the words for them. */
 export const STATES = [
@@ -13,9 +13,12 @@ export const STATES = [
   { id: "recent", colour: [86, 180, 233], words: "Recent: held by all" },
   { id: "pinned", colour: [230, 159, 0], words: "Pinned: stays" },
   { id: "recalled", colour: [204, 121, 167], words: "Recalled for the last answer" },
+  { id: "unread", colour: null, words: "Not read yet" },
 ];
 
 const FULL = 255;
+// An answer's last tokens are read with the next message: of so few nothing is said.
+const FEW = 8;
 
 export class MemoryMap {
   /** @param {any} answer of the map's route @param {boolean} isPair of one layer and head */
@@ -34,6 +37,7 @@ export class MemoryMap {
     });
     this.fill(answer.pinned, PINNED, true);
     this.fill(answer.recalled, RECALLED, true);
+    this.states.fill(UNREAD, answer.kv?.position ?? tokens);
   }
 
   fill(spans, state, isHeld = false) {
@@ -46,7 +50,7 @@ export class MemoryMap {
   /** How strongly a token is shown, 0 to 1: what is held by few is still seen. */
   strength(position) {
     const state = this.states[position];
-    if (state === LOST) return 0;
+    if (state === LOST || state === UNREAD) return 0;
     if (state === ARCHIVED) return 0.35;
     return 0.3 + 0.7 * this.shares[position] / FULL;
   }
@@ -62,11 +66,15 @@ export class MemoryMap {
   summary() {
     if (!this.n) return "There is no text yet.";
     const totals = this.totals();
-    const held = this.n - totals[LOST] - totals[ARCHIVED];
+    const unread = totals[UNREAD] > FEW ? totals[UNREAD] : 0;
+    const read = this.n - unread;
+    const still = unread ? ` ${counted(unread, "token")} still to be read.` : "";
+    if (!read) return still.trim();
+    const held = this.n - totals[UNREAD] - totals[LOST] - totals[ARCHIVED];
     const words = ["forgotten", "only in the archive", "held by some heads", "recent", "pinned", "recalled"];
     const parts = words.map((what, state) => [totals[state], what]).filter(([n]) => n)
       .reverse().map(([n, what]) => `${count(n)} ${what}`);
-    return `Of ${counted(this.n, "token")} the cache holds ${count(held)} (${percent(held / this.n)}) somewhere: ${parts.join(", ")}.`;
+    return `Of ${counted(read, "token")} the cache holds ${count(held)} (${percent(held / read)}) somewhere: ${parts.join(", ")}.${still}`;
   }
 
   /** A token in words. */

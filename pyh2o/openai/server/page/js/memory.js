@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { button, byId, h, throttled } from "./dom.js";
 import { showHeads } from "./heads.js";
 import { complain } from "./live.js";
-import { MemoryMap, PINNED, STATES } from "./map.js";
+import { MemoryMap, PINNED, STATES, UNREAD } from "./map.js";
 import { Numbers } from "./numbers.js";
 import { savePng, saveSvg } from "./picture.js";
 import { Pins } from "./pins.js";
@@ -39,7 +39,7 @@ export class Memory {
   }
 
   build() {
-    const legend = h("ul", { class: "legend" }, ...STATES.map(({ id, words }) =>
+    const legend = h("ul", { class: "legend" }, ...STATES.slice(0, UNREAD).map(({ id, words }) =>
       h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), words)));
     const save = (work) => () => this.map && work(this.map, `${this.page.name} - memory`);
     const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },

@@ -1,6 +1,6 @@
 // The memory map as a picture: lines of tokens, a dot each, scaled up to the room there is.
 
-import { STATES } from "./map.js";
+import { STATES, UNREAD } from "./map.js";
 
 const LINE_PIXELS = [10, 8, 6, 4, 3, 2];
 const LEAST_WIDTH = 2; // pixels of a token, where there is room
@@ -23,11 +23,12 @@ export function layout(n, width, height) {
 function palette(isDark) {
   const paper = isDark ? [31, 34, 38] : [243, 242, 238];
   const lost = isDark ? [42, 46, 51] : [226, 224, 218];
+  const plain = (state) => (state === UNREAD ? paper : lost);
   const colours = new Uint32Array(STATES.length * 16);
   STATES.forEach(({ colour }, state) => {
     for (let step = 0; step < 16; step += 1) {
       const [r, g, b] = [0, 1, 2].map((i) =>
-        Math.round(colour ? paper[i] + (colour[i] - paper[i]) * step / 15 : lost[i]));
+        Math.round(colour ? paper[i] + (colour[i] - paper[i]) * step / 15 : plain(state)[i]));
       colours[state * 16 + step] = 0xff000000 | (b << 16) | (g << 8) | r;
     }
   });

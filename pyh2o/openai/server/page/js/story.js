@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { Caret } from "./caret.js";
 import { askWhether } from "./dialogs.js";
 import { button, h } from "./dom.js";
+import { recall, remember } from "./drafts.js";
 import { count } from "./format.js";
 import { announce, careful } from "./live.js";
 import { make, stop, writing } from "./making.js";
@@ -13,6 +14,7 @@ const PASSAGE = "pyh2o-passage";
 const USUAL_TOKENS = 200;
 const NEAR_END = 120; // pixels
 const ROUND = "The passage was ended: the story fell into one loop after another.";
+const BEGINNING = "/story"; // no session has such a name
 const MUCH = 400; // characters: more are cut only after asking
 
 export class Story {
@@ -22,7 +24,8 @@ export class Story {
     this.paper = h("div", { class: "page-text" });
     this.text = new StoryText(this.paper);
     this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
-      placeholder: "Once upon a time, in a town by the sea,", keydown: (event) => this.onKey(event) });
+      placeholder: "Once upon a time, in a town by the sea,",
+      input: () => remember(BEGINNING, this.begin.value), keydown: (event) => this.onKey(event) });
     this.scroller = h("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Story",
       keydown: (event) => this.onKey(event) }, this.begin, this.paper);
     this.caret = new Caret(this.text, this.scroller, () => this.showButtons());
@@ -44,6 +47,7 @@ export class Story {
   show(session) {
     this.session = session;
     this.begin.hidden = Boolean(session);
+    if (!session && !this.begin.value) this.begin.value = recall(BEGINNING);
     this.paper.hidden = !session;
     this.text.set(session?.text ?? "");
     this.status.textContent = session?.usable === false ? session.why ?? "It cannot go on here." : "";
@@ -85,6 +89,7 @@ export class Story {
     if (!this.session) {
       const created = await careful(() => this.page.create({ kind: "story", text: this.begin.value }));
       if (!created) return;
+      remember(BEGINNING, "");
       this.show(created);
     }
     const body = { max_tokens: Number(this.tokens.value) || USUAL_TOKENS };
