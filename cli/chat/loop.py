@@ -68,6 +68,7 @@ class Chat:
         self._markdown = markdown
         self._tally = Tally()
         self._last: Answer | None = None
+        self._changed = False  # and not saved yet
         self._copies: set[Path] = set()
         self._trouble = ""  # that was said last
         self._n_evicted = conversation.llm.kv.tokens_evicted  # when that was looked at last
@@ -79,6 +80,7 @@ class Chat:
             InputError: a line of a script that is not UTF-8.
             KeyboardInterrupt: Ctrl-C while a script is answered, or pressed twice.
         """
+        self._save_changes()  # by options
         while not self.left:
             try:
                 self._take(self.source.read())
@@ -109,6 +111,14 @@ class Chat:
         except (PyH2OError, OSError) as error:
             say_error(error)
             self.refused = True
+        finally:
+            self._save_changes()
+
+    def _save_changes(self) -> None:
+        """Save what a command has changed, now that it needs the conversation no more."""
+        if self._changed:
+            self._changed = False
+            self.autosave.save(self.conversation)
 
     def send(self, message: str) -> None:
         """Have a message answered; a script ends with a message that is refused."""
@@ -195,11 +205,10 @@ class Chat:
         self._trouble = trouble
 
     def change(self, action: Callable[[], object]) -> None:
-        """Change the conversation, and save it."""
-        self.autosave.settle()
+        """Change the conversation; it is saved at the end of the command."""
         with self._answers.undisturbed():
             action()
-        self.autosave.save(self.conversation)
+        self._changed = True
 
     def clear(self) -> None:
         """Begin a new conversation; the one so far stays where it is saved.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli_fakes import Output, run
-from pyh2o import Llama
+from pyh2o import Conversation, Llama
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import command as chat_command
 from pyh2o.cli.chat.input import LineSource
@@ -295,3 +295,27 @@ def test_leftovers_of_killed_saves_are_removed(model: ScriptedModel, tmp_path: P
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     assert sorted(path.name for path in chats.iterdir()) == ["notes.tmp", "work.h2o"]
+
+
+def test_no_command_meets_a_save_that_goes_on(
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Saves take the model for a while, in a thread of their own."""
+    save = Conversation.save
+
+    def save_slowly(self: Conversation, *args: Any, **kwargs: Any) -> None:
+        with self.llm.guard:
+            sleep(0.05)
+            save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Conversation, "save", save_slowly)
+    model.say(*["It is so."] * 12)
+    lines = [
+        *["The code is 4711.", "/pin code", "/pin", "/unpin code", "/regen", "/undo", "/continue"],
+        *["Again.", "/edit Hello", "/system Be kind.", "/set temperature 0.5", "/set", "/kv"],
+        *["More.", "/undo", "/stats", "/recalled", f"/save {tmp_path / 'copy.h2o'}", "/save"],
+        *[f"/load {tmp_path / 'copy.h2o'}", "/pin code", "/new", "Hi.", "/load slow", "/pin hello"],
+    ]
+    output = run("chat", "--session", "slow", stdin="\n".join(lines))
+    assert "another thread" not in output.notes, output.notes
+    assert "not saved" not in output.notes
