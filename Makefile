@@ -8,9 +8,10 @@ FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
 PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
-NATIVE  := find native/src native/include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+NATIVE  := find native/src native/include tests/native tests/faults -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: help story page build test explore lint format clean
+KILLS   ?= 25
+.PHONY: help story page build test explore crash lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +34,9 @@ test: lint ## all checks and all tests
 
 explore: .venv/tested ## the randomised tests with other random numbers (make test: always the same)
 	PYH2O_TEST_SEED=random $(PYTEST) -m randomised
+
+crash: .venv/tested ## kill programs in the midst of writing, and let disks fail (KILLS=1000 for a night)
+	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
 
 lint: .venv/tested ## style and types
 	@echo "==> style and types"

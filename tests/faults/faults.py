@@ -1,0 +1,134 @@
+"""Kills programs in the midst of their writing, and lets disks fail under them.
+
+    python tests/faults/faults.py --kills 1000 --failures 200
+
+For each subject (*_subject.py) so many trials: the operation on a file that the trouble begins
+with is drawn, and how much of a write is done then. What a trial finds wrong is told with the
+options that repeat it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subject import Subject
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+FAILURES = ("EIO", "FULL", "SHORT")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials; 1 if any of them found something."""
+    options = parsed(arguments)
+    with tempfile.TemporaryDirectory(prefix="pyh2o-faults-") as name:
+        work = Path(name).resolve()
+        if "LD_PRELOAD" not in os.environ:
+            restart(work)
+        return try_all(options, work)
+
+
+def restart(work: Path) -> None:
+    """Go on in a process that has the library in front of the C library."""
+    from faulty_process import restart_with
+
+    library = work.with_name(f"pyh2o-faulty-{os.getpid()}.so")
+    work.rmdir()
+    restart_with(library)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("subjects", nargs="*", help="chat, story, batch, server; default: all")
+    parser.add_argument("--kills", type=int, default=25, help="of each subject")
+    parser.add_argument("--failures", type=int, default=10, help="of each subject and kind")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--repeat", help="one trial: FAULT:OPERATION:SEED, as it was told")
+    return parser.parse_args(arguments)
+
+
+def try_all(options: argparse.Namespace, work: Path) -> int:
+    """The trials of all subjects."""
+    os.environ |= {"PYH2O_THREADS": "1", "PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0"}
+    sys.path.insert(0, str(HELPERS))
+    from batch_subject import Batch
+    from chat_subject import Chat
+    from fake_story import tiny_model
+    from server_subject import Server
+    from story_subject import Story
+    from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+    model = write_tiny_gguf(
+        work / "tiny.gguf", seed=17, n_ctx_train=1 << 17, chat_template=CHAT_TEMPLATE
+    )
+    (work / "endless").mkdir()
+    endless = tiny_model(work / "endless")
+    load_everything()
+    seed = options.seed if options.seed is not None else random.randrange(2**32)
+    n_wrong = 0
+    for subject in (Chat(model), Story(endless), Batch(model), Server(model)):
+        if subject.name in options.subjects or not options.subjects:
+            subject.prepare(work / "files")
+            n_wrong += try_subject(subject, options, seed, work)
+    return n_wrong > 0
+
+
+def load_everything() -> None:
+    """Import what the commands import when they run."""
+    import llama_cpp  # noqa: F401
+    import uvicorn  # noqa: F401
+
+    import pyh2o.cli.app
+    import pyh2o.openai.server
+    import pyh2o.sessions.conversation
+    import pyh2o.sessions.story  # noqa: F401
+
+
+def try_subject(subject: Subject, options: argparse.Namespace, seed: int, work: Path) -> int:
+    """The trials of one subject; returns how many found something."""
+    from faulty_process import Fault, Trouble
+    from subject import emptied
+
+    rng = random.Random(f"{seed} {subject.name}")
+    kinds = [Fault.KILL] * options.kills
+    kinds += [Fault[kind] for kind in FAILURES for _ in range(options.failures)]
+    troubles = [
+        Trouble(kind, rng.randrange(subject.n_operations), rng.randrange(2**32)) for kind in kinds
+    ]
+    if options.repeat:
+        kind, at, drawn = options.repeat.split(":")
+        troubles = [Trouble(Fault[kind], int(at), int(drawn))]
+    found: Counter[str] = Counter()
+    started = time.monotonic()
+    for trouble in troubles:
+        try:
+            result = subject.check(emptied(work / "files"), trouble)
+        except Exception as error:
+            found["wrong"] += 1
+            again = f"{trouble.fault.name}:{trouble.at}:{trouble.seed}"
+            print(f"{subject.name} --repeat {again}: {type(error).__name__}: {error}", flush=True)
+        else:
+            found[trouble.fault.name] += 1
+            found["complete"] += result.complete
+    seconds = time.monotonic() - started
+    counts = ", ".join(f"{n} {kind.lower()}" for kind, n in sorted(found.items()))
+    print(
+        f"{subject.name}: {len(troubles)} trials over {subject.n_operations} operations on files: "
+        f"{counts}; {seconds:.0f} s, seed {seed}",
+        flush=True,
+    )
+    return found["wrong"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Runs `pyh2o` in forks of one process, whose files fail where a trial says.
+
+Starting Python and loading the libraries takes a hundred times as long as what a tiny model does,
+so it is done once. The process has to run with `faulty_files.c` loaded (see `restart_with`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("faulty_files.c")
+COMPILE = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
+PATIENCE = 120
+
+
+class Fault(IntEnum):
+    """As in faulty_files.c."""
+
+    NONE = 0
+    KILL = 1
+    EIO = 2
+    FULL = 3
+    SHORT = 4
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What happens to the files of a program.
+
+    Attributes:
+        fault: what.
+        at: number of the operation, from 0, that it begins with.
+        seed: of what is drawn then, such as how much of a write is done.
+    """
+
+    fault: Fault = Fault.NONE
+    at: int = 0
+    seed: int = 0
+
+
+NO_TROUBLE = Trouble()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended.
+
+    Attributes:
+        code: its exit code; minus the signal that ended it.
+        out, notes: what it wrote to standard output and standard error.
+        n_operations: that it did to its files, if it was not killed.
+    """
+
+    code: int
+    out: str
+    notes: str
+    n_operations: int = 0
+
+    @property
+    def killed(self) -> bool:
+        """Whether the trial killed it."""
+        return self.code == -signal.SIGKILL
+
+
+def restart_with(library: Path) -> None:
+    """Compile the library, and run this program again with it."""
+    subprocess.run(
+        [*COMPILE, "-o", str(library), str(SOURCE), "-ldl"],
+        check=True,
+    )
+    # The files of a program are those of its tiny model only: nothing is compiled or cached there.
+    variables = {"LD_PRELOAD": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
+
+
+class Program:
+    """A command of `pyh2o` in a fork.
+
+    Args:
+        folder: whose files fail; also the working folder.
+        arguments: of the command.
+        trouble: what happens to them.
+        typed: standard input.
+    """
+
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], trouble: Trouble, typed: str = ""
+    ) -> None:
+        self._said = folder.with_name(folder.name + ".said")
+        shutil.rmtree(self._said, ignore_errors=True)
+        self._said.mkdir()
+        (self._said / "in").write_text(typed)
+        self.folder = folder
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._run(arguments, trouble)
+            finally:
+                os._exit(70)  # whatever went wrong: nothing of the parent is run here
+
+    def _run(self, arguments: Sequence[str], trouble: Trouble) -> None:
+        for number, name in enumerate(("in", "out", "notes")):
+            flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            os.dup2(os.open(self._said / name, flags, 0o600), number)
+        os.chdir(self.folder)
+        os.environ["PYH2O_CHATS"] = str(self.folder)
+        from pyh2o.cli.app import app
+
+        files = ctypes.CDLL(None)
+        files.faulty_arm(
+            os.fsencode(self.folder.resolve()),
+            ctypes.c_int(trouble.fault),
+            ctypes.c_long(trouble.at),
+            ctypes.c_ulonglong(trouble.seed),
+        )
+        code = 0
+        try:
+            app(list(arguments), prog_name="pyh2o")
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            code = 70
+        sys.stdout.flush()
+        sys.stderr.flush()
+        files.faulty_count.restype = ctypes.c_long
+        (self._said / "operations").write_text(str(files.faulty_count()))
+        os._exit(code)
+
+    def notes(self) -> str:
+        """What it has written to standard error so far."""
+        return _text(self._said / "notes")
+
+    def is_running(self) -> bool:
+        """Whether it has not ended yet; it can be waited for all the same."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def wait(self) -> Ended:
+        """Wait for its end; a program that hangs is killed.
+
+        Raises:
+            AssertionError: it hung.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while self.is_running():
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGABRT)
+                os.waitpid(self.pid, 0)
+                raise AssertionError(f"it hung, and said: {self.notes()}")
+            time.sleep(0.002)
+        _, status = os.waitpid(self.pid, 0)
+        count = _text(self._said / "operations")
+        code = os.waitstatus_to_exitcode(status)
+        return Ended(code, _text(self._said / "out"), self.notes(), int(count or 0))
+
+
+def run(
+    folder: Path, arguments: Sequence[str], trouble: Trouble = NO_TROUBLE, typed: str = ""
+) -> Ended:
+    """A command of `pyh2o` from its beginning to its end."""
+    return Program(folder, arguments, trouble, typed).wait()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
