@@ -58,7 +58,7 @@ class Chat:
         path = folder / "talk.h2o"
         # What a step has changed is saved before the next one begins.
         n_ended = len(STEP_ENDS.findall(ended.notes))
-        n_saved = 0 if "not saved" in ended.notes else n_ended - (ended.code != 0)
+        n_saved = 0 if "not saved" in ended.notes else max(0, n_ended - (ended.code != 0))
         # What could not be archived is not recalled, and answers are others from there on.
         seen = messages if "nothing is archived" in ended.notes else everything
         states = [seen(state) for state in self.states]

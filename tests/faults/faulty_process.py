@@ -19,7 +19,8 @@ from enum import IntEnum
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("faulty_files.c")
-COMPILE = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
+STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
+COMPILE = {".c": ["cc", "-std=gnu11", *STRICT], ".cpp": ["c++", "-std=c++17", *STRICT]}
 PATIENCE = 120
 
 
@@ -72,12 +73,9 @@ class Ended:
         return self.code == -signal.SIGKILL
 
 
-def restart_with(library: Path) -> None:
-    """Compile the library, and run this program again with it."""
-    subprocess.run(
-        [*COMPILE, "-o", str(library), str(SOURCE), "-ldl"],
-        check=True,
-    )
+def restart_with(library: Path, source: Path = SOURCE) -> None:
+    """Compile a library, and run this program again with it in front of all others."""
+    subprocess.run([*COMPILE[source.suffix], "-o", str(library), str(source), "-ldl"], check=True)
     # The files of a program are those of its tiny model only: nothing is compiled or cached there.
     variables = {"LD_PRELOAD": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})

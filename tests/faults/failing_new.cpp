@@ -1,0 +1,146 @@
+// Memory that runs out, for libraries that are tested: loaded in front of the C++ library
+// (LD_PRELOAD). Of the allocations with `new` that functions at given addresses make, or that are
+// made for them, failing_arm() names one that fails.
+
+#include <execinfo.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace {
+
+struct range {
+    uintptr_t begin;
+    uintptr_t end;
+};
+
+constexpr int DEPTH = 12; // calls between an allocation and the function that it is for
+
+std::vector<range> ours; // sorted
+std::atomic<bool>  is_armed;
+std::atomic<long>  n_done;
+std::atomic<long>  fails_at;
+thread_local bool  is_looking; // backtrace() may allocate
+
+bool is_ours(const void * address) {
+    const auto at   = reinterpret_cast<uintptr_t>(address);
+    const auto next = std::upper_bound(ours.begin(), ours.end(), at, [](uintptr_t value, const range & each) {
+        return value < each.begin;
+    });
+    return next != ours.begin() && at < std::prev(next)->end;
+}
+
+bool fails() {
+    if (!is_armed || is_looking) {
+        return false;
+    }
+    is_looking = true;
+    void *    frames[DEPTH];
+    const int n_frames = backtrace(frames, DEPTH);
+    is_looking         = false;
+    return std::any_of(frames, frames + n_frames, is_ours) && n_done++ == fails_at;
+}
+
+void * allocated(size_t size, size_t alignment) {
+    if (fails()) {
+        return nullptr;
+    }
+    return alignment == 0 ? malloc(size == 0 ? 1 : size)
+                          : aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+void * allocated_or_thrown(size_t size, size_t alignment) {
+    void * data = allocated(size, alignment);
+    if (data == nullptr) {
+        throw std::bad_alloc();
+    }
+    return data;
+}
+
+} // namespace
+
+extern "C" {
+
+// `ranges`: begin and end of each function, sorted.
+void failing_watch(const uintptr_t * ranges, long n_ranges) {
+    ours.clear();
+    for (long i = 0; i < n_ranges; i++) {
+        ours.push_back({ ranges[2 * i], ranges[2 * i + 1] });
+    }
+    void * frames[1];
+    backtrace(frames, 1); // loads what it needs
+}
+
+// Allocations are counted from here on; the one with this number, from 0, fails.
+void failing_arm(long at) {
+    n_done   = 0;
+    fails_at = at;
+    is_armed = true;
+}
+
+// The number of allocations since then.
+long failing_disarm(void) {
+    is_armed = false;
+    return n_done;
+}
+}
+
+void * operator new(size_t size) {
+    return allocated_or_thrown(size, 0);
+}
+
+void * operator new[](size_t size) {
+    return allocated_or_thrown(size, 0);
+}
+
+void * operator new(size_t size, const std::nothrow_t &) noexcept {
+    return allocated(size, 0);
+}
+
+void * operator new[](size_t size, const std::nothrow_t &) noexcept {
+    return allocated(size, 0);
+}
+
+void * operator new(size_t size, std::align_val_t alignment) {
+    return allocated_or_thrown(size, size_t(alignment));
+}
+
+void * operator new[](size_t size, std::align_val_t alignment) {
+    return allocated_or_thrown(size, size_t(alignment));
+}
+
+void operator delete(void * data) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, size_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, size_t) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete(void * data, size_t, std::align_val_t) noexcept {
+    free(data);
+}
+
+void operator delete[](void * data, size_t, std::align_val_t) noexcept {
+    free(data);
+}
