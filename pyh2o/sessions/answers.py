@@ -19,6 +19,7 @@ from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import detokenizer
 from ..text.pieces import Piece, TextPieces
 from ..text.vocabulary import is_end_token
+from .kept_answers import KeptAnswer
 from .pins import Pins
 from .turns import Turn
 
@@ -80,12 +81,14 @@ class Before:
 
     Attributes:
         turns: all of them.
+        kept: answers to the last message that were replaced.
         dropped: tokens of the text that the answer replaces.
         n_known: how many tokens of the text had been evaluated.
         pins: what was pinned in it.
     """
 
     turns: tuple[Turn, ...]
+    kept: tuple[KeptAnswer, ...]
     dropped: list[int]
     n_known: int
     pins: Pins

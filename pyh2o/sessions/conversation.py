@@ -28,6 +28,7 @@ from .answers import Answer, Before, LatestAnswer, answer_generation, answer_see
 from .archives import archive_saved, open_archive
 from .edited_conversation import EditableConversation, other_text
 from .identity import model_identity, settings_identity
+from .kept_answers import KeptAnswer, attempts, with_replaced
 from .places import Places
 from .saved_conversation import KIND, SavedConversation, open_saved_conversation
 from .session_file import Session, write_session
@@ -101,6 +102,7 @@ class Conversation(EditableConversation):
         self._places = places
         self._on_recompute = on_recompute
         self._turns: tuple[Turn, ...] = ()
+        self._kept: tuple[KeptAnswer, ...] = ()  # in the order in which others took their place
         self._n_empty = 0  # answers in a row that had no text; the next one gets another seed
         self._latest = LatestAnswer()
         self._template = template
@@ -155,7 +157,11 @@ class Conversation(EditableConversation):
         return self._latest.begin(self._say(message, max_tokens))
 
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
-        """Drop the last answer and draw another one, with another seed; otherwise as `say`."""
+        """Draw another answer to the last message, with another seed; otherwise as `say`.
+
+        The one before is kept until something else is said: `choose` brings it back. The newest 20
+        are.
+        """
         return self._latest.begin(self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
@@ -179,7 +185,7 @@ class Conversation(EditableConversation):
             raise PyH2OError("the model has ended its answer: say something, or regenerate it")
         start = last.end - 1
         tokens = self._text.tokens[start:]
-        yield from self._write(last, start, tokens, self._turns[:-1], max_tokens)
+        yield from self._write(last, start, tokens, self._turns[:-1], self._kept, max_tokens)
 
     def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
         self._check_text()
@@ -194,8 +200,10 @@ class Conversation(EditableConversation):
         last = self._last_turn()
         start = self._start_again(last)
         tokens = self._text.tokens[start : last.answer_start]
-        turn = replace(last, end=0, attempt=last.attempt + 1 + self._n_empty)
-        yield from self._write(turn, start, tokens, self._turns[:-1], max_tokens)
+        newest = attempts(self._turns, self._kept)[-1]
+        turn = replace(last, end=0, attempt=newest + 1 + self._n_empty)
+        kept = with_replaced(self._kept, KeptAnswer.of(last, self._text.tokens))
+        yield from self._write(turn, start, tokens, self._turns[:-1], kept, max_tokens)
 
     def _start_again(self, turn: Turn) -> int:
         """The first token that is read again for another answer.
@@ -220,7 +228,7 @@ class Conversation(EditableConversation):
             start = n_common(whole[:-1], self._template.opening[:start])
             tokens = whole[start:]
         turn = Turn(message, "", "", start, start + len(tokens), 0, self._n_empty)
-        yield from self._write(turn, start, tokens, turns, max_tokens)
+        yield from self._write(turn, start, tokens, turns, (), max_tokens)
 
     def _write(
         self,
@@ -228,6 +236,7 @@ class Conversation(EditableConversation):
         start: int,
         tokens: list[int],
         turns: tuple[Turn, ...],
+        kept: tuple[KeptAnswer, ...],
         max_tokens: int | None,
     ) -> Generator[str]:
         """Put tokens and an answer to them behind the first `start` tokens of the text.
@@ -237,13 +246,14 @@ class Conversation(EditableConversation):
             start: tokens of the text that stay.
             tokens: to be evaluated.
             turns: those that stay.
+            kept: other answers to the same message that stay.
             max_tokens: most tokens of the answer.
         """
         if max_tokens is not None and max_tokens < 1:
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_message(self.llm, tokens, start)
         text = self._text
-        before = Before(self._turns, text.tokens[start:], text.n_known, text.pins)
+        before = Before(self._turns, self._kept, text.tokens[start:], text.n_known, text.pins)
         said = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if said else tokens
         generation = answer_generation(
@@ -252,7 +262,7 @@ class Conversation(EditableConversation):
         answer = Answer(turn, generation, said)
         rest: list[str] = []
         try:
-            self._turns = turns
+            self._turns, self._kept = turns, kept
             text.set_back(start, may_return=True)
             text.tokens += tokens
             text.pin_first(before.pins, start + n_common(tokens, before.dropped))
@@ -305,7 +315,7 @@ class Conversation(EditableConversation):
             self._turns = (*self._turns, answer.made_turn(end))
             self._n_empty = 0
         else:
-            self._turns = before.turns
+            self._turns, self._kept = before.turns, before.kept
             text.put_back(start, before.dropped, before.n_known, before.pins)
             if answer.finish == FINISH_STOP:
                 self._n_empty += 1
@@ -343,6 +353,7 @@ class Conversation(EditableConversation):
             known=self._text.n_again,
             empty=self._n_empty,
             pins=self.pins,
+            kept=self._kept,
         )
         with archive_saved(path, self.llm, portable=portable) as archive:
             header = asdict(replace(saved, archive=archive))
@@ -381,6 +392,6 @@ class Conversation(EditableConversation):
         n_known = saved.cached + saved.known
         open_archive(session, llm, saved.archive)
         conversation._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)
-        conversation._turns = saved.turns
+        conversation._turns, conversation._kept = saved.turns, saved.kept
         conversation._n_empty = saved.empty
         return conversation

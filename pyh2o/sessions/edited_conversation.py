@@ -8,6 +8,7 @@ from ..errors import PyH2OError
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
 from .answers import LatestAnswer
+from .kept_answers import KeptAnswer, find_answer, with_replaced
 from .pins import PinnedText, Pins, check_room, moved
 from .places import Places
 from .turns import Turn, rewritten, said_before
@@ -21,6 +22,43 @@ class EditableConversation(PinnedText):
     _places: Places
     _latest: LatestAnswer
     _turns: tuple[Turn, ...]
+    _kept: tuple[KeptAnswer, ...]
+
+    @property
+    def answers(self) -> tuple[Turn, ...]:
+        """The last turn with each of its answers that are kept, by their attempts; () without one.
+
+        One of them is the turn as it is now, the others were replaced by `regenerate`.
+        """
+        last = self._turns[-1:]
+        found = [*last, *(kept.in_turn(last[0]) for kept in self._kept)]
+        return tuple(sorted(found, key=lambda turn: turn.attempt))
+
+    def choose(self, attempt: int) -> None:
+        """Have an answer back that was replaced; the one in its place is kept in turn.
+
+        What comes next is as if it had been the answer all the time. It comes back from a copy of
+        the cache, token for token and row for row; what no copy has is read again with the next
+        message.
+
+        Args:
+            attempt: of one of `answers`.
+
+        Raises:
+            PyH2OError: there is no such answer, nothing has been said, or the model has another
+                text by now.
+        """
+        self._settle()
+        last, text = self._last_turn(), self._text
+        if attempt == last.attempt:
+            return
+        chosen = find_answer(self._kept, last, attempt)
+        others = tuple(each for each in self._kept if each is not chosen)
+        start = last.answer_start
+        self._kept = with_replaced(others, KeptAnswer.of(last, text.tokens))
+        self._turns = (*self._turns[:-1], chosen.in_turn(last))
+        text.set_back(start, may_return=True)
+        text.put_back(start, chosen.tokens, start + chosen.n_known, text.pins)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -30,7 +68,7 @@ class EditableConversation(PinnedText):
         """
         self._settle()
         last = self._last_turn()
-        self._turns = self._turns[:-1]
+        self._turns, self._kept = self._turns[:-1], ()
         self._text.set_back(last.start)
         return last
 
@@ -43,7 +81,7 @@ class EditableConversation(PinnedText):
         self._settle()
         if self._turns:
             start = self._turns[0].start
-            self._turns = ()
+            self._turns, self._kept = (), ()
             self._text.set_back(start)
             self._text.copies.clear()
 
@@ -55,6 +93,7 @@ class EditableConversation(PinnedText):
         """
         self._settle()
         tokens, self._turns = said_before(self._template, said)
+        self._kept = ()
         self._text.begin(tokens)
 
     def set_system(self, text: str | None) -> None:

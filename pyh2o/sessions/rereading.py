@@ -12,6 +12,7 @@ from ..text.cache_copies import DEFAULT_MIB
 from ..text.chat_template import ChatTemplate
 from .conversation import Conversation
 from .identity import model_identity, settings_identity
+from .kept_answers import KeptAnswer, check_known
 from .pins import Pins, check_room, moved
 from .records import in_one_line
 from .saved_conversation import KIND, SavedConversation
@@ -33,8 +34,9 @@ def reread_conversation(
     """Go on with what was said in a saved conversation, whatever model and settings it had.
 
     With the next message all of it is read again. The same model reads the tokens that it wrote;
-    another one reads the messages and answers as texts, and has no pins, as those are tokens.
-    Nothing of the cache or the archive of then is used, and the file stays as it is.
+    another one reads the messages and answers as texts, and has neither pins nor the answers that
+    were replaced, as those are tokens. Nothing of the cache or the archive of then is used, and the
+    file stays as it is.
 
     Args:
         path: the session file.
@@ -56,16 +58,21 @@ def reread_conversation(
     places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
     n_pinned = places.n_pinned(llm, template)
     pins: Pins = ()
+    kept: tuple[KeptAnswer, ...] = ()
     if saved.model.is_same(model_identity(llm)):
         tokens, turns = rewritten(template, session.tokens, saved.turns)
         pins = moved(saved.pins, saved.turns, turns)
         check_room(llm, n_pinned, pins)
+        with damage_found(path):
+            check_known(saved.kept, llm)
+        kept = saved.kept
     else:
         said = [(turn.user, turn.answer) for turn in saved.turns]
         tokens, turns = said_before(template, said)
     conversation = Conversation.__new__(Conversation)
     conversation._set_up(llm, template, saved.sampling, places, on_recompute, copies_mib)
     conversation._rewrite(tokens, turns, pins, n_pinned)
+    conversation._kept = kept
     return conversation
 
 

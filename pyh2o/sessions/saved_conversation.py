@@ -19,6 +19,7 @@ from ..generation.sampling import Sampling
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
 from .identity import ModelIdentity, Settings, check_same, check_settings
+from .kept_answers import KeptAnswer, attempts, check_kept, check_known
 from .pins import check_pins
 from .places import Places
 from .records import Count, in_one_line, record_of
@@ -48,6 +49,7 @@ class SavedConversation:
         empty: answers in a row that had no text.
         archive: which file beside the session is its archive's; None if it has none.
         pins: spans that are never evicted, beside the system prompt.
+        kept: answers to the last message that were replaced, in the order of that.
     """
 
     model: ModelIdentity
@@ -62,20 +64,27 @@ class SavedConversation:
     empty: Count
     archive: str | None = None
     pins: tuple[tuple[Count, Count], ...] = ()
+    kept: tuple[KeptAnswer, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse settings and turns that make no sense.
 
         Raises:
-            ValueError: a turn has no message or no answer, or they are not one behind the other.
+            ValueError: a turn has no message or no answer, or they are not one behind the other, or
+                an answer that is kept is none.
         """
         check_settings(self.settings)
         check_pins(self.pins)
         for turn in self.turns:
             if not 0 <= turn.start < turn.answer_start < turn.end:
                 raise ValueError("a turn has no message or no answer")
-            if turn.finish not in FINISHES or not 0 <= turn.attempt <= 2**31:
-                raise ValueError(f"the answer of a turn ended by {in_one_line(ascii(turn.finish))}")
+            if not 0 <= turn.attempt <= 2**31:
+                raise ValueError(f"the attempt of a turn is {turn.attempt}")
+        finishes = [each.finish for each in self.turns] + [each.finish for each in self.kept]
+        for finish in finishes:
+            if finish not in FINISHES:
+                raise ValueError(f"the answer of a turn ended by {in_one_line(ascii(finish))}")
+        check_kept(self.kept, self.turns)
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
 
@@ -87,6 +96,11 @@ class SavedConversation:
             ValueError: it makes no sense.
         """
         return record_of(cls, header)
+
+    @property
+    def attempts(self) -> list[int]:
+        """Of all answers to the last message that are kept, the one in its turn among them."""
+        return attempts(self.turns, self.kept)
 
     def check_text(self, tokens: list[int], opening: list[int]) -> None:
         """Compare the header with the tokens of the text.
@@ -137,6 +151,7 @@ def open_saved_conversation(
     check_same(session, llm)
     with damage_found(path):
         saved = SavedConversation.of(session.header)
+        check_known(saved.kept, llm)
     template = ChatTemplate(llm, saved.system)
     if template.fingerprint != saved.template:
         raise OtherSettingsError(

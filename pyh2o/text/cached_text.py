@@ -165,11 +165,10 @@ class CachedText:
         self.look()
 
     def _pin(self) -> None:
-        """Pin what is not in an empty cache, nor in a copy from before, as pinned."""
+        """Pin what is not pinned in an empty cache; a copy from before may have other pins, too."""
         if self._n_pinned is not None:
             self.llm.pin(self._n_pinned)
-        if self.pins:
-            self.llm.pin_spans(self.pins)
+        self.llm.pin_spans(self.pins)
 
     @property
     def n_pinned(self) -> int:

@@ -61,6 +61,7 @@ def saved_conversation(llm: Llama, file: Path) -> None:
     conversation = Conversation(llm, system="Speak like a pirate.", sampling=Sampling(seed=5))
     for message in ("hello", "and then?", "why?"):
         "".join(conversation.say(message, max_tokens=9))
+    "".join(conversation.regenerate(max_tokens=9))
     conversation.save(file)
 
 
@@ -73,6 +74,8 @@ def saved_story(llm: Llama, file: Path) -> None:
 def go_on_with_conversation(llm: Llama, file: Path) -> None:
     conversation = Conversation.load(file, llm)
     conversation.save(file)
+    for turn in conversation.answers:
+        conversation.choose(turn.attempt)
     "".join(conversation.regenerate(max_tokens=2) if conversation.turns else ())
     "".join(conversation.say("bye", max_tokens=3))
     conversation.undo()

@@ -332,7 +332,9 @@ def test_any_sequence_of_changes_is_that_without_copies(
         if both[0].llm.n_tokens > 1200:
             both[0].clear()
             both[1].clear()
-        change = str(rng.choice(["say", "say", "edit", "regenerate", "undo"]))
+        change = str(
+            rng.choice(["say", "say", "edit", "regenerate", "regenerate", "choose", "undo"])
+        )
         message, limit = "m" * int(rng.integers(0, 120)), int(rng.integers(1, 90))
         leave = int(rng.integers(1, 60))
         if change != "say" and not both[0].turns:
@@ -341,11 +343,15 @@ def test_any_sequence_of_changes_is_that_without_copies(
             if change == "undo":
                 conversation.undo()
                 continue
+            if change == "choose":
+                conversation.choose(conversation.answers[0].attempt)
+                continue
             arguments = () if change == "regenerate" else (message,)
             answer = getattr(conversation, change)(*arguments, max_tokens=limit)
             for i, _piece in enumerate(answer):
                 if i == leave:
                     answer.close()
+        assert both[0].answers == both[1].answers
         assert both[0].turns == both[1].turns
         assert text_of(both[0]) == text_of(both[1])
         check_positions(both[0])

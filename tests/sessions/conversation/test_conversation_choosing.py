@@ -1,0 +1,336 @@
+"""Answers that were replaced come back, as if they had been there all the time."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archived_talk import RECALLING
+from conversations import (
+    EVICTING,
+    FULL,
+    ROOMY,
+    SHORT,
+    SYSTEM,
+    check_positions,
+    in_cache,
+    next_logits,
+    refuse,
+    said,
+    text_of,
+)
+from pyh2o import Conversation, Llama
+from pyh2o.errors import PyH2OError, SessionError
+from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.kept_answers import MOST
+from pyh2o.sessions.pins import Pins
+from pyh2o.sessions.rereading import reread_conversation
+from tiny_chat import CHATML, write_chat_gguf
+from tiny_llama import tiny_llama
+
+LONG = 150  # tokens of an answer during which a compaction happens
+MESSAGE = "a message that takes its time "
+
+
+def attempts_of(conversation: Conversation) -> list[int]:
+    return [turn.attempt for turn in conversation.answers]
+
+
+def with_attempts(llm: Llama, n: int = 3, limit: int = SHORT, **settings: Any) -> Conversation:
+    """A conversation whose last message has so many answers."""
+    conversation = Conversation(llm, **settings)
+    said(conversation.say(MESSAGE, max_tokens=limit))
+    said(conversation.say(MESSAGE * 4, max_tokens=limit))
+    for _ in range(n - 1):
+        said(conversation.regenerate(max_tokens=limit))
+    return conversation
+
+
+@pytest.mark.parametrize("settings", [EVICTING, RECALLING], ids=["evicting", "recalling"])
+def test_it_is_as_if_it_had_been_the_answer_all_the_time(
+    path: Path, settings: dict[str, Any]
+) -> None:
+    """Bit for bit: kept rows and their scores, logits, and all that is said next."""
+    sampling = Sampling(temperature=1.2, top_k=0, seed=5)
+    for chosen in range(3):
+        straight, winding = (
+            with_attempts(tiny_llama(path, **settings), n, LONG, sampling=sampling)
+            for n in (chosen + 1, 3)
+        )
+        winding._on_recompute = refuse
+        if chosen < 2:
+            winding.choose(1 - chosen)
+        winding.choose(chosen)
+        assert winding.turns == straight.turns
+        assert text_of(winding) == text_of(straight)
+        check_positions(winding)
+        assert winding.unread == straight.unread
+        for each in (straight, winding):
+            said(each.say("and then?", max_tokens=30))
+        assert winding.turns == straight.turns
+        assert in_cache(winding.llm) == in_cache(straight.llm)
+        np.testing.assert_array_equal(next_logits(winding.llm), next_logits(straight.llm))
+        for layer in range(2):
+            for mine, other in zip(
+                winding.llm.kv_rows(layer), straight.llm.kv_rows(layer), strict=True
+            ):
+                np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [(FULL, 60), (ROOMY, 60), (EVICTING, LONG)],
+    ids=["full", "roomy", "evicting"],
+)
+def test_what_no_copy_has_is_read_again_with_the_next_message(
+    path: Path, evaluated: list[int], settings: dict[str, Any], limit: int
+) -> None:
+    told: list[int] = []
+    greedy = Sampling(temperature=0.0)
+    straight, winding = (
+        with_attempts(
+            tiny_llama(path, **settings), 1, limit, sampling=greedy, copies_mib=copies_mib
+        )
+        for copies_mib in (512, 0)
+    )
+    winding._on_recompute = told.append
+    winding.sampling = Sampling(temperature=1.5, top_k=0)
+    said(winding.regenerate(max_tokens=limit))
+    winding.sampling = greedy
+    assert winding.turns != straight.turns
+    evaluated.clear()
+    told.clear()
+    winding.choose(0)
+    assert (evaluated, told) == ([], [])
+    assert winding.turns == straight.turns
+    texts = [said(each.say("bye", max_tokens=SHORT)) for each in (straight, winding)]
+    # all but the newest token of an answer that was cut
+    first = 0 if settings is EVICTING else straight.turns[1].answer_start
+    assert told == [straight.turns[1].end - 1 - first]
+    if settings is not EVICTING:  # rows that are read again may be others than were kept
+        assert texts[0] == texts[1]
+        np.testing.assert_allclose(next_logits(winding.llm), next_logits(straight.llm), atol=1e-4)
+    assert in_cache(winding.llm) == text_of(winding)[:-1]
+    check_positions(winding)
+
+
+@pytest.mark.parametrize("variant", ["sliding_window", "lfm2"])
+def test_other_kinds_of_memory(tmp_path: Path, evaluated: list[int], variant: str) -> None:
+    model = write_chat_gguf(
+        tmp_path / "tiny.gguf", CHATML, n_layer=4, arch_variant=variant, n_ctx_train=2048
+    )
+    conversation = with_attempts(tiny_llama(model, **EVICTING), 2, LONG)
+    evaluated.clear()
+    conversation.choose(0)
+    assert len(conversation.unread) == 1
+    said(conversation.say("x", max_tokens=1))
+    assert in_cache(conversation.llm) == text_of(conversation)[:-1]
+    check_positions(conversation)
+
+
+def test_every_answer_stays_what_it_was(llm: Llama) -> None:
+    conversation = with_attempts(llm, 1)
+    first = conversation.turns[1]
+    assert conversation.answers == (first,)
+    said(conversation.regenerate(max_tokens=20))
+    said(conversation.regenerate(max_tokens=5))
+    found = conversation.answers
+    assert [turn.end - turn.answer_start for turn in found] == [SHORT, 20, 5]
+    texts = {}
+    for attempt in (1, 0, 2, 2, 0, 1):
+        conversation.choose(attempt)
+        assert conversation.answers == found
+        assert conversation.turns[-1] == found[attempt]
+        check_positions(conversation)
+        text = text_of(conversation)[first.answer_start :]
+        assert texts.setdefault(attempt, text) == text
+
+
+def test_another_answer_has_a_number_of_its_own(llm: Llama, drawn: list[list[int]]) -> None:
+    conversation = with_attempts(llm)
+    conversation.choose(0)
+    said(conversation.regenerate(max_tokens=SHORT))
+    assert conversation.turns[-1].attempt == 3
+    assert attempts_of(conversation) == [0, 1, 2, 3]
+    assert len({tuple(tokens) for tokens in drawn}) == len(drawn)
+
+
+def test_an_answer_that_was_stopped_is_one_and_going_on_changes_the_present_one(
+    llm: Llama,
+) -> None:
+    conversation = with_attempts(llm, 1)
+    answer = conversation.regenerate(max_tokens=40)
+    for _ in range(7):
+        next(answer)
+    answer.close()
+    first, second = conversation.answers
+    assert (first.finish, second.finish) == ("length", "interrupted")
+    conversation.choose(0)
+    more = said(conversation.go_on(max_tokens=4))
+    longer, same = conversation.answers
+    assert (longer.answer, same) == (first.answer + more, second)
+    conversation.choose(1)
+    said(conversation.go_on(max_tokens=4))
+    assert conversation.answers[0] == longer
+    check_positions(conversation)
+
+
+CHANGES: dict[str, tuple[Callable[[Conversation], object], list[int]]] = {
+    "say": (lambda chat: said(chat.say("more", max_tokens=1)), [0]),
+    "edit": (lambda chat: said(chat.edit("other", max_tokens=1)), [0]),
+    "undo": (lambda chat: chat.undo(), [0]),
+    "clear": (lambda chat: chat.clear(), []),
+    "take_over": (lambda chat: chat.take_over([("a", "b")]), [0]),
+    "set_system": (lambda chat: chat.set_system(SYSTEM), [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_they_go_when_something_else_is_said(llm: Llama, change: str) -> None:
+    conversation = with_attempts(llm)
+    make, left = CHANGES[change]
+    make(conversation)
+    assert attempts_of(conversation) == left
+
+
+@pytest.mark.parametrize("change", ["say", "edit", "regenerate"])
+def test_they_stay_where_an_answer_fails(llm: Llama, change: str) -> None:
+    conversation = with_attempts(llm)
+    before = conversation.answers
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    evaluate, llm.eval_part = llm.eval_part, fail
+    with pytest.raises(RuntimeError):
+        said(getattr(conversation, change)(*([] if change == "regenerate" else ["other"])))
+    llm.eval_part = evaluate
+    assert conversation.answers == before
+
+
+def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
+    conversation = with_attempts(llm, MOST + 1, 2)
+    conversation.choose(0)
+    said(conversation.regenerate(max_tokens=2))
+    # the first was in use until now
+    assert attempts_of(conversation) == [0, *range(2, MOST + 2)]
+
+
+def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
+    conversation = Conversation(llm)
+    assert conversation.answers == ()
+    with pytest.raises(PyH2OError, match="nothing has been said yet"):
+        conversation.choose(0)
+    said(conversation.say("one", max_tokens=SHORT))
+    conversation.choose(0)
+    said(conversation.regenerate(max_tokens=SHORT))
+    before = conversation.answers
+    with pytest.raises(PyH2OError, match="no answer of attempt 2: choose among 0, 1"):
+        conversation.choose(2)
+    assert conversation.answers == before
+    Conversation(llm)
+    with pytest.raises(PyH2OError, match="used for another text"):
+        conversation.choose(0)
+
+
+@pytest.mark.parametrize("others", [(), ((5, 9),)], ids=["alone", "beside another"])
+def test_pins_in_an_answer_go_with_it(path: Path, others: Pins) -> None:
+    llm = tiny_llama(path, **{**EVICTING, "hh": 120})
+    conversation = Conversation(llm)
+    said(conversation.say(MESSAGE, max_tokens=SHORT))
+    for span in others:
+        conversation.pin(*span)
+    said(conversation.say(MESSAGE * 4, max_tokens=LONG))
+    end = conversation.turns[-1].end - 1
+    answer = (end - 9, end)
+    conversation.pin(*answer)
+    said(conversation.regenerate(max_tokens=LONG))
+    conversation.choose(0)
+    assert conversation.pins == others
+    said(conversation.say(MESSAGE * 8, max_tokens=LONG))
+    held = [set(head) for layer in range(2) for head in llm.kv_rows(layer)[0].tolist()]
+    assert all(set(range(*span)) <= head for head in held for span in others)
+    assert not all(set(range(*answer)) <= head for head in held)
+
+
+# -------------------------------------------------------------------------------------------------
+# Files
+# -------------------------------------------------------------------------------------------------
+
+
+def changed_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    about = json.loads(members["header.json"])
+    change(about["header"])
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in (members | {"header.json": json.dumps(about).encode()}).items():
+            archive.writestr(name, data)
+
+
+def test_a_file_keeps_them(path: Path, llm: Llama, tmp_path: Path) -> None:
+    conversation = with_attempts(llm)
+    conversation.choose(1)
+    conversation.save(tmp_path / "chat")
+    loaded = Conversation.load(tmp_path / "chat", tiny_llama(path, **EVICTING))
+    assert loaded.answers == conversation.answers
+    for each in (conversation, loaded):
+        each.choose(0)
+        said(each.regenerate(max_tokens=SHORT))
+        each.choose(2)
+    assert loaded.answers == conversation.answers
+    assert text_of(loaded) == text_of(conversation)
+
+
+def test_a_file_from_before_has_none(llm: Llama, tmp_path: Path) -> None:
+    with_attempts(llm).save(tmp_path / "chat")
+    changed_header(tmp_path / "chat", lambda header: header.pop("kept"))
+    assert attempts_of(Conversation.load(tmp_path / "chat", llm)) == [2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.update(kept=1),
+        lambda header: header["kept"].append({}),
+        lambda header: header["kept"].append(header["kept"][0]),
+        lambda header: header["kept"][0].update(attempt=2),
+        lambda header: header["kept"][0].update(attempt=-1),
+        lambda header: header["kept"][0].update(finish="no"),
+        lambda header: header["kept"][0].update(tokens=[]),
+        lambda header: header["kept"][0].update(tokens=[1, "2"]),
+        lambda header: header["kept"][0].update(tokens=[10**6]),
+        lambda header: header["kept"][0].update(tokens=[-1]),
+        lambda header: header.update(turns=[], cached=0, known=0),
+    ],
+)
+def test_answers_that_make_no_sense_are_damage(
+    llm: Llama, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    file = tmp_path / "chat"
+    with_attempts(llm).save(file)
+    changed_header(file, change)
+    for load in (Conversation.load, reread_conversation):
+        with pytest.raises(SessionError, match="damaged"):
+            load(file, llm)
+
+
+def test_the_same_model_keeps_them_under_other_settings(
+    path: Path, llm: Llama, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat"
+    conversation = with_attempts(llm)
+    conversation.save(file)
+    reread = reread_conversation(file, tiny_llama(path, **FULL))
+    assert reread.answers == conversation.answers
+    reread.choose(0)
+    said(reread.say("bye", max_tokens=SHORT))
+    assert in_cache(reread.llm) == text_of(reread)[:-1]
+    other = write_chat_gguf(tmp_path / "other.gguf", CHATML, n_layer=2, seed=9)
+    assert attempts_of(reread_conversation(file, tiny_llama(other, **EVICTING))) == [0]
