@@ -32,6 +32,7 @@ class SavedText:
         system: prompt of a conversation.
         sampling: how its text is drawn.
         turns: of a conversation.
+        attempts: of the answers to its last message that are kept.
         text: of a story.
         passages: where each begins that was written of a story, in characters.
         trouble: why it cannot be read; "" if it can.
@@ -46,6 +47,7 @@ class SavedText:
     system: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
+    attempts: tuple[int, ...] = ()
     text: str = ""
     passages: tuple[int, ...] = ()
     trouble: str = ""
@@ -95,7 +97,11 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
         if overview.kind == KIND:
             saved = SavedConversation.of(header)
             return SavedText(
-                system=saved.system, sampling=asdict(saved.sampling), turns=saved.turns, **common
+                system=saved.system,
+                sampling=asdict(saved.sampling),
+                turns=saved.turns,
+                attempts=tuple(saved.attempts),
+                **common,
             )
         if overview.kind != STORY:
             raise ValueError(f"it is no session but a {overview.kind}")

@@ -30,6 +30,7 @@ class FakeSession:
         given = {"seed": secrets.randbelow(1 << 32), **body.get("sampling", {})}
         self.sampling = asdict(Sampling(**given))
         self.turns: list[dict[str, Any]] = []
+        self.replaced: dict[int, dict[str, Any]] = {}  # answers to the last message, by attempt
         self.text: str = body.get("text", "")
         self.passages: list[int] = []
         self.pinned = [[0, PINNED]]
@@ -87,7 +88,18 @@ class FakeSession:
         }
         if self.kind == "story":
             return {**body, "text": self.text, "passages": self.passages}
-        return {**body, "turns_list": self.turns}
+        return {**body, "turns_list": [self.told(turn) for turn in self.turns]}
+
+    def told(self, turn: dict[str, Any]) -> dict[str, Any]:
+        others = self.replaced if turn is self.turns[-1] else {}
+        return {**turn, "attempts": sorted([turn["attempt"], *others])}
+
+    def choose(self, attempt: int) -> None:
+        turn = self.turns[-1]
+        if attempt != turn["attempt"]:
+            self.replaced[turn["attempt"]] = turn
+            self.turns[-1] = self.replaced.pop(attempt)
+            self.touch()
 
     def exported(self) -> dict[str, Any]:
         body = {"format": "pyh2o export", "version": 1, "name": self.name, "kind": self.kind}

@@ -76,6 +76,7 @@ class FakeServer:
             ("/v1/sessions/{name}", "DELETE", self.remove),
             ("/v1/sessions/{name}/answers", "POST", self.answer),
             ("/v1/sessions/{name}/passages", "POST", self.go_on),
+            ("/v1/sessions/{name}/attempt", "POST", self.choose),
             ("/v1/sessions/{name}/undo", "POST", self.undo),
             ("/v1/sessions/{name}/stop", "POST", self.stop),
             ("/v1/sessions/{name}/map", "GET", self.map),
@@ -160,7 +161,20 @@ class FakeServer:
             session.text = session.text[: session.passages.pop()]
         else:
             session.turns.pop()
+            session.replaced = {}
         session.touch()
+        return session.whole()
+
+    async def choose(self, name: str, body: dict[str, Any]) -> Any:
+        session = self.idle(name)
+        if session.kind == "story":
+            raise FakeError(400, "attempt: a story has no answers")
+        if not session.turns:
+            raise FakeError(400, "nothing has been said yet: say something")
+        there = session.told(session.turns[-1])["attempts"]
+        if body["attempt"] not in there:
+            raise FakeError(404, f"the last message has the attempts {there}")
+        session.choose(body["attempt"])
         return session.whole()
 
     async def stop(self, name: str) -> Any:
@@ -169,6 +183,7 @@ class FakeServer:
 
     async def answer(self, name: str, body: dict[str, Any]) -> Any:
         session, before = self.idle(name), ""
+        replaced, session.replaced = session.replaced, {}
         if "message" in body:
             turn = {"user": body["message"], "attempt": 0}
         elif not session.turns:
@@ -178,9 +193,10 @@ class FakeServer:
             if "edit" in body:
                 turn = {"user": body["edit"], "attempt": 0}
             elif body.get("continue"):
-                before = turn["answer"]
+                before, session.replaced = turn["answer"], replaced
             else:
-                turn = {"user": turn["user"], "attempt": turn["attempt"] + 1}
+                session.replaced = {**replaced, turn["attempt"]: turn}
+                turn = {"user": turn["user"], "attempt": max(session.replaced) + 1}
         text = " And so on." if before else answer_to(turn["user"], turn["attempt"])
         session.turns.append(turn)
         turn.update(answer=before, finish="stop")
@@ -258,7 +274,8 @@ class FakeServer:
         session.answering = False
         speed = {"seconds": 1.0, "first_token_seconds": 0.12, "tokens_per_second": 98.7}
         kv = {**session.kv(), "tokens_per_second": speed["tokens_per_second"]}
-        yield event(type="done", turn=turn, finish=finish, kv=kv, **speed)
+        told = turn and session.told(turn)
+        yield event(type="done", turn=told, finish=finish, kv=kv, **speed)
         yield "data: [DONE]\n\n"
 
     async def map(self, name: str, layer: int | None = None, head: int | None = None) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 
 from browser import answers, say, shows, until
 
+WAYS = ("Earlier", "Later")
+
 
 def test_thirty_turns_survive_a_reload_and_a_second_tab(tab: Any, fake: Any) -> None:
     one = tab()
@@ -59,7 +61,7 @@ def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
     say(page, "second")
     page.get_by_role("button", name="Regenerate").click()
     page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
-    page.get_by_text("Attempt 2.").wait_for()
+    page.get_by_text("2 of 2").wait_for()
     page.locator("body:not(.making) .turn-actions").wait_for()
     box = page.get_by_label("Message", exact=True)
     box.press("ArrowUp")
@@ -76,6 +78,45 @@ def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
     page.locator(".turn").nth(1).wait_for(state="detached")
     shows(box, "second, in other words")
     assert len(fake.sessions["chat-1"].turns) == 1
+
+
+def test_earlier_answers_come_back(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "first")
+    say(page, "second")
+    swipe = page.get_by_role("group", name="Answers")
+    assert swipe.count() == 0
+    for number in (2, 3):
+        page.get_by_role("button", name="Regenerate").click()
+        swipe.filter(has_text=f"{number} of {number}").wait_for()
+    earlier, later = (page.get_by_role("button", name=f"{way} answer") for way in WAYS)
+    assert later.is_disabled()
+    earlier.focus()
+    for number, way in ((2, "Earlier"), (1, "Later")):
+        page.keyboard.press("Enter")
+        swipe.filter(has_text=f"{number} of 3").wait_for()
+        page.locator(".answer").get_by_text(f"Answer {number} to second").wait_for()
+        page.locator(f"button:focus[aria-label='{way} answer']").wait_for()
+    assert [turn["attempt"] for turn in fake.sessions["chat-1"].turns] == [0, 0]
+    assert earlier.is_disabled()
+    page.reload()
+    swipe.filter(has_text="1 of 3").wait_for()
+    later.click()
+    page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
+    say(page, "third")
+    assert swipe.count() == 0
+    assert answers(page)[1].startswith("Answer 2 to second")
+
+
+def test_an_answer_that_is_gone_is_told(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "first")
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("2 of 2").wait_for()
+    fake.sessions["chat-1"].replaced.clear()
+    page.get_by_role("button", name="Earlier answer").click()
+    page.get_by_text("the last message has the attempts [1]").wait_for()
+    assert answers(page)[0].startswith("Answer 2 to first")
 
 
 def test_sessions_are_found_renamed_exported_imported_and_deleted(

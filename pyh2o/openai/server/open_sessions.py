@@ -125,7 +125,10 @@ class OpenSessions:
         }
         if saved.kind == "story":
             return {**about, "text": saved.text, "passages": list(saved.passages)}
-        return {**about, "turns_list": [vars(turn) for turn in saved.turns]}
+        turns = [{**vars(turn), "attempts": [turn.attempt]} for turn in saved.turns]
+        for last in turns[-1:]:
+            last["attempts"] = list(saved.attempts)
+        return {**about, "turns_list": turns}
 
     # ---------------------------------------------------------------------------------------------
     # Their models

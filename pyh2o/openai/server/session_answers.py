@@ -151,7 +151,11 @@ class Answering:
         turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
         if isinstance(text, Conversation):
             if text.turns != turns:
-                turn, finish = asdict(text.turns[-1]), text.turns[-1].finish
+                attempts = [turn.attempt for turn in text.answers]
+                turn, finish = (
+                    {**asdict(text.turns[-1]), "attempts": attempts},
+                    text.turns[-1].finish,
+                )
         else:
             finish = text.finish or FINISH_INTERRUPTED
         now, times = time.monotonic(), self._times

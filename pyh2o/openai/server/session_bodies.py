@@ -81,6 +81,12 @@ class AnswerBody(Strict):
         return self
 
 
+class AttemptBody(Strict):
+    """Which of the answers to the last message is to be the one in its turn."""
+
+    attempt: Annotated[int, Field(ge=0, le=2**31)]
+
+
 class PassageBody(Strict):
     """A passage of a story to write, perhaps from an earlier place of its text."""
 

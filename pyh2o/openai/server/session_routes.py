@@ -21,6 +21,7 @@ from .requests import check_key, models_of, read, takes
 from .served_model import ServedModel
 from .session_bodies import (
     AnswerBody,
+    AttemptBody,
     ChangeBody,
     ImportBody,
     NewSessionBody,
@@ -212,6 +213,14 @@ async def _stop(request: Request, name: str) -> Response:
     if session is not None:
         session.stopping = True
     return Response(status_code=204)
+
+
+@session_routes.post(
+    "/{name}/attempt", summary="Choose an answer", openapi_extra=takes(AttemptBody)
+)
+async def _choose(request: Request, name: str) -> Response:
+    body = await read(request, AttemptBody)
+    return _work(request, await _source(request, name), name, lambda work: work.choose(body))
 
 
 @session_routes.post("/{name}/undo", summary="Take back", openapi_extra=takes(UndoBody))

@@ -25,6 +25,7 @@ from .served_model import ServedModel
 from .session_answers import Answering, recalled_of
 from .session_bodies import (
     AnswerBody,
+    AttemptBody,
     ChangeBody,
     ImportBody,
     NewSessionBody,
@@ -119,6 +120,22 @@ class SessionWork:
                 passages = text.notes.get("passages", [])
                 _check_undo(body.passages, len(passages), "passages")
                 text.cut(passages[-body.passages])
+        return self._details()
+
+    def choose(self, body: AttemptBody) -> Json:
+        """Have an answer to the last message back that was replaced."""
+        with self._changed() as session:
+            text = session.text
+            if not isinstance(text, Conversation):
+                raise RefusedError(400, "attempt: a story has no answers", param="attempt")
+            attempts = [turn.attempt for turn in text.answers]
+            if attempts and body.attempt not in attempts:
+                there = ", ".join(map(str, attempts))
+                raise RefusedError(
+                    404, f"the last message has the attempts {there}, and no {body.attempt}"
+                )
+            text.choose(body.attempt)
+            session.recalled = None
         return self._details()
 
     def pin(self, body: PinBody, *, pinned: bool) -> Json:

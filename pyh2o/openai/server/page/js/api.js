@@ -3,8 +3,8 @@
 /**
  * @typedef {{name: string, kind: "conversation"|"story", model: string|null, changed: number, bytes: number,
  *   turns: number, tokens: number, first: string, usable: boolean, why?: string}} Summary
- * @typedef {{user: string, answer: string, finish: string, attempt: number, start: number,
- *   answer_start: number, end: number}} Turn
+ * @typedef {{user: string, answer: string, finish: string, attempt: number, attempts: number[],
+ *   start: number, answer_start: number, end: number}} Turn
  * @typedef {Summary & {system: string|null, sampling: Record<string, number>, max_tokens: number|null,
  *   text?: string, turns_list?: Turn[]}} Session
  */
@@ -94,6 +94,8 @@ export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
 /** @returns {Promise<Session>} */
 export const undo = (name) => json("POST", route(name, "/undo"), {});
+/** @returns {Promise<Session>} */
+export const choose = (name, attempt) => json("POST", route(name, "/attempt"), { attempt });
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
 export const tokens = (name, start, end) =>

@@ -66,7 +66,7 @@ export class Chat {
   }
 
   add(turn) {
-    const message = new Message(turn);
+    const message = new Message(turn, (attempt) => this.choose(attempt));
     this.messages.push(message);
     this.log.append(message.element);
     return message;
@@ -112,7 +112,7 @@ export class Chat {
   /** Has an answer made. */
   async answer(what, user) {
     const name = this.session.name;
-    const blank = { user, answer: "", finish: "", attempt: 0, start: 0, answer_start: 0, end: 0 };
+    const blank = { user, answer: "", finish: "", attempt: 0, attempts: [0], start: 0, answer_start: 0, end: 0 };
     if (what.edit !== undefined) this.messages.pop()?.element.remove();
     const message = "message" in what || "edit" in what ? this.add(blank) : this.messages.at(-1);
     message.begin(Boolean(what.continue));
@@ -132,6 +132,27 @@ export class Chat {
     if (done?.turn) message.set(done.turn);
     // Where nobody knows what became of it, what was there before is shown.
     if (!await this.page.reload(name)) this.show(this.session);
+    this.page.memory.afterAnswer(name);
+  }
+
+  /** Has an earlier or a later answer take the place of the last one. */
+  async choose(attempt) {
+    if (writing()) return;
+    const { name } = this.session;
+    const session = await careful(() => api.choose(name, attempt));
+    // A message that was sent meanwhile shows all anew when it is answered.
+    if (!session || writing() || this.page.viewed !== name) return;
+    const { answer_start: start, attempts } = session.turns_list.at(-1);
+    this.page.memory.changedBehind(start);
+    const { foot } = this.messages.at(-1);
+    const { activeElement } = document;
+    const label = foot.contains(activeElement) && activeElement.getAttribute("aria-label");
+    this.show(session);
+    // The button that was pressed can be pressed again; at the first and at the last answer the other one.
+    const buttons = [...foot.querySelectorAll(".swipe button:enabled")];
+    if (label) (buttons.find((each) => each.getAttribute("aria-label") === label) ?? buttons[0]).focus();
+    announce(`Answer ${attempts.indexOf(attempt) + 1} of ${attempts.length}`);
+    this.page.setSession(session);
     this.page.memory.afterAnswer(name);
   }
 

@@ -118,6 +118,11 @@ export class Memory {
     if (this.map?.n && this.isShown) this.strip.showSpan(this.page.view.visibleSpan(this.map.n));
   }
 
+  /** There is another text behind so many tokens. */
+  changedBehind(n) {
+    this.tokens?.resize(this.tokens.n, this.tokens.length, n);
+  }
+
   /** The tokens of the session, for those who need their places. */
   tokensNow() {
     const n = this.map?.n ?? this.session.tokens;

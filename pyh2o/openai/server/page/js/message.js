@@ -12,8 +12,12 @@ const ENDS = {
 };
 
 export class Message {
-  /** @param {import("./api.js").Turn} turn */
-  constructor(turn) {
+  /**
+   * @param {import("./api.js").Turn} turn
+   * @param {(attempt: number) => void} choose has another answer take the place of this one
+   */
+  constructor(turn, choose) {
+    this.choose = choose;
     this.said = h("div", { class: "said", dir: "auto" });
     this.answer = h("div", { class: "answer md" });
     this.foot = h("p", { class: "foot" });
@@ -34,10 +38,10 @@ export class Message {
   }
 
   /** Whether this is shown already: not where an answer was begun that never came. */
-  isLike({ user, answer, finish, attempt }) {
+  isLike({ user, answer, finish, attempt, attempts }) {
     const { turn } = this;
-    return !this.markdown && turn.user === user && turn.answer === answer
-      && turn.finish === finish && turn.attempt === attempt;
+    return !this.markdown && turn.user === user && turn.answer === answer && turn.finish === finish
+      && turn.attempt === attempt && String(turn.attempts) === String(attempts);
   }
 
   /** Begins an answer, or goes on with the one that is there. */
@@ -61,14 +65,22 @@ export class Message {
   }
 
   setFoot() {
-    const { finish, attempt, answer } = this.turn;
-    const words = [];
-    if (attempt) words.push(`Attempt ${attempt + 1}.`); // those before it are counted
-    if (ENDS[finish]) words.push(ENDS[finish]);
+    const { finish, answer } = this.turn;
     const copy = button("Copy", () => careful(async () => {
       await navigator.clipboard.writeText(answer);
       copy.textContent = "Copied";
     }), { class: "small quiet" });
-    this.foot.replaceChildren(h("span", {}, words.join(" ")), answer ? copy : "");
+    this.foot.replaceChildren(this.swipe(), h("span", {}, ENDS[finish] ?? ""), answer ? copy : "");
+  }
+
+  /** Which of its answers this is, and the way to the others; nothing where there is one. */
+  swipe() {
+    const { attempt, attempts } = this.turn;
+    if (attempts.length < 2) return "";
+    const at = attempts.indexOf(attempt);
+    const to = (n, sign, label) => button(sign, () => this.choose(attempts[n]),
+      { class: "small quiet", "aria-label": label, disabled: attempts[n] === undefined });
+    return h("span", { class: "swipe", role: "group", "aria-label": "Answers" },
+      to(at - 1, "‹", "Earlier answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Later answer"));
   }
 }
