@@ -13,9 +13,10 @@ from pyh2o.errors import SettingsError
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal
 from ..terminal.wording import count, shortened
-from . import keeping, pinning
+from . import keeping, pinning, swiping
 from .file_arguments import file_and_rest, text_of
 from .kv_picture import kv_picture
+from .rereading import say_unread
 
 if TYPE_CHECKING:
     from .loop import Chat
@@ -132,9 +133,7 @@ def _undo(chat: Chat, _argument: str) -> None:
     turns = chat.conversation.turns
     left = f"{count(len(turns), 'turn')}, {count(turns[-1].end if turns else 0, 'token')} left"
     terminal.say(f"taken back: {shortened(message)} ({left})")
-    n_unread = len(chat.conversation.unread)
-    if turns and n_unread > 1:  # the newest token of an answer is read with the next message
-        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
+    say_unread(chat.conversation)
 
 
 def _edit(chat: Chat, argument: str) -> None:
@@ -271,7 +270,15 @@ _ALL = [
         "",
         "answer the last message anew",
         _regen,
-        "The new answer takes the place of the old one.",
+        "The new answer takes the place of the old one, which /answers brings back.",
+    ),
+    Command(
+        "/answers",
+        "[N]",
+        "list the answers to the last message, or go back to one",
+        swiping.answers,
+        "Those that /regen has replaced, the newest 20, until something else is said. What is said "
+        "next is as if the chosen one had been the answer all the time.",
     ),
     Command(
         "/undo",

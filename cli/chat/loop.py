@@ -210,6 +210,12 @@ class Chat:
             action()
         self._changed = True
 
+    def choose(self, attempt: int) -> None:
+        """Have an answer back that was replaced, and show it as it was shown."""
+        self.change(lambda: self.conversation.choose(attempt))
+        with answer_writer(markdown=self._markdown) as write:
+            write(self.conversation.turns[-1].answer)
+
     def clear(self) -> None:
         """Begin a new conversation; the one so far stays where it is saved.
 

@@ -24,6 +24,13 @@ def say_recompute(tokens: int) -> None:
         terminal.say(f"reading {count(tokens, 'token')} again", style="dim")
 
 
+def say_unread(conversation: Conversation) -> None:
+    """Say what of a text that was changed is read again, but for the newest token of an answer."""
+    n_unread = len(conversation.unread)
+    if conversation.turns and n_unread > 1:
+        terminal.say(f"{count(n_unread, 'token')} will be read again with the next message")
+
+
 def is_wanted(
     error: OtherSettingsError, path: Path, source: Source, seconds_per_token: float | None = None
 ) -> bool:

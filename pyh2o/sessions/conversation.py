@@ -159,8 +159,8 @@ class Conversation(EditableConversation):
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Draw another answer to the last message, with another seed; otherwise as `say`.
 
-        The one before is kept until something else is said: `choose` brings it back. The newest 20
-        are.
+        The one before, and at most 19 before that, are kept until something else is said: `choose`
+        brings them back.
         """
         return self._latest.begin(self._regenerate(max_tokens))
 

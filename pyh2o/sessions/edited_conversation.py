@@ -37,9 +37,9 @@ class EditableConversation(PinnedText):
     def choose(self, attempt: int) -> None:
         """Have an answer back that was replaced; the one in its place is kept in turn.
 
-        What comes next is as if it had been the answer all the time. It comes back from a copy of
-        the cache, token for token and row for row; what no copy has is read again with the next
-        message.
+        What comes next is as if it had been the answer all the time: bit for bit where a copy of
+        the cache has it. Otherwise its tokens are read again with the next message, and
+        `on_recompute` is told so before.
 
         Args:
             attempt: of one of `answers`.

@@ -39,8 +39,8 @@ def test_help(model: ScriptedModel) -> None:
     assert lines[0] == "/help [COMMAND]             this list, or more about one command"
     names = " ".join(line.split()[0] for line in lines if line.startswith("/"))
     assert names == (
-        "/help /quit /new /clear /continue /regen /undo /edit /system /read /multi /save /load "
-        "/sessions /pin /unpin /stats /kv /recalled /set"
+        "/help /quit /new /clear /continue /regen /answers /undo /edit /system /read /multi /save "
+        "/load /sessions /pin /unpin /stats /kv /recalled /set"
     )
 
 
@@ -88,6 +88,8 @@ def test_quit(model: ScriptedModel, quit_line: str) -> None:
         ("/read", "/read needs more: /read FILE [TEXT]"),
         ("/load ", "/load needs more: /load NAME|FILE"),
         ("/regen", "there is no message yet: type one"),
+        ("/answers", "there is no message yet: type one"),
+        ("/answers 1", "there is no message yet: type one"),
         ("/undo", "there is no message yet: type one"),
         ("/edit Hello", "there is no message yet: type one"),
         ("/save", "this chat is not saved as it goes: /save FILE saves a copy of it"),
@@ -143,6 +145,35 @@ def test_regen_and_edit(model: ScriptedModel) -> None:
     )
     assert said() == ["Hello", "Hello", "Good  morning"]
     assert answers_of() == [("Good  morning", "three")]
+
+
+def test_earlier_answers(model: ScriptedModel) -> None:
+    model.say("one", "two  lines\nof it", "3", "four")
+    lines = ["Hello", "/regen", "/regen", "/answers", "/answers 2", "/answers", "Bye", "/answers"]
+    output = run("chat", stdin="\n".join(lines))
+    assert (output.code, output.text) == (0, "one\ntwo  lines\nof it\n3\ntwo  lines\nof it\nfour\n")
+    assert notes_of(output) == [
+        "   1   3 tokens  one",
+        "   2  16 tokens  two lines of it",
+        "*  3    1 token  3",
+        "16 tokens will be read again with the next message",
+        "   1   3 tokens  one",
+        "*  2  16 tokens  two lines of it",
+        "   3    1 token  3",
+        "*  1  4 tokens  four",
+    ]
+    assert answers_of() == [("Hello", "two  lines\nof it"), ("Bye", "four")]
+
+
+@pytest.mark.parametrize("wanted", ["0", "3", "two", "-1", "1 2", "²"])
+def test_answers_that_are_not_there(model: ScriptedModel, wanted: str) -> None:
+    model.say("one", "two")
+    output = run("chat", stdin=f"Hello\n/answers {wanted}\n/regen\n/answers {wanted}\n")
+    assert notes_of(output) == [
+        f"error: the last message has 1 answer, and no {wanted}: /regen draws another one",
+        f"error: the last message has 2 answers, and no {wanted}: /answers lists them",
+    ]
+    assert (output.code, answers_of()) == (1, [("Hello", "two")])
 
 
 def test_continue(model: ScriptedModel) -> None:
