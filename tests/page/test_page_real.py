@@ -120,8 +120,13 @@ def test_what_is_changed_on_the_page_is_changed_on_the_server(tab: Any, client: 
     say(page, "second")
     name = name_of(page)
     page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("Attempt 2.").wait_for()
+    page.get_by_text("2 of 2").wait_for()
     page.locator(IDLE).wait_for()
+    page.get_by_role("button", name="Earlier answer").click()
+    page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
+    [_, chosen] = client.got(f"/{name}")["turns_list"]
+    assert (chosen["attempt"], chosen["attempts"]) == (0, [0, 1])
+    assert answers(page)[1].strip() == chosen["answer"].strip()
     page.get_by_role("button", name="Edit").click()
     say(page, "second, in other words")
     turns = client.got(f"/{name}")["turns_list"]
@@ -238,7 +243,7 @@ def test_keyboard_only_and_nothing_that_keeps_people_out(tab: Any, client: Any) 
         if page.evaluate("document.activeElement.textContent") == "Regenerate":
             break
     page.keyboard.press("Enter")
-    page.get_by_text("Attempt 2.").wait_for()
+    page.get_by_text("2 of 2").wait_for()
     page.locator(IDLE).wait_for()
     assert client.got(f"/{name}")["turns_list"][0]["attempt"] == 1
     assert serious_findings(page, axe) == []
