@@ -94,6 +94,37 @@ def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, fake: Any) ->
     page.locator(".answer li").first.wait_for()
 
 
+def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    held: list[Any] = []
+    page.route("**/tokens?*", lambda route: held.append(route))
+    page.get_by_role("button", name="Shade the text").click()
+    while not held:
+        page.wait_for_timeout(20)
+    toggle = page.get_by_role("button", name="Memory", exact=True)
+    toggle.click()
+    with page.expect_response("**/map"):
+        toggle.click()
+    page.wait_for_timeout(200)
+    for route in held:
+        route.continue_()
+    page.locator(".answer [data-p]").first.wait_for()
+
+
+def test_an_earlier_answer_is_shaded_in_its_turn(tab: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("2 of 2").wait_for()
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator(".answer [data-p]").first.wait_for()
+    page.get_by_role("button", name="Earlier answer").click()
+    page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
+    page.locator(".answer [data-p]").first.wait_for()
+    assert page.locator(".answer").inner_text().startswith("Answer 1 to")
+
+
 def test_selected_text_is_pinned_and_unpinned(tab: Any, fake: Any) -> None:
     page = tab(**WIDE).page
     say(page, "hello whale")

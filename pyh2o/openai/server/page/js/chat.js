@@ -207,9 +207,10 @@ export class Chat {
   /** What is shaded, piece by piece: an element, its tokens, and what brings it back. */
   shadable() {
     return this.messages.flatMap((message) => {
-      const { start, answer_start: middle, end } = message.turn;
+      const { user, answer, start, answer_start: middle, end } = message.turn;
       const back = () => message.set(message.turn);
-      return [{ element: message.said, span: [start, middle], back }, { element: message.answer, span: [middle, end], back }];
+      return [{ element: message.said, span: [start, middle], text: user, back },
+        { element: message.answer, span: [middle, end], text: answer, back }];
     });
   }
 

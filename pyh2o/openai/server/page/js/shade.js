@@ -7,7 +7,7 @@ const STEPS = 4; // of strength, each a class: a style for each token would cost
 
 /**
  * @typedef {{element: HTMLElement, back: () => void, span?: [number, number], chars?: [number, number],
- *   text?: string}} Piece a part of the text: its tokens, or its characters with the text they are
+ *   text?: string}} Piece a part of the text: its tokens, or its characters; and the text they are
  */
 
 export class Shading {
@@ -81,7 +81,8 @@ export class Shading {
     this.shaded.add(element);
     const tokens = piece.span
       ? await this.tokens.range(...piece.span) : await this.tokensOf(piece.chars, piece.text);
-    if (!this.shaded.has(element) || this.pieces.get(element) !== piece) return;
+    const now = this.pieces.get(element); // another one, if a map has come meanwhile
+    if (!this.shaded.has(element) || !now || !this.isSame(now, piece)) return;
     element.classList.add("tokens");
     element.replaceChildren(...tokens.map(({ position, text }) =>
       h("span", { "data-p": position, tabindex: -1, class: this.classOf(position) }, text)));
