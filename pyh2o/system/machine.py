@@ -9,6 +9,7 @@ from typing import Any
 
 import pyh2o
 
+from .cgroup import memory_limits
 from .memory import status_bytes
 from .threads import physical_cores
 
@@ -49,14 +50,34 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def total_bytes() -> int | None:
+    """The machine's memory; None where the system does not tell."""
+    return _meminfo("MemTotal") or _pages("SC_PHYS_PAGES")
+
+
 def available_bytes() -> int | None:
-    """Memory that can be taken without swapping; None where the system does not tell."""
+    """Memory that can be taken without swapping; None where the system does not tell.
+
+    In a container that is no more than its limit leaves.
+    """
+    available = _meminfo("MemAvailable") or _pages("SC_AVPHYS_PAGES")
+    left = [limit.left for limit in memory_limits()]
+    return min(left if available is None else [available, *left], default=None)
+
+
+def _meminfo(name: str) -> int | None:
+    """What Linux says of its memory, in bytes."""
     if _MEMINFO.exists():
         for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
+    return None
+
+
+def _pages(name: str) -> int | None:
+    """What other systems say of theirs, in bytes."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
 
