@@ -9,9 +9,9 @@ import typer
 
 import pyh2o
 
-from . import ask, batch, config, models, rpc_server, serve, sessions
+from . import ask, batch, config, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
-from .defaults import ProgramWithDefaults
+from .defaults import DOCTOR, ProgramWithDefaults
 from .errors import reported_errors
 from .generate.command import generate
 from .help import Command
@@ -35,6 +35,7 @@ app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)
 app.command("rpc-server")(rpc_server.rpc_server)
 app.command("bench")(bench.bench)
+app.command(DOCTOR)(doctor.doctor)
 app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")

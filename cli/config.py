@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
-from .defaults import VARIABLE, config_path, read_sections
+from .defaults import VARIABLE, config_path, read_sections, variables_set
 from .errors import reported_errors
 from .help import Group
 from .terminal.terminal import terminal
@@ -36,10 +34,9 @@ def show() -> None:
             for key, value in section.values.items():
                 shown = str(value).lower() if isinstance(value, bool) else repr(value)
                 terminal.write(f"  [{section.name}] {key} = {shown}\n")
-        names = sorted(name for name in os.environ if name.startswith("PYH2O_"))
-        if set(names) - {VARIABLE}:
+        variables = variables_set()
+        variables.pop(VARIABLE, None)
+        if variables:
             terminal.write("environment\n")
-        for name in names:
-            if name != VARIABLE:
-                value = "..." if name.endswith("_KEY") else os.environ[name]
-                terminal.write(f"  {name} = {value}\n")
+        for name, value in variables.items():
+            terminal.write(f"  {name} = {value}\n")

@@ -25,6 +25,9 @@ VARIABLE = "PYH2O_CONFIG"
 ALL = "defaults"
 """The section for all commands that have an option."""
 
+DOCTOR = "doctor"
+"""The command that says what is wrong with the file, among others."""
+
 CommandPath = tuple[str, ...]
 
 
@@ -52,11 +55,15 @@ class ProgramWithDefaults(Group):
         """As any command's, but the file is read first; completion in a shell does without it.
 
         Raises:
-            typer.Exit: the file is wrong.
+            typer.Exit: the file is wrong, and the command is not the one that tells what is wrong.
         """
         if not extra.get("resilient_parsing"):
             with reported_errors():
-                extra["default_map"] = default_map(self, read_sections(config_path()))
+                try:
+                    extra["default_map"] = default_map(self, read_sections(config_path()))
+                except (InputError, OSError):
+                    if args[:1] != [DOCTOR]:
+                        raise
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
@@ -66,6 +73,15 @@ def config_path() -> Path:
     if chosen:
         return Path(chosen).expanduser().absolute()
     return Path(platformdirs.user_config_dir("pyh2o", appauthor=False)) / "config.toml"
+
+
+def variables_set() -> dict[str, str]:
+    """The variables of pyh2o that are set, by their names, with "..." in the place of keys."""
+    return {
+        name: "..." if name.endswith("_KEY") else os.environ[name]
+        for name in sorted(os.environ)
+        if name.startswith("PYH2O_")
+    }
 
 
 def read_sections(path: Path) -> list[Section]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyh2o.cache.kv_cache import Layer
 from pyh2o.llama.description import CacheBytes, ModelDescription, PositionKind
 
+from .terminal.entries import LABEL, entry
 from .terminal.terminal import harmless
 
-WIDTH = 79
-LABEL = 14
 NUMBER = 18
 GROWING = "growing with the text"
 
@@ -29,33 +27,13 @@ def description_text(path: Path, model: ModelDescription) -> str:
     return "".join(
         [
             f"{harmless(str(path))}\n",
-            *_entry("eviction", [_eviction(model)]),
-            *_entry("architecture", [_architecture(model)]),
-            *_entry("layers", _layers(model.layers) or ["what they keep is not known"]),
-            *_entry("positions", [_positions(model)]),
+            *entry("eviction", [_eviction(model)]),
+            *entry("architecture", [_architecture(model)]),
+            *entry("layers", _layers(model.layers) or ["what they keep is not known"]),
+            *entry("positions", [_positions(model)]),
             *_memory(model),
         ]
     )
-
-
-def _entry(label: str, sentences: Iterable[str]) -> list[str]:
-    """Lines of a label and what is said of it."""
-    margin = " " * (2 + LABEL)
-    lines = [
-        line
-        for sentence in sentences
-        for line in textwrap.wrap(
-            sentence,
-            WIDTH - len(margin),
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
-    return [
-        f"  {label:{LABEL}}{line}\n" if number == 0 else f"{margin}{line}\n"
-        for number, line in enumerate(lines)
-    ]
 
 
 def _eviction(model: ModelDescription) -> str:
@@ -124,7 +102,7 @@ def _memory(model: ModelDescription) -> list[str]:
     heading = f"MiB for a window of {model.window:,} tokens, rows of {model.kv_type}"
     names = ["full cache", "with eviction"][: len(caches)]
     lines = [
-        *_entry("memory", [heading]),
+        *entry("memory", [heading]),
         _row("", names),
         _row("cells", [f"{cache.cells:,}" for cache in caches]),
     ]
@@ -135,7 +113,7 @@ def _memory(model: ModelDescription) -> list[str]:
             lines.append(_row(part, [_mib(size) for size in sizes]))
     lines.append(_row("in all", [_mib(cache.total) for cache in caches]))
     if _keeps_behind_window(model.full, model.evicting):
-        lines += _entry("", ["The full cache keeps what is behind a window too (swa_full)."])
+        lines += entry("", ["The full cache keeps what is behind a window too (swa_full)."])
     return lines
 
 

@@ -16,6 +16,9 @@ from .errors import LibraryError
 
 _PACKAGE = Path(__file__).parent
 
+GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
+"""ggml's backends that run layers on GPUs, as `build_info` calls them."""
+
 # The module of llama_cpp that loads the library, and the variable that it then reads.
 _LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
 _PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from .._native import ffi, lib
-from ..library import build_info
-
-GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
+from ..library import GPU_BACKENDS, build_info
 
 
 def gpu_names() -> list[str]:

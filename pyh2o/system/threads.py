@@ -4,11 +4,46 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 # Where a container sees its own limit: of version 2, and of version 1.
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The machine's cores, and what this process may use of them.
+
+    Attributes:
+        physical: of the machine.
+        logical: their threads; CPUs, as the system counts.
+        allowed: CPUs that this process may run on.
+        quota: CPUs that a container's limit comes to; None for no limit.
+        used: threads that pyh2o takes by itself.
+    """
+
+    physical: int
+    logical: int
+    allowed: int
+    quota: float | None
+    used: int
+
+
+def count_cores() -> Cores:
+    """The machine's cores, and what this process may use of them."""
+    logical = os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return Cores(
+        physical=len({_sibling_list(cpu) for cpu in range(logical)})
+        if has_affinity
+        else _sysctl("hw.physicalcpu") or logical,
+        logical=logical,
+        allowed=len(os.sched_getaffinity(0)) if has_affinity else logical,
+        quota=_cpu_quota(),
+        used=physical_cores(),
+    )
 
 
 def physical_cores() -> int:
@@ -36,7 +71,12 @@ def _sibling_list(cpu: int) -> str:
 
 def _fast_cores() -> int | None:
     """Performance cores of an Apple chip, or None for another machine."""
-    query = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
+    return _sysctl("hw.perflevel0.physicalcpu")
+
+
+def _sysctl(name: str) -> int | None:
+    """A number that macOS tells; None for another system."""
+    query = ["sysctl", "-n", name]
     try:
         return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):

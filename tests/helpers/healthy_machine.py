@@ -1,0 +1,16 @@
+"""A machine in whose report there is nothing wrong, whatever this one is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyh2o.system import problems, report
+
+
+def make_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room on its disk, and no GPU that this build cannot use."""
+    monkeypatch.setattr(problems, "LEAST_FREE", 0)
+    monkeypatch.setattr(report, "_gpus", lambda: ((), None))
+    monkeypatch.setattr(report, "_NVIDIA", Path("/nowhere"))
