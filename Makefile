@@ -11,7 +11,7 @@ PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 NATIVE  := find native/src native/include tests/native tests/faults -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
 KILLS   ?= 25
-.PHONY: help story page build test explore crash lint format clean
+.PHONY: help story page build test explore crash lint format audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
+audit: .venv/audited ## ask a public database for known holes in all packages of .venv
+	$(BIN)/python scripts/audit.py
+
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
 
@@ -88,3 +91,8 @@ BUILD_NOTE := the first time it downloads 77 MB and compiles for minutes, later 
 	$(PIP) install --quiet '.[test,dev,integrations]'
 	@mv $@.begun $@
 	@touch -r $@ .venv/built
+
+.venv/audited: .venv/tested
+	@echo "==> pip-audit"
+	$(PIP) install --quiet '.[audit]'
+	@touch $@
