@@ -46,7 +46,7 @@ def _of_processor(report: Report) -> Iterator[str]:
     if missing := missing_sets(report.program.built_for, machine.instructions):
         yield (
             f"the library was built for a processor with {', '.join(missing)}, which this one "
-            "lacks, and may end the program: install pyh2o again, on this machine"
+            "lacks, so it may end the program: install pyh2o again, on this machine"
         )
     if machine.attention == "portable":
         yield (

@@ -22,6 +22,7 @@ from .folders import Folder
 from .machine import available_bytes, cpu_name, total_bytes
 from .processor import attention_kernel, instruction_sets
 from .threads import Cores, count_cores
+from .trial import why_not_loaded
 
 _DISTRIBUTION = "pyh2o-llm"
 # Requirements of an extra that hold everywhere: name, version, extra.
@@ -150,17 +151,6 @@ def _program() -> Program:
         built_for="" if not_loaded else _built_for(),
         extras=installed_extras(),
     )
-
-
-def why_not_loaded() -> str | None:
-    """Why llama.cpp's library cannot be loaded, and what to do about it; None where it can."""
-    try:
-        from . import backends  # noqa: F401
-    except pyh2o.PyH2OError as error:
-        return str(error)
-    except (ImportError, OSError, RuntimeError) as error:
-        return f"llama_cpp cannot be loaded ({error}): install pyh2o again, on this machine"
-    return None
 
 
 def _build_info() -> Mapping[str, Any]:

@@ -178,30 +178,63 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ) in text
 
 
-@pytest.mark.real
-def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    """It lies where it should, and the linker misses what it needs."""
+# -------------------------------------------------------------------------------------------------
+# Where the library cannot be loaded
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A folder with pyh2o as it is installed, but for the library and what is compiled over it."""
     installed = LIBRARY_FOLDER.parent
-    broken = tmp_path / "broken" / "pyh2o"
-    broken.mkdir(parents=True)
+    package = tmp_path / "broken" / "pyh2o"
+    package.mkdir(parents=True)
     for path in installed.iterdir():
         if path.name not in ("lib", "_native"):
-            (broken / path.name).symlink_to(path)
-    shutil.copytree(installed / "_native", broken / "_native")
-    (broken / "lib").mkdir()
-    shutil.copy(LIBRARY_FOLDER / "build.json", broken / "lib")
+            (package / path.name).symlink_to(path)
+    shutil.copytree(installed / "_native", package / "_native")
+    (package / "lib").mkdir()
+    shutil.copy(LIBRARY_FOLDER / "build.json", package / "lib")
+    return package
+
+
+def problem_with(package: Path) -> str:
+    """What a process says of the library of this package."""
     done = subprocess.run(
         [sys.executable, "-m", "pyh2o.cli", "doctor"],
-        env={**os.environ, "PYTHONPATH": str(broken.parent)},
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert "pyh2o/lib, which cannot be loaded python " in " ".join(done.stdout.split())
+    assert f"{package / 'lib'}, which cannot be loaded python " in " ".join(done.stdout.split())
     assert "  gpus          not known\n" in done.stdout
-    problems = [line for line in done.stdout.splitlines() if "cannot be loaded: " in line]
-    assert len(problems) == 1
-    assert problems[0].startswith("  problem       pyh2o's library cannot be loaded: ")
-    assert problems[0].endswith("; install pyh2o again, on this machine")
+    (problem,) = [line for line in done.stdout.splitlines() if "install pyh2o again" in line]
+    return problem
+
+
+@pytest.mark.real
+def test_a_library_that_is_not_there(broken: Path) -> None:
+    problem = problem_with(broken)
+    assert problem.startswith("  problem       pyh2o's library cannot be loaded: ")
+    assert problem.endswith("; install pyh2o again, on this machine")
+
+
+@pytest.mark.real
+def test_a_library_that_ends_the_program(broken: Path) -> None:
+    """As one that was built for another processor does; the report is made all the same."""
+    for path in (broken / "_native").glob("_ffi*"):
+        path.unlink()
+    ending = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
+    (broken / "_native" / "_ffi.py").write_text(ending)
+    assert "ends the program that loads it (SIGILL): install pyh2o" in problem_with(broken)
+
+
+@pytest.mark.real
+def test_llama_cpp_that_is_not_installed(broken: Path) -> None:
+    shutil.rmtree(broken / "_native")
+    (broken / "_native").symlink_to(LIBRARY_FOLDER.parent / "_native")
+    (broken.parent / "llama_cpp.py").write_text("raise ModuleNotFoundError('no llama_cpp')\n")
+    assert "llama_cpp cannot be loaded (no llama_cpp): install pyh2o" in problem_with(broken)
