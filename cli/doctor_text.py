@@ -94,7 +94,9 @@ def _gpus(report: Report) -> list[str]:
 
 
 def _folder(folder: Folder) -> list[str]:
-    state = f"{count(folder.n_files, 'file')}, {folder.n_bytes / 1e6:,.1f} MB"
+    state = (
+        f"{count(folder.n_items, folder.keeps.removesuffix('s'))}, {folder.n_bytes / 1e6:,.1f} MB"
+    )
     if not folder.is_there:
         state = "not there yet"
     if folder.free_bytes is not None:

@@ -20,7 +20,7 @@ class Folder:
         is_there: whether it exists; it is created when it is needed.
         writable: whether files can be written there, or the folder be created.
         free_bytes: of its disk; None where the system does not tell.
-        n_files: that it keeps.
+        n_items: that it keeps, models or sessions; each may lie in several files.
         n_bytes: that those take.
         names: of what it keeps, if they are to be told.
     """
@@ -31,7 +31,7 @@ class Folder:
     is_there: bool
     writable: bool
     free_bytes: int | None
-    n_files: int
+    n_items: int
     n_bytes: int
     names: tuple[str, ...]
 
@@ -57,7 +57,7 @@ def look_at_folder(
         is_there=nearest == path,
         writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
         free_bytes=free,
-        n_files=len(sizes),
+        n_items=len(sizes),
         n_bytes=sum(sizes),
         names=tuple(names),
     )

@@ -77,9 +77,10 @@ def test_models_are_named_and_sessions_counted(tmp_path: Path) -> None:
         (tmp_path / folder / name).write_bytes(bytes(1000))
     data = report()
     models, sessions = data["folders"]
-    assert (models["names"], models["n_files"], models["n_bytes"]) == (["some-model"], 1, 1000)
-    assert (sessions["names"], sessions["n_files"], sessions["n_bytes"]) == ([], 1, 1000)
+    assert (models["names"], models["n_items"], models["n_bytes"]) == (["some-model"], 1, 1000)
+    assert (sessions["names"], sessions["n_items"], sessions["n_bytes"]) == ([], 1, 1000)
     assert "secret" not in json.dumps(data)
+    assert "1 model, 0.0 MB" in run("doctor").text
 
 
 def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ FOLDER = Folder(
     is_there=True,
     writable=True,
     free_bytes=LEAST_FREE,
-    n_files=0,
+    n_items=0,
     n_bytes=0,
     names=(),
 )
@@ -185,7 +185,7 @@ def test_what_is_wrong(report: Report, problem: str) -> None:
 def test_folder(tmp_path: Path) -> None:
     folder = look_at_folder("models", tmp_path, "X", sizes=[3, 4], names=["a", "b"])
     assert (folder.is_there, folder.writable) == (True, True)
-    assert (folder.n_files, folder.n_bytes, folder.names) == (2, 7, ("a", "b"))
+    assert (folder.n_items, folder.n_bytes, folder.names) == (2, 7, ("a", "b"))
     assert folder.free_bytes is not None
     assert folder.free_bytes > 0
 
