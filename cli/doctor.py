@@ -20,6 +20,7 @@ from .defaults import config_path, default_map, read_sections, variables_set
 from .doctor_text import report_text
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
 from .measure.output import new_file, write_file
+from .terminal.entries import entry
 from .terminal.terminal import paint, terminal
 
 STDOUT = Path("-")
@@ -48,6 +49,8 @@ def doctor(
             terminal.write(f"{without_home(record)}\n")
         else:
             terminal.write(without_home(report_text(report)))
+            if not problems:
+                terminal.write("".join(entry("problems", ["none found"])))
             for problem in problems:
                 line = f"  problem       {without_home(problem)}"
                 terminal.write(f"{paint(line, Style(color='yellow'))}\n")

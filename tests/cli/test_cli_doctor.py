@@ -54,7 +54,9 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
         "models",
         "sessions",
         "configuration",
+        "problems",
     ]
+    assert output.text.endswith("  problems      none found\n")
     assert pyh2o.__version__ in output.text
     assert str(pyh2o.build_info()["llama_cpp_commit"])[:10] in output.text
     assert str(tmp_path / "models") in output.text
