@@ -35,8 +35,9 @@ test: lint ## all checks and all tests
 explore: .venv/tested ## the randomised tests with other random numbers (make test: always the same)
 	PYH2O_TEST_SEED=random $(PYTEST) -m randomised
 
-crash: .venv/tested ## kill programs in the midst of writing, and let disks fail (KILLS=1000 for a night)
+crash: .venv/tested ## kill programs in the midst of writing, let disks fail and memory run out (KILLS=25)
 	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
+	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
 
 lint: .venv/tested ## style and types
 	@echo "==> style and types"

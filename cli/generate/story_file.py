@@ -114,7 +114,7 @@ class StoryFile:
             os.fsync(file.fileno())
 
     def record(self, line: str) -> None:
-        """Append a line to the records.
+        """Append a line to the records; one that a crash has cut off is dropped.
 
         Raises:
             OSError: they cannot be written.
@@ -122,8 +122,9 @@ class StoryFile:
         with beside(self.path, RECORDS).open("ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # the last line was cut off by a crash
-                    file.write(b"\n")
+                if file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
             file.write(f"{line}\n".encode())
 
     def settle(self) -> None:

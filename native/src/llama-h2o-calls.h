@@ -16,7 +16,20 @@ inline bool llama_h2o_has_seq(const llama_kv_cache & kv, int32_t seq_id) {
     return seq_id >= 0 && uint32_t(seq_id) < kv.get_n_seq_max();
 }
 
-// Calls fn(eviction of the context) and turns exceptions into return codes.
+// Calls fn() and turns exceptions into return codes.
+template <typename F>
+int32_t llama_h2o_caught(F fn) {
+    try {
+        return fn();
+    } catch (const std::bad_alloc &) {
+        return LLAMA_H2O_ERR_MEMORY;
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return LLAMA_H2O_ERR_INTERNAL;
+    }
+}
+
+// Calls fn(eviction of the context) likewise.
 template <typename F>
 int32_t llama_h2o_with_eviction(llama_context * ctx, F fn) {
     if (!ctx) {
@@ -28,12 +41,5 @@ int32_t llama_h2o_with_eviction(llama_context * ctx, F fn) {
         return LLAMA_H2O_ERR_NOT_ATTACHED;
     }
 
-    try {
-        return fn(*h2o);
-    } catch (const std::bad_alloc &) {
-        return LLAMA_H2O_ERR_MEMORY;
-    } catch (const std::exception & err) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
-        return LLAMA_H2O_ERR_INTERNAL;
-    }
+    return llama_h2o_caught([&] { return fn(*h2o); });
 }

@@ -211,9 +211,10 @@ int32_t llama_h2o_get_stats(const llama_context * ctx, int32_t seq_id, llama_h2o
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
-    *stats = llama_h2o::get_stats(*ctx->get_memory(), seq_id);
-
-    return LLAMA_H2O_OK;
+    return llama_h2o_caught([&]() -> int32_t {
+        *stats = llama_h2o::get_stats(*ctx->get_memory(), seq_id);
+        return LLAMA_H2O_OK;
+    });
 }
 
 // Backends look for their devices when they are first asked for one, and say in several lines what they find.
@@ -236,27 +237,35 @@ static bool is_gpu(ggml_backend_dev_t dev) {
 }
 
 int32_t llama_h2o_n_devices(void) {
-    const quiet_log quiet;
+    return llama_h2o_caught([] {
+        const quiet_log quiet;
 
-    int32_t n = 0;
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        n += is_gpu(ggml_backend_dev_get(i));
-    }
+        int32_t n = 0;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            n += is_gpu(ggml_backend_dev_get(i));
+        }
 
-    return n;
+        return n;
+    });
 }
 
 const char * llama_h2o_device_name(int32_t i) {
-    const quiet_log quiet;
+    const char * name = nullptr;
 
-    for (size_t j = 0; i >= 0 && j < ggml_backend_dev_count(); ++j) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(j);
-        if (is_gpu(dev) && i-- == 0) {
-            return ggml_backend_dev_description(dev);
+    llama_h2o_caught([&] {
+        const quiet_log quiet;
+
+        for (size_t j = 0; i >= 0 && j < ggml_backend_dev_count() && !name; ++j) {
+            ggml_backend_dev_t dev = ggml_backend_dev_get(j);
+            if (is_gpu(dev) && i-- == 0) {
+                name = ggml_backend_dev_description(dev);
+            }
         }
-    }
 
-    return nullptr;
+        return LLAMA_H2O_OK;
+    });
+
+    return name;
 }
 
 int64_t llama_h2o_device_bytes(const llama_context * ctx) {

@@ -195,6 +195,7 @@ class Eviction:
         self._kv = kv
         self._on_exact_prefill = on_exact_prefill
         self._enlarged = False
+        self._makes_room = False  # the larger cache is needed now
 
     # ---------------------------------------------------------------------------------------------
     # What is there
@@ -322,6 +323,8 @@ class Eviction:
             SettingsError: they need more memory than they may take or than there is, or more
                 positions than the model was trained on.
         """
+        if self._enlarged and not self._makes_room:
+            self._shrink()  # which failed before
         if self.settings.prefill == "stream" or n_new == 1 or self._enlarged:
             yield
             return
@@ -340,12 +343,21 @@ class Eviction:
                 f"an exact prefill of {n_new} tokens needs {mib(n_bytes)} MiB, which cannot be "
                 f"had: {error}; use prefill='stream' (--prefill stream)"
             ) from error
-        self._enlarged = True
+        self._enlarged = self._makes_room = True
         try:
             yield
         finally:
-            self._enlarged = False
-            self._kv.shrink()
+            self._makes_room = False
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Give the larger cache back; if that fails, the text is still in it.
+
+        Raises:
+            NativeError: that failed.
+        """
+        self._kv.shrink()
+        self._enlarged = False
 
     def _check_exact_prefill(self, n_new: int, n_rows: int, n_cells: int) -> int:
         """The bytes of a larger cache, if it may be taken."""

@@ -59,7 +59,6 @@ def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path) -> None:
         file.write('{"tok')  # the power failed
     resume("-n", "45")
     lines = (tmp_path / "story.txt.jsonl").read_text().splitlines()
-    assert lines.pop(4) == '{"tok'
     records = [json.loads(line) for line in lines]
     assert [record["tokens"] for record in records] == [1, 10, 20, 25, 30, 40, 45]
     assert [record["finish"] for record in records] == [

@@ -3,11 +3,11 @@
     python tests/faults/allocations.py
 
 A model with a tiny cache is loaded, reads, compacts, archives, recalls, is saved and loaded again.
-Where an allocation fails an error has to come up; then, and where none does, the model must be usable:
-the text is begun anew, and the logits are those of a model for which nothing failed.
+Where an allocation fails an error has to come up. Then, and where none does, the model must be
+usable: the text is begun anew, and the logits are those of a model for which nothing failed.
 
-Which allocations are ours is known from the call stack: one of the functions on it is one of ours. So
-it needs the library with its symbols, which is in the build folder.
+Which allocations are ours is known from the call stack: one of the functions on it is one of ours.
+So it needs the library with its symbols, which is in the build folder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from faulty_process import in_front_of_libraries
+
 SOURCE = Path(__file__).with_name("failing_new.cpp")
 CHECKOUT = Path(__file__).parents[2]
 LIBRARY = "libllama.so"
@@ -42,10 +44,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only each so many-th allocation")
     parser.add_argument("--at", type=int, help="only this one, as it was told")
     options = parser.parse_args()
-    if "LD_PRELOAD" not in os.environ:
-        from faulty_process import restart_with
-
-        restart_with(Path(tempfile.gettempdir()) / f"pyh2o-failing-{os.getpid()}.so", SOURCE)
+    in_front_of_libraries(SOURCE)
     with tempfile.TemporaryDirectory(prefix="pyh2o-allocations-") as name:
         return try_all(options, Path(name))
 
@@ -72,9 +71,7 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
     return n_wrong > 0
 
 
-def try_kind(
-    name: str, path: Path, settings: dict[str, Any], options: argparse.Namespace
-) -> int:
+def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.Namespace) -> int:
     """The trials of one kind of cache; returns how many found something."""
     calm = in_fork(lambda: life(path, settings, at=2**40))
     assert calm.get("error", "") is None, calm
@@ -94,7 +91,9 @@ def try_kind(
         found[kind.split(":")[0]] += 1
     counts = ", ".join(f"{n} {kind}" for kind, n in found.most_common())
     seconds = time.monotonic() - started
-    print(f"{name}: {len(numbers)} of {calm['n']} allocations: {counts}; {seconds:.0f} s", flush=True)
+    print(
+        f"{name}: {len(numbers)} of {calm['n']} allocations: {counts}; {seconds:.0f} s", flush=True
+    )
     return found["wrong"]
 
 
@@ -198,7 +197,9 @@ def our_functions() -> Iterator[tuple[int, int]]:
         sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
     names = subprocess.run(
         ["nm", "--print-size", "--defined-only", str(found[0])],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for line in names.splitlines():
         match = re.match(r"([0-9a-f]+) ([0-9a-f]+) [tTwWuV] (.*h2o.*)", line)

@@ -60,7 +60,8 @@ class Chat:
         n_ended = len(STEP_ENDS.findall(ended.notes))
         n_saved = 0 if "not saved" in ended.notes else max(0, n_ended - (ended.code != 0))
         # What could not be archived is not recalled, and answers are others from there on.
-        seen = messages if "nothing is archived" in ended.notes else everything
+        is_lost = re.search(r"nothing is archived|\.archive\.\S+ cannot be written", ended.notes)
+        seen = messages if is_lost else everything
         states = [seen(state) for state in self.states]
         n_done = steps_done(
             states, seen(conversation_state(path)) if path.exists() else None, n_saved

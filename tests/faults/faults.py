@@ -20,9 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from faulty_process import in_front_of_libraries
+
 if TYPE_CHECKING:
     from subject import Subject
 
+SOURCE = Path(__file__).with_name("faulty_files.c")
 HELPERS = Path(__file__).parents[1] / "helpers"
 FAILURES = ("EIO", "FULL", "SHORT")
 
@@ -30,20 +33,9 @@ FAILURES = ("EIO", "FULL", "SHORT")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials; 1 if any of them found something."""
     options = parsed(arguments)
+    in_front_of_libraries(SOURCE)
     with tempfile.TemporaryDirectory(prefix="pyh2o-faults-") as name:
-        work = Path(name).resolve()
-        if "LD_PRELOAD" not in os.environ:
-            restart(work)
-        return try_all(options, work)
-
-
-def restart(work: Path) -> None:
-    """Go on in a process that has the library in front of the C library."""
-    from faulty_process import restart_with
-
-    library = work.with_name(f"pyh2o-faulty-{os.getpid()}.so")
-    work.rmdir()
-    restart_with(library)
+        return try_all(options, Path(name).resolve())
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

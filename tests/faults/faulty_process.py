@@ -1,7 +1,7 @@
 """Runs `pyh2o` in forks of one process, whose files fail where a trial says.
 
 Starting Python and loading the libraries takes a hundred times as long as what a tiny model does,
-so it is done once. The process has to run with `faulty_files.c` loaded (see `restart_with`).
+so it is done once. The process has to run with `faulty_files.c` in front of its libraries.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("faulty_files.c")
+PREFIX = "pyh2o-faulty-"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
 COMPILE = {".c": ["cc", "-std=gnu11", *STRICT], ".cpp": ["c++", "-std=c++17", *STRICT]}
 PATIENCE = 120
@@ -73,12 +74,20 @@ class Ended:
         return self.code == -signal.SIGKILL
 
 
-def restart_with(library: Path, source: Path = SOURCE) -> None:
-    """Compile a library, and run this program again with it in front of all others."""
-    subprocess.run([*COMPILE[source.suffix], "-o", str(library), str(source), "-ldl"], check=True)
-    # The files of a program are those of its tiny model only: nothing is compiled or cached there.
-    variables = {"LD_PRELOAD": str(library), "PYTHONDONTWRITEBYTECODE": "1"}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
+def in_front_of_libraries(source: Path) -> None:
+    """Have a library in front of all others: compile it, and run this program again with it."""
+    loaded = os.environ.pop("LD_PRELOAD", "")  # of this process, and not of those that it starts
+    if Path(loaded).name.startswith(PREFIX):
+        Path(loaded).unlink()
+        return
+    handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so")
+    os.close(handle)
+    subprocess.run([*COMPILE[source.suffix], "-o", library, str(source), "-ldl"], check=True)
+    os.execve(
+        sys.executable,
+        [sys.executable, *sys.orig_argv[1:]],
+        {**os.environ, "LD_PRELOAD": library},
+    )
 
 
 class Program:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FAULTS = Path(__file__).with_name("faults.py")
+HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.randomised,
@@ -24,8 +24,16 @@ pytestmark = [
 @pytest.mark.parametrize("subject", ["chat", "story", "batch", "server"])
 def test_nothing_is_lost_by_a_program_in_trouble(subject: str, seed: int) -> None:
     few = ["--kills=5", "--failures=1", f"--seed={seed}"]
-    done = subprocess.run(
-        [sys.executable, str(FAULTS), subject, *few], capture_output=True, text=True, check=False
-    )
+    assert f"{subject}: 8 trials" in run("faults.py", subject, *few)
+
+
+def test_memory_that_runs_out_leaves_a_usable_model() -> None:
+    assert run("allocations.py", "--every=1000").count(" allocations: ") == 6
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a program says that finds nothing wrong."""
+    command = [sys.executable, str(HERE / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{subject}: 8 trials" in done.stdout
+    return done.stdout

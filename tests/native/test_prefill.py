@@ -10,6 +10,7 @@ import pytest
 
 from oracle import assert_same_rows, chose_clearly, read, rows_of
 from pyh2o import Llama
+from pyh2o.cache.kv_cache import KVCache
 from pyh2o.errors import NativeError, SettingsError
 from pyh2o.llama import KV_TYPES
 from pyh2o.reference import ReferenceLlama
@@ -186,6 +187,36 @@ def test_an_error_while_reading_leaves_a_text_that_goes_on(
     for each in (llm, other):
         each.eval(tokens[300:310])
     np.testing.assert_array_equal(llm.scores[300:310], other.scores[300:310])
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_memory_that_could_not_be_given_back_is_given_back_later(
+    path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, begins_anew: bool
+) -> None:
+    llm, other = exact(path), exact(path)
+    tokens, more = random_tokens(rng, N_PROMPT), random_tokens(rng, 20)
+    shrink, failed = KVCache.shrink, list[str]()
+
+    def fail_once(self: KVCache) -> None:
+        if not failed:
+            failed.append("once")
+            raise NativeError(-19, "out of memory for the scores")
+        shrink(self)
+
+    other.eval(tokens)
+    monkeypatch.setattr(KVCache, "shrink", fail_once)
+    with pytest.raises(NativeError):
+        llm.eval(tokens)
+    assert llm.kv.cells > 256
+    if begins_anew:
+        llm.reset()
+        llm.eval(tokens)
+    for each in (llm, other):
+        each.eval(more)
+    assert llm.kv.cells == 256
+    assert llm.n_tokens == N_PROMPT + 20
+    end = slice(N_PROMPT, N_PROMPT + 20)
+    np.testing.assert_array_equal(llm.scores[end], other.scores[end])
 
 
 def test_wrong_settings(path: Path) -> None:

@@ -20,6 +20,15 @@
 // hooks of llama_kv_cache, and of the memory that it is a part of
 //
 
+int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
+    try {
+        return ctx.decode(batch);
+    } catch (const std::exception & err) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        return -3;
+    }
+}
+
 uint32_t llama_h2o::max_ubatch(const llama_context * ctx, uint32_t n_ubatch) {
     const llama_h2o * h2o = of(ctx);
 

@@ -58,6 +58,9 @@ struct llama_h2o {
     // hooks of llama_kv_cache, and of the memory that it is a part of
     //
 
+    // llama_context::decode(); what it throws, for want of memory, nobody behind llama_decode() could catch: -3
+    static int32_t decode(llama_context & ctx, const llama_batch & batch);
+
     // most tokens of a context that may be decoded at once
     static uint32_t max_ubatch(const llama_context * ctx, uint32_t n_ubatch);
 

@@ -198,5 +198,9 @@ void llama_h2o::give_back() {
     llama_h2o_caches::swap_growing(parts.ctx.memory, mine);
 
     parts.ctx.sched_need_reserve = true;
-    parts.ctx.sched_reserve();
+    try {
+        parts.ctx.sched_reserve();
+    } catch (const std::exception &) {
+        parts.ctx.sched_need_reserve = true; // it is tried again before the next batch
+    }
 }
