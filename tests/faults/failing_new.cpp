@@ -21,16 +21,15 @@ struct range {
 constexpr int DEPTH = 12; // calls between an allocation and the function that it is for
 
 std::vector<range> ours; // sorted
-std::atomic<bool>  is_armed;
-std::atomic<long>  n_done;
-std::atomic<long>  fails_at;
-thread_local bool  is_looking; // backtrace() may allocate
+std::atomic<bool> is_armed;
+std::atomic<long> n_done;
+std::atomic<long> fails_at;
+thread_local bool is_looking; // backtrace() may allocate
 
 bool is_ours(const void * address) {
     const auto at   = reinterpret_cast<uintptr_t>(address);
-    const auto next = std::upper_bound(ours.begin(), ours.end(), at, [](uintptr_t value, const range & each) {
-        return value < each.begin;
-    });
+    const auto next = std::upper_bound(
+            ours.begin(), ours.end(), at, [](uintptr_t value, const range & each) { return value < each.begin; });
     return next != ours.begin() && at < std::prev(next)->end;
 }
 
@@ -39,7 +38,7 @@ bool fails() {
         return false;
     }
     is_looking = true;
-    void *    frames[DEPTH];
+    void * frames[DEPTH];
     const int n_frames = backtrace(frames, DEPTH);
     is_looking         = false;
     return std::any_of(frames, frames + n_frames, is_ours) && n_done++ == fails_at;
