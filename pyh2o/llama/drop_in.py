@@ -23,6 +23,7 @@ from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
 from ..text.drawn import TextTokens
 from .arguments import StockLlama
+from .file_identity import FileIdentity, identify
 from .guard import Guard
 
 Self = TypeVar("Self", bound="DropIn")
@@ -48,7 +49,10 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
     Attributes:
         guard: to enter before native memory is touched.
+        model_file, lora_file: which files were loaded, whatever has their names by now.
     """
+
+    lora_file: FileIdentity | None = None
 
     # The parent sets these.
     n_batch: int
@@ -72,6 +76,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         self._load_error: BaseException | None = None
         check_file(model_path)
+        self.model_file = identify(model_path)
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
         self._offloading = Offloading(rpc_servers) if rpc_servers else None
@@ -85,6 +90,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             if self._load_error is not None:
                 raise self._load_error from None
             raise ModelError(load_failure(model_path, error)) from error
+        if kwargs.get("lora_path"):
+            self.lora_file = identify(kwargs["lora_path"])
         if self._offloading is not None:
             self._offloading.hold()
 

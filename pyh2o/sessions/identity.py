@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from ..cache.settings import EvictionSettings, saved_names
 from ..errors import OtherSettingsError, SessionError
 from ..llama import KV_TYPES, Llama
+from ..llama.file_identity import identify
 from .records import Count, Range, Scalar, in_one_line, record_of, value_of
 from .session_file import Session, damage_found
-
-# The header of a GGUF file, its vocabulary and the shapes of all tensors, is shorter than this in
-# today's models; a hash of it tells models apart without reading gigabytes.
-MODEL_HEADER_BYTES = 16 * 2**20
-
-_identities: weakref.WeakKeyDictionary[Llama, ModelIdentity] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -66,16 +57,9 @@ def check_settings(settings: Settings) -> None:
 
 
 def model_identity(llm: Llama) -> ModelIdentity:
-    """What tells the model of `llm` from others.
-
-    Raises:
-        SessionError: the model file is gone.
-    """
-    identity = _identities.get(llm)
-    if identity is None:
-        path = str(Path(llm.model_path).absolute())
-        identity = _identities[llm] = ModelIdentity(**file_identity(llm.model_path), path=path)
-    return identity
+    """What tells the model of `llm` from others."""
+    file = llm.model_file
+    return ModelIdentity(**file.record(), path=str(file.path))
 
 
 def settings_identity(llm: Llama) -> dict[str, Any]:
@@ -84,9 +68,7 @@ def settings_identity(llm: Llama) -> dict[str, Any]:
     Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
     """
     params = llm.context_params
-    lora = (
-        None if llm.lora_path is None else file_identity(llm.lora_path) | {"scale": llm.lora_scale}
-    )
+    lora = None if llm.lora_file is None else llm.lora_file.record() | {"scale": llm.lora_scale}
     return {
         "evict": llm.evicting,
         "ctx": llm.n_ctx(),
@@ -186,14 +168,11 @@ def file_identity(path: str) -> dict[str, Any]:
         SessionError: the file is gone.
     """
     try:
-        with Path(path).open("rb") as file:
-            header = file.read(MODEL_HEADER_BYTES)
-            size = file.seek(0, os.SEEK_END)
+        return identify(path).record()
     except OSError as error:
         raise SessionError(
             f"cannot tell which model {path} is: {error.strerror}; put the file back"
         ) from error
-    return {"file": Path(path).name, "bytes": size, "sha256": hashlib.sha256(header).hexdigest()}
 
 
 def _type_name(number: int) -> str:

@@ -47,7 +47,7 @@ class OpenSessions:
         self._models = models
         self._lock = threading.RLock()
         self._open: dict[str, OpenSession] = {}
-        self._identities: dict[Path, ModelIdentity] = {}
+        self._identities: dict[tuple[Path, int, int, int], ModelIdentity] = {}
         self._read: dict[str, tuple[tuple[int, ...], SavedText]] = {}
 
     def close(self) -> None:
@@ -165,16 +165,21 @@ class OpenSessions:
 
     def _identity(self, source: ModelSource) -> ModelIdentity | None:
         """What tells a model from others; None where nobody knows before it is loaded."""
-        with suppress(SessionError, ClosedError):
-            if source.path is not None:
-                if source.path not in self._identities:
-                    made = ModelIdentity(**file_identity(str(source.path)))
-                    self._identities[source.path] = made
-                return self._identities[source.path]
-            model = self._models.loaded_model(source)
-            if isinstance(model, ServedModel):
+        model = self._models.loaded_model(source)
+        if isinstance(model, ServedModel):
+            with suppress(ClosedError):
                 return model_identity(model.engine.model)
+        if source.path is not None:
+            with suppress(SessionError, OSError):
+                return self._file_identity(source.path)
         return None
+
+    def _file_identity(self, path: Path) -> ModelIdentity:
+        found = path.stat()
+        key = (path, found.st_ino, found.st_size, found.st_mtime_ns)
+        if key not in self._identities:
+            self._identities[key] = ModelIdentity(**file_identity(str(path)))
+        return self._identities[key]
 
     def _why_not(self, source: ModelSource, saved: SavedText) -> str:
         model = self._models.loaded_model(source)

@@ -307,3 +307,31 @@ def test_text_that_is_no_unicode_can_be_kept(llm: Llama, tmp_path: Path) -> None
     said(conversation.say("日本 🙂 \0", max_tokens=SHORT))
     conversation.save(tmp_path / "chat")
     assert Conversation.load(tmp_path / "chat", llm).turns == conversation.turns
+
+
+def test_a_model_file_may_be_replaced_while_it_is_open(tmp_path: Path) -> None:
+    """The session is of the model that was loaded, whatever has its name when it is saved."""
+    name, new = tmp_path / "model.gguf", tmp_path / "new.gguf"
+    write_chat_gguf(name, CHATML, seed=3)
+    write_chat_gguf(new, CHATML, seed=4)
+    kept = tmp_path / "kept.gguf"
+    os.link(name, kept)
+    llm = tiny_llama(name, **EVICTING)
+    new.replace(name)
+    conversation = Conversation(llm)
+    said(conversation.say("Hello", max_tokens=SHORT))
+    conversation.save(tmp_path / "talk.h2o")
+    with pytest.raises(SessionError, match="was made with"):
+        Conversation.load(tmp_path / "talk.h2o", tiny_llama(name, **EVICTING))
+    other = Conversation.load(tmp_path / "talk.h2o", tiny_llama(kept, **EVICTING))
+    assert other.turns == conversation.turns
+
+
+def test_a_model_file_may_be_removed_while_it_is_open(tmp_path: Path) -> None:
+    name = write_chat_gguf(tmp_path / "model.gguf", CHATML)
+    llm = tiny_llama(name, **EVICTING)
+    name.unlink()
+    conversation = Conversation(llm)
+    said(conversation.say("Hello", max_tokens=SHORT))
+    conversation.save(tmp_path / "talk.h2o")
+    assert (tmp_path / "talk.h2o").exists()
