@@ -7,6 +7,7 @@
 
 #include "llama-context.h"
 #include "llama-io.h"
+#include "llama-memory-recurrent.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -92,6 +93,51 @@ private:
     std::vector<uint8_t> piece;
 };
 
+//
+// what a state leaves behind that is refused
+//
+
+// The i-th of the equal parts of a tensor.
+static void zero_part(ggml_tensor * tensor, size_t i, size_t n_parts) {
+    const std::vector<uint8_t> zeros(ggml_nbytes(tensor) / n_parts);
+
+    ggml_backend_tensor_set(tensor, zeros.data(), i * zeros.size(), zeros.size());
+}
+
+static void zero_rows(const std::vector<llama_h2o_layer> & layers, uint32_t s, size_t n_stream) {
+    for (const auto & layer : layers) {
+        for (const auto & [tensor, layout] : layer.rows()) {
+            zero_part(tensor, s, n_stream);
+        }
+    }
+}
+
+static void zero_free_cells(const llama_memory_recurrent & recurrent) {
+    const size_t n =
+            size_t(recurrent.size) * (1 + recurrent.n_rs_seq); // rows that can be gone back to are of cells, too
+
+    for (const auto * tensors : { &recurrent.r_l, &recurrent.s_l, &recurrent.p_l }) {
+        for (ggml_tensor * tensor : *tensors) {
+            for (size_t i = 0; tensor && i < n; ++i) {
+                if (recurrent.cells[i % recurrent.size].is_empty()) {
+                    zero_part(tensor, i, n);
+                }
+            }
+        }
+    }
+}
+
+// An empty cell counts nothing by a weight of 0, which is of no use where its rows are no numbers.
+static void zero_data(const llama_h2o_parts & parts, uint32_t s) {
+    zero_rows(parts.layers, s, parts.streams.size());
+    if (parts.window) {
+        zero_rows(parts.window->layers, s, parts.streams.size());
+    }
+    if (parts.recurrent) {
+        zero_free_cells(*parts.recurrent);
+    }
+}
+
 void llama_h2o::write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags) {
     const llama_memory_i & memory = *ctx.get_memory();
     const llama_h2o * h2o         = of(&ctx);
@@ -129,6 +175,7 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
             memory.clear(true);
         } else {
             memory.seq_rm(seq_id, -1, -1);
+            zero_data(h2o->parts, h2o->stream_of(seq_id));
         }
         h2o->empty_streams(seq_id);
         throw;
