@@ -4,6 +4,20 @@
 #include <array>
 #include <cstring>
 
+#if defined(__x86_64__)
+#    include <cpuid.h>
+
+// __builtin_cpu_supports() of older clangs does not know it
+static bool has_f16c() {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 // from the fastest down
 static std::array<const llama_h2o_kernel *, 5> all_kernels() {
     return {
@@ -23,7 +37,7 @@ static bool can_run(const llama_h2o_kernel * kernel) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
 
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (kernel == llama_h2o_kernel_avx512bf16) {
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
     }

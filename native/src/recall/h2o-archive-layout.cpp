@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-static constexpr uint32_t N_PAGE  = llama_h2o_archive_layout::N_PAGE;
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
 static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676502; // "h2opage", and the version in the last byte
