@@ -8,10 +8,18 @@ FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
 PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
-NATIVE  := find native/src native/include tests/native tests/faults -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+NATIVE  := find native/src native/include tests/native tests/faults tests/fuzz \
+    -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
-KILLS   ?= 25
-.PHONY: help story page build test explore crash lint format audit clean
+# How often each kind of program is killed: make crash KILLS=1000 for a night
+KILLS        ?= 25
+# of each target, and which: make fuzz FUZZ_SECONDS=36000 for a night
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
+# address (with undefined behaviour) or thread
+SANITIZER    ?= address
+
+.PHONY: help story page build test explore lint format crash fuzz sanitize audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -35,10 +43,6 @@ test: lint ## all checks and all tests
 explore: .venv/tested ## the randomised tests with other random numbers (make test: always the same)
 	PYH2O_TEST_SEED=random $(PYTEST) -m randomised
 
-crash: .venv/tested ## kill programs in the midst of writing, let disks fail and memory run out (KILLS=25)
-	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
-	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
-
 lint: .venv/tested ## style and types
 	@echo "==> style and types"
 	$(BIN)/ruff check
@@ -54,6 +58,16 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(NATIVE) | xargs $(BIN)/clang-format -i
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
+
+crash: .venv/tested ## kill programs in the midst of writing, let disks fail and memory run out (KILLS=25)
+	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
+	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
+
+fuzz: .venv/tested ## change saved states and archives at random, FUZZ_SECONDS=60 each; needs clang
+	$(BIN)/python scripts/fuzz.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+sanitize: .venv/tested ## tests of native code under SANITIZER=address or thread; needs clang
+	$(BIN)/python scripts/sanitize.py $(SANITIZER)
 
 audit: .venv/audited ## ask a public database for known holes in all packages of .venv
 	$(BIN)/python scripts/audit.py

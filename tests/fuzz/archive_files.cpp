@@ -1,0 +1,162 @@
+// Fuzz target: files of archives. What is opened can be read and goes on; a file that is refused stays as it is.
+//
+// The first byte of an input chooses the settings of the archive, the second one what is done with it; the file follows.
+
+#include "archives.h"
+
+#include "recall/h2o-checksum.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <limits>
+
+static constexpr size_t FRONT       = 2;
+static constexpr uint64_t PADDING   = llama_h2o_archive_layout::PADDING;
+static constexpr uint64_t N_NUMBERS = 56; // bytes that a file begins with; the layers and a checksum follow
+
+// Checksums that are left as they are: most are made right, or nothing behind them would be tried.
+static constexpr uint8_t RAW_FILE  = 0x80;
+static constexpr uint8_t RAW_PAGES = 0x40;
+static constexpr uint8_t RAW_ROWS  = 0x20;
+
+static llama_h2o_archive_layout layout_of(const llama_h2o_archive & archive) {
+    return { archive.layers(), archive.type() };
+}
+
+static void make_file_right(bytes & file, const llama_h2o_archive_layout & layout) {
+    const size_t size = N_NUMBERS + layout.layers().size() * sizeof(llama_h2o_archive_layer);
+    if (file.size() < size + sizeof(uint64_t)) {
+        return;
+    }
+
+    llama_h2o_checksum sum;
+    sum.add(file.data(), size);
+    const uint64_t value = sum.value();
+    std::memcpy(file.data() + size, &value, sizeof(value));
+}
+
+static void make_pages_right(bytes & file, const llama_h2o_archive_layout & layout, bool with_rows) {
+    for (size_t at = PADDING; at + layout.size() <= file.size(); at += layout.size()) {
+        const char * page = reinterpret_cast<const char *>(file.data() + at);
+
+        llama_h2o_archive_page_header header;
+        std::memcpy(&header, page, sizeof(header));
+        if (with_rows) {
+            header.checksum_k = layout.checksum_k(page);
+            header.checksum_v = layout.checksum_v(page);
+        }
+        header.set_checksum();
+        std::memcpy(file.data() + at, &header, sizeof(header));
+    }
+}
+
+static bool open(llama_h2o_archive & archive, const memory_file & file) {
+    try {
+        archive.open_file(file.path(), TEXT_ID);
+    } catch (const std::exception &) {
+        return false;
+    }
+
+    return true;
+}
+
+// What was written is there when the file is opened again.
+static void check_again(llama_h2o_archive & archive, uint8_t settings, const memory_file & file) {
+    archive.drop_damaged(archive.page_begin(), archive.page_end());
+    const bytes state = state_of(archive);
+
+    // one at a time has the file open
+    const auto kept   = new_archive(settings);
+    int32_t n_missing = 0;
+    bytes whole;
+    archive.write_state(
+            [&](const void * data, size_t size) {
+                const auto * begin = static_cast<const uint8_t *>(data);
+                whole.insert(whole.end(), begin, begin + size);
+            },
+            true);
+    const bool is_kept = read_state(*kept, whole, n_missing);
+    expect(is_kept, "a state of everything can be read");
+    const auto lost = archive.lost();
+    archive.close_file();
+
+    const auto other = new_archive(settings);
+    expect(open(*other, file), "the file can be opened again");
+    expect(read_state(*other, state, n_missing), "the state that needs it can be read");
+    expect(n_missing == lost.p1 - lost.p0, "and lacks what it lacked");
+    check_rows(*other);
+    if (kept->first() == other->first()) { // a limit of its own may be less than the file's
+        check_same(*kept, *other);
+    }
+}
+
+static void go_on(llama_h2o_archive & archive, uint8_t settings, const memory_file & file, random_numbers & random) {
+    check_rows(archive);
+    archive.drop_damaged(archive.page_begin(), archive.page_end());
+    check_rows(archive);
+
+    // positions end there
+    static constexpr uint32_t MORE = 150;
+    if (archive.next() <= std::numeric_limits<int32_t>::max() - int32_t(MORE)) {
+        extend(archive, MORE, random);
+        check_rows(archive);
+    }
+    archive.flush();
+    if (archive.error().empty()) {
+        check_again(archive, settings, file);
+    }
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
+    if (size <= FRONT) {
+        return 0;
+    }
+
+    const auto archive = new_archive(data[0]);
+    const auto layout  = layout_of(*archive);
+
+    bytes content(data + FRONT, data + size);
+    if (!(data[1] & RAW_PAGES)) {
+        make_pages_right(content, layout, !(data[1] & RAW_ROWS));
+    }
+    if (!(data[1] & RAW_FILE)) {
+        make_file_right(content, layout);
+    }
+
+    const memory_file file(content);
+    random_numbers random(data[1]);
+    if (open(*archive, file)) {
+        go_on(*archive, data[0], file, random);
+    } else {
+        expect(file.content() == content, "a file that is refused stays as it is");
+        extend(*archive, 70, random);
+        check_rows(*archive);
+    }
+
+    return 0;
+}
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t * data, size_t size, size_t max_size);
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed);
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed) {
+    random_numbers random(seed);
+
+    if (size <= FRONT || random.next(8) == 0) {
+        return LLVMFuzzerMutate(data, size, max_size);
+    }
+    if (random.next(6) == 0) {
+        data[random.next(FRONT)] = uint8_t(random.next(256));
+    }
+    for (uint32_t n = 1 + random.next(3); n > 0; --n) {
+        // the numbers that the file begins with, or those of one of its pages
+        const size_t page_size = layout_of(*new_archive(data[0])).size();
+        const size_t n_pages   = (size - FRONT) / page_size;
+        const size_t page      = random.next(uint32_t(n_pages) + 1);
+        const size_t first     = page == n_pages ? FRONT : FRONT + PADDING + page * page_size;
+        change_number(data, std::min(first, size), size, random);
+    }
+
+    return size;
+}

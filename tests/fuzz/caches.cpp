@@ -1,0 +1,214 @@
+#include "caches.h"
+
+#include "recall/h2o-checksum.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+static constexpr int32_t N_LAYER  = 2; // as model.py writes it
+static constexpr int32_t N_VOCAB  = 288;
+static constexpr uint32_t N_CELLS = 256; // the fewest that llama.cpp makes
+static constexpr uint32_t N_POS   = 64;  // so that texts are re-based soon
+
+struct settings {
+    const char * policy;
+    ggml_type rows;
+    bool flash_attention;
+    llama_h2o_positions positions;
+    uint32_t recall;
+    llama_h2o_archive_type archived;
+    uint64_t archive_size;
+};
+
+static constexpr auto ORIGINAL = LLAMA_H2O_POSITIONS_ORIGINAL;
+static constexpr auto DENSE    = LLAMA_H2O_POSITIONS_DENSE;
+
+// Each takes another way through what is written of a layer, of the queries or of the archive.
+static constexpr settings SETTINGS[] = {
+    { "h2o-far:near=8,half_life=20", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "snap:queries=3,pool=5", GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "roco:guard=0.3", GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "keydiff", GGML_TYPE_F32, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "h2o", GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
+    { "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 14 },
+};
+
+size_t n_caches() {
+    return std::size(SETTINGS);
+}
+
+using model_pointer = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
+
+static model_pointer load_model() {
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    llama_backend_init();
+
+    const char * path = std::getenv("PYH2O_FUZZ_MODEL");
+    expect(path, "PYH2O_FUZZ_MODEL names the model that tests/fuzz/model.py wrote");
+    model_pointer res(llama_model_load_from_file(path, llama_model_default_params()), llama_model_free);
+    expect(res != nullptr, "the model can be loaded");
+
+    return res;
+}
+
+static llama_model * the_model() {
+    static const model_pointer res = load_model();
+
+    return res.get();
+}
+
+static llama_context * new_context(const settings & given) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = N_CELLS;
+    params.n_batch              = 32;
+    params.n_ubatch             = 16;
+    params.n_threads            = 1;
+    params.n_threads_batch      = 1;
+    params.type_k               = given.rows;
+    params.type_v               = given.rows;
+    params.flash_attn_type = given.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+
+    llama_context * res = llama_init_from_model(the_model(), params);
+    expect(res, "there is a context");
+
+    return res;
+}
+
+cache::cache(size_t i) : ctx(new_context(SETTINGS[i])), params() {
+    params.heavy         = 8;
+    params.recent        = 6;
+    params.pinned        = 2;
+    params.slack         = 4;
+    params.n_pos         = N_POS;
+    params.recall        = SETTINGS[i].recall;
+    params.archive_size  = SETTINGS[i].archive_size;
+    params.archive_type  = SETTINGS[i].archived;
+    params.positions     = SETTINGS[i].positions;
+    params.policy        = SETTINGS[i].policy;
+    const int32_t status = llama_h2o_attach(ctx, params);
+    expect(status == LLAMA_H2O_OK, llama_h2o_strerror(status));
+}
+
+cache & cache::of(size_t i) {
+    the_model(); // outlives the contexts
+    static std::vector<std::unique_ptr<cache>> all(n_caches());
+    if (!all[i]) {
+        all[i].reset(new cache(i));
+    }
+
+    return *all[i];
+}
+
+llama_h2o_stats cache::stats() const {
+    llama_h2o_stats res;
+    expect(llama_h2o_get_stats(ctx, 0, &res) == LLAMA_H2O_OK, "there are statistics");
+
+    return res;
+}
+
+llama_pos cache::newest() const {
+    return llama_memory_seq_pos_max(llama_get_memory(ctx), 0);
+}
+
+bool cache::is_empty() const {
+    const auto now = stats();
+
+    return newest() == -1 && now.n_used == 0 && now.n_recalled == 0 && now.n_archived == 0 &&
+           now.n_pinned == params.pinned && now.pos_removable == 0;
+}
+
+void cache::clear() {
+    llama_memory_clear(llama_get_memory(ctx), true);
+}
+
+void cache::check_rows() const {
+    const auto now = stats();
+    expect(now.n_used <= params.heavy + params.recent + params.pinned + params.slack, "the capacity is kept");
+    expect(now.n_recalled <= params.recall, "no more is recalled than was asked for");
+
+    for (int32_t il = 0; il < N_LAYER; ++il) {
+        const int32_t n_heads = llama_h2o_get_rows(ctx, 0, il, now.n_used, nullptr, nullptr);
+        expect(n_heads > 0, "a layer has heads");
+
+        std::vector<int32_t> pos(size_t(n_heads) * now.n_used + 1);
+        std::vector<float> score(pos.size());
+        expect(llama_h2o_get_rows(ctx, 0, il, now.n_used, pos.data(), score.data()) == n_heads, "rows can be read");
+        for (size_t i = 0; i + 1 < pos.size(); ++i) {
+            expect(pos[i] >= 0 && pos[i] <= newest(), "rows are those of the text");
+            expect(std::isfinite(score[i]), "scores are numbers");
+        }
+    }
+}
+
+bytes cache::state() const {
+    bytes res(llama_state_seq_get_size(ctx, 0));
+    expect(llama_state_seq_get_data(ctx, res.data(), res.size(), 0) == res.size(), "a state is as long as it says");
+
+    return res;
+}
+
+bool cache::load(const bytes & state) {
+    const size_t n_read = llama_state_seq_set_data(ctx, state.data(), state.size(), 0);
+    expect(n_read <= state.size(), "nothing is read from behind the state");
+
+    return n_read > 0;
+}
+
+bool cache::read(const std::vector<llama_token> & tokens) {
+    llama_pos pos     = newest();
+    llama_batch batch = llama_batch_init(int32_t(tokens.size()), 0, 1);
+    for (const llama_token token : tokens) {
+        const int32_t i    = batch.n_tokens++;
+        batch.token[i]     = token;
+        batch.pos[i]       = ++pos;
+        batch.n_seq_id[i]  = 1;
+        batch.seq_id[i][0] = 0;
+        batch.logits[i]    = i + 1 == int32_t(tokens.size());
+    }
+    const int32_t status = llama_decode(ctx, batch);
+    llama_batch_free(batch);
+
+    return status == 0;
+}
+
+std::vector<float> cache::logits() const {
+    const float * res = llama_get_logits_ith(ctx, -1);
+    expect(res, "there are logits");
+
+    return { res, res + N_VOCAB };
+}
+
+void cache::remove_tail(uint32_t n) {
+    const llama_pos begin = std::max(stats().pos_removable, newest() + 1 - llama_pos(n));
+    llama_memory_seq_rm(llama_get_memory(ctx), 0, begin, -1);
+}
+
+int32_t cache::recall(uint32_t n_rows) {
+    return llama_h2o_recall(ctx, 0, n_rows, 4);
+}
+
+std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random) {
+    std::vector<llama_token> res(n);
+    std::generate(res.begin(), res.end(), [&] { return llama_token(random.next(N_VOCAB)); });
+
+    return res;
+}
+
+void set_checksum(bytes & state) {
+    // what llama.cpp puts in front is not summed up
+    static constexpr size_t FRONT = 2 * sizeof(uint32_t);
+
+    if (state.size() < FRONT + sizeof(uint64_t)) {
+        return;
+    }
+
+    const size_t end = state.size() - sizeof(uint64_t);
+    llama_h2o_checksum sum;
+    sum.add(state.data() + FRONT, end - FRONT);
+    const uint64_t value = sum.value();
+    std::memcpy(state.data() + end, &value, sizeof(value));
+}

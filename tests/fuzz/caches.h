@@ -1,0 +1,69 @@
+// Contexts with eviction that states are loaded into, of a tiny random model.
+
+#pragma once
+
+#include "program.h"
+
+#include "llama-h2o.h"
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// How many contexts there are, each with settings of its own: policies, types of rows, archives.
+size_t n_caches();
+
+// One text at a time in a context.
+class cache {
+public:
+    // those of the model in the file that PYH2O_FUZZ_MODEL names; each is made when it is first asked for
+    static cache & of(size_t i);
+
+    ~cache() { llama_free(ctx); }
+
+    cache(const cache &)             = delete;
+    cache & operator=(const cache &) = delete;
+
+    bool has_archive() const { return params.recall > 0; }
+
+    llama_h2o_stats stats() const;
+
+    // what would be there after clear(), and nothing of a text
+    bool is_empty() const;
+
+    void clear();
+
+    // positions and scores make sense in all layers
+    void check_rows() const;
+
+    bytes state() const;
+    bool load(const bytes & state);
+
+    // Reads tokens behind the text; false where llama.cpp refuses to.
+    bool read(const std::vector<llama_token> & tokens);
+
+    // of the last token that was read
+    std::vector<float> logits() const;
+
+    // at most so many tokens at the end of the text, as far as they can be removed
+    void remove_tail(uint32_t n);
+
+    // rows for the last tokens; negative where it cannot be
+    int32_t recall(uint32_t n_rows);
+
+    // the end of the text: its newest position, -1 without one
+    llama_pos newest() const;
+
+private:
+    explicit cache(size_t i);
+
+    llama_context * ctx;
+    llama_h2o_params params;
+};
+
+// Of no meaning.
+std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random);
+
+// A state, as llama_state_seq_get_data() writes it, with the checksum that it should have.
+void set_checksum(bytes & state);

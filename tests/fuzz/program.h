@@ -1,0 +1,32 @@
+// What the fuzz targets share.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+using bytes = std::vector<uint8_t>;
+
+// What does not hold ends the program, so that libFuzzer keeps the input.
+void expect(bool holds, const char * what);
+
+// Numbers of a seed, the same on every machine.
+class random_numbers {
+public:
+    explicit random_numbers(uint64_t seed) : state(seed) {}
+
+    // 0 <= number < n
+    uint32_t next(uint32_t n) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+
+        return uint32_t((state >> 33) % n);
+    }
+
+private:
+    uint64_t state;
+};
+
+// One change to a number of 1, 4 or 8 bytes at data[first] or behind it, most often near it: what a parser reads as numbers
+// is in front, and would hardly be met among all the rows.
+void change_number(uint8_t * data, size_t first, size_t size, random_numbers & random);

@@ -1,0 +1,124 @@
+// Fuzz target: states of a text. Whatever is loaded, the text can go on; what is refused leaves an empty cache.
+//
+// The first byte of an input chooses the settings of the cache, the second one what is done with it; the state follows.
+
+#include "caches.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+
+static constexpr size_t FRONT = 2;
+
+// How the checksum of the input is left as it is: most are made right, or nothing behind it would be tried.
+static constexpr uint8_t RAW = 0x80;
+
+// What a cache says to a text that begins anew; a state that was refused must not be seen in it.
+static const std::vector<float> & logits_of_new_text(size_t i) {
+    static std::map<size_t, std::vector<float>> all;
+
+    auto & res = all[i];
+    if (res.empty()) {
+        cache & empty = cache::of(i);
+        empty.clear();
+        expect(empty.read({ 1, 7, 42 }), "a new text can be read");
+        res = empty.logits();
+    }
+
+    return res;
+}
+
+static void check_new_text(size_t i) {
+    cache & cleared = cache::of(i);
+    expect(cleared.is_empty(), "a cleared cache is empty");
+    expect(cleared.read({ 1, 7, 42 }), "a new text can be read");
+    expect(cleared.logits() == logits_of_new_text(i), "a new text is what it always is");
+}
+
+// What was written is loaded, and is the same.
+static void check_state(cache & text) {
+    const bytes state = text.state();
+    expect(text.load(state), "what was written can be loaded");
+    expect(text.state() == state, "and is the same then");
+}
+
+// Ends early where llama.cpp refuses to go on: rows that are no numbers end a text.
+static void go_on(cache & text, uint8_t what) {
+    random_numbers random(what);
+
+    // llama.cpp counts positions in 32 bits
+    static constexpr llama_pos MOST_TOKENS = 64;
+    if (text.newest() > std::numeric_limits<llama_pos>::max() - MOST_TOKENS) {
+        return;
+    }
+
+    if (what & 1) {
+        text.remove_tail(random.next(8));
+    }
+    if (what & 2 && text.has_archive()) {
+        text.recall(1 + random.next(12));
+    }
+    if (!text.read(random_tokens(1, random))) {
+        return;
+    }
+    text.check_rows();
+    check_state(text);
+
+    if (text.has_archive() && what & 4) {
+        text.recall(1 + random.next(12));
+        check_state(text);
+    }
+    for (uint32_t i = 0; i < uint32_t(what >> 3 & 3); ++i) {
+        if (!text.read(random_tokens(1 + random.next(16), random))) {
+            return;
+        }
+    }
+    check_state(text);
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
+    if (size <= FRONT) {
+        return 0;
+    }
+
+    const size_t i = data[0] % n_caches();
+    logits_of_new_text(i);
+
+    cache & text = cache::of(i);
+    text.clear();
+
+    bytes state(data + FRONT, data + size);
+    if (!(data[1] & RAW)) {
+        set_checksum(state);
+    }
+
+    if (text.load(state)) {
+        text.check_rows();
+        check_state(text);
+        go_on(text, data[1]);
+        text.clear();
+    }
+    check_new_text(i);
+
+    return 0;
+}
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t * data, size_t size, size_t max_size);
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed);
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed) {
+    random_numbers random(seed);
+
+    if (size <= FRONT || random.next(8) == 0) {
+        return LLVMFuzzerMutate(data, size, max_size);
+    }
+    if (random.next(6) == 0) {
+        data[random.next(FRONT)] = uint8_t(random.next(256));
+    }
+    for (uint32_t n = 1 + random.next(3); n > 0; --n) {
+        change_number(data, FRONT, size, random);
+    }
+
+    return size;
+}
