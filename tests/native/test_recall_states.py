@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +282,16 @@ def move_end(state: Recalled, n_tokens: int) -> None:
     state.pages = bytes(pages)
 
 
+def shift_of(value: int) -> Callable[[Recalled], None]:
+    def change(state: Recalled) -> None:
+        pages = bytearray(state.pages)
+        # behind the numbers in front of the first page, its 64 tokens and a checksum of the text
+        struct.pack_into("<i", pages, Recalled.PAGE.itemsize + 4 * 64 + 8 + 4 * 5, value)
+        state.pages = bytes(pages)
+
+    return change
+
+
 def question_elsewhere(state: Recalled) -> None:
     state.question["pos"][0] += 1
 
@@ -311,6 +323,9 @@ CRAFTED: dict[str, Callable[[Recalled], None]] = {
     "a share that is no number": set_head("hidden", np.nan),
     "an archive ahead of the text": archive_ahead,
     "an archive behind the text": archive_behind,
+    "an archived key turned back": shift_of(-1),
+    "an archived key turned as far as numbers go": shift_of(-(2**31)),
+    "an archived key turned by more than the text has": shift_of(10**6),
     "a question elsewhere": question_elsewhere,
     "a question turned elsewhere": question_turned,
     "an archive of another model": lambda state: state.archive.__setitem__("layout", 1),
@@ -347,6 +362,27 @@ def test_nonsense_with_the_right_checksum_is_refused(
     with pytest.raises(StateError):
         llm.load_kv_state(state.bytes(), tokens)
     assert llm.n_tokens == llm.kv.used == llm.kv.recalled == llm.kv.archived == 0
+
+
+def test_a_number_of_spans_that_is_a_lie_takes_no_memory(
+    saved: tuple[Llama, bytes, list[int]], path: Path
+) -> None:
+    """All that an archive without its file needs is a number, and as many spans were believed."""
+    llm, data, tokens = saved
+    if llm.n_tokens == 0:
+        load(llm, data, tokens)
+    state = Recalled(data, llm.kv)
+    n_spans = 2**25  # no more tokens than a text can have
+    state.archive["next"], state.archive["page"] = 64 * n_spans - 64, n_spans - 1
+    state.archive["begin"] = state.archive["first"] = 0
+    state.archive["text"], state.pages = 1, b""
+    state.head["n_spans"] = n_spans
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StateError):
+        llm.load_kv_state(state.bytes(), tokens)
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
+    assert taken < Recalled.SPAN.itemsize * n_spans // 4
 
 
 def test_random_states_of_right_checksums_do_no_harm(

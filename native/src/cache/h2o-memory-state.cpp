@@ -113,8 +113,8 @@ static void zero_rows(const std::vector<llama_h2o_layer> & layers, uint32_t s, s
 }
 
 static void zero_free_cells(const llama_memory_recurrent & recurrent) {
-    const size_t n =
-            size_t(recurrent.size) * (1 + recurrent.n_rs_seq); // rows that can be gone back to are of cells, too
+    // those that can be gone back to are of the same cells
+    const size_t n = size_t(recurrent.size) * (1 + recurrent.n_rs_seq);
 
     for (const auto * tensors : { &recurrent.r_l, &recurrent.s_l, &recurrent.p_l }) {
         for (ggml_tensor * tensor : *tensors) {

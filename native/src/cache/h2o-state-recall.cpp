@@ -81,12 +81,11 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     in.read(st.tokens);
 
     auto & recalled = st.recalled;
-    recalled.spans.resize(head.n_spans);
     recalled.cells.resize(head.n_rows);
     recalled.pos.resize(size_t(head.n_rows) * parts.n_heads());
     recalled.hidden = head.hidden;
     recalled.missed = head.missed;
-    in.read(recalled.spans);
+    in.read(recalled.spans, head.n_spans);
     in.read(recalled.cells);
     in.read(recalled.pos);
 }
@@ -126,6 +125,14 @@ static void check_recalled(const llama_h2o_parts & parts, uint32_t s) {
     }
 }
 
+// A key was rotated to its position less what re-bases had taken off by then, which is no more than the text has.
+static void check_shifts(const llama_h2o_archive & archive, int32_t newest) {
+    for (int32_t p = archive.first(); p < archive.next(); ++p) {
+        const int32_t shift = archive.shift(p);
+        llama_h2o_expect(shift >= 0 && shift <= newest + 1, "an archive of positions that are out of range");
+    }
+}
+
 void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift) {
     const auto & st = parts.streams[s];
     if (!st.archive) {
@@ -139,5 +146,6 @@ void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t s
     // none are kept any more where the archive could not be written
     llama_h2o_expect(st.tokens.empty() || newest + 1 - llama_h2o_next_to_archive(st) == int32_t(st.tokens.size()),
             "an archive that ends before the tokens behind it");
+    check_shifts(*st.archive, newest);
     check_recalled(parts, s);
 }
