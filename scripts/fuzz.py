@@ -48,19 +48,12 @@ def build_targets() -> Path:
     """Returns the folder of the programs."""
     package = build("fuzzer", FOLDER)
     programs = FOLDER / "targets"
-    environment = {**os.environ, **compilers()}
+    environment = {**os.environ, **compilers("fuzzer")}
     settings = {"LIBRARIES": package / "pyh2o" / "lib", "LLAMA_CPP": ROOT / "build" / "llama.cpp"}
-    configure: list[str | Path] = [
-        "cmake",
-        "-G",
-        "Ninja",
-        "-S",
-        ROOT / "tests" / "fuzz",
-        "-B",
-        programs,
-    ]
+    configure: list[str | Path] = ["cmake", "-G", "Ninja", "-B", programs]
+    configure += ["-S", ROOT / "tests" / "fuzz", "--log-level=WARNING"]
     configure += [f"-D{name}={value}" for name, value in settings.items()]
-    subprocess.run([*configure, "--log-level=WARNING"], env=environment, check=True)
+    subprocess.run(configure, env=environment, check=True)
     subprocess.run(["cmake", "--build", programs, "--", "--quiet"], check=True)
     helpers = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "helpers")}
     model: list[str | Path] = [sys.executable, "-P", ROOT / "tests" / "fuzz" / "model.py", MODEL]
@@ -75,12 +68,8 @@ def fuzz(programs: Path, target: str, seconds: int) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     before = set(found.iterdir())
     print(f"==> {target}, {seconds} s", flush=True)
-    command: list[str | Path] = [
-        programs / target,
-        f"-max_total_time={seconds}",
-        f"-artifact_prefix={found}/",
-    ]
-    command += [*LIMITS, "-print_final_stats=1", "-verbosity=1", corpus, SEEDS / target]
+    command: list[str | Path] = [programs / target, f"-max_total_time={seconds}", *LIMITS]
+    command += [f"-artifact_prefix={found}/", "-print_final_stats=1", corpus, SEEDS / target]
     log = FOLDER / f"{target}.log"
     with log.open("wb") as output:
         status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode

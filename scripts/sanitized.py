@@ -12,16 +12,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LLAMA_CPP = ROOT / "build" / "llama.cpp"
 
-# clang as well has the thread sanitizer as a library that Python can be told to load.
-COMPILERS = {"CC": "clang", "CXX": "clang++"}
+CLANG = {"CC": "clang", "CXX": "clang++"}
+# A Python that loads clang's thread sanitizer does not start.
+GCC = {"CC": "gcc", "CXX": "g++"}
 
 
-def compilers() -> dict[str, str]:
-    """CC and CXX, of the environment or clang's. Exits if they are not there."""
-    chosen = {name: os.environ.get(name, default) for name, default in COMPILERS.items()}
+def compilers(sanitizer: str) -> dict[str, str]:
+    """CC and CXX, of the environment or those that fit. Exits if they are not there."""
+    defaults = GCC if sanitizer == "thread" else CLANG
+    chosen = {name: os.environ.get(name, default) for name, default in defaults.items()}
     for command in chosen.values():
         if shutil.which(command) is None:
-            sys.exit(f"there is no {command}: apt install clang, or set CC and CXX")
+            sys.exit(f"there is no {command}: apt install {command}, or set CC and CXX")
     return chosen
 
 
@@ -46,15 +48,18 @@ def build(sanitizer: str, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     pip += ["--no-deps", "--upgrade", "--target", str(package), "."]
     pip += [text for option in options for text in ("-C", option)]
-    environment = {**os.environ, **compilers(), "CCACHE_NOHASHDIR": "1"}
+    environment = {**os.environ, **compilers(sanitizer), "CCACHE_NOHASHDIR": "1"}
     subprocess.run(prepare, cwd=ROOT, check=True)
     subprocess.run(pip, cwd=ROOT, env=environment, check=True)
     return package
 
 
-def runtime(name: str) -> str:
-    """The library of a sanitizer ("asan", "tsan", "ubsan"), for LD_PRELOAD."""
-    compiler = compilers()["CC"]
+RUNTIMES = {"address": "asan", "thread": "tsan"}
+
+
+def runtime(sanitizer: str) -> str:
+    """The library of a sanitizer, for LD_PRELOAD."""
+    compiler, name = compilers(sanitizer)["CC"], RUNTIMES[sanitizer]
     file = f"lib{name}.so"
     if "clang" in compiler:
         file = f"libclang_rt.{name}-{platform.machine()}.so"

@@ -29,12 +29,14 @@ def compile_library(
 ) -> ctypes.CDLL:
     """Compile sources that may include the headers of native/; all warnings are errors.
 
-    The libraries are those that the sources call, as files.
+    CXX and CXXFLAGS of the environment are the compiler and more flags. The libraries are those
+    that the sources call, as files.
     Where nothing has changed since the last time, the library is there already.
     """
     folders = [*includes, NATIVE / "src", NATIVE / "include"]
     sources = [*sources]
-    compiler = (os.environ.get("CXX", "c++"), *FLAGS, "-Werror")
+    flags = os.environ.get("CXXFLAGS", "").split()
+    compiler = (os.environ.get("CXX", "c++"), *FLAGS, *flags, "-Werror")
     linked = [text for file in libraries for text in (str(file), f"-Wl,-rpath,{file.parent}")]
     headers = [file for folder in folders for file in sorted(folder.rglob("*.*h"))]
     texts = [
@@ -49,7 +51,9 @@ def compile_library(
             unfinished = Path(folder) / library.name
             arguments = (*(f"-I{folder}" for folder in folders), *map(str, sources))
             command = [*compiler, "-shared", *arguments, *linked, "-o", str(unfinished)]
-            subprocess.run(command, check=True)
+            # what is loaded into the tests, a sanitizer, is not for the compiler
+            environment = {**os.environ, "LD_PRELOAD": ""}
+            subprocess.run(command, env=environment, check=True)
             unfinished.replace(library)
     return ctypes.CDLL(str(library))
 

@@ -144,7 +144,7 @@ void llama_h2o_archive_file::read_places() {
         }
 
         map_place(i);
-        places[i] = { header.page, header.text_before, header.text() };
+        places[i] = place(header);
         if (!newest || newest->page < header.page) {
             newest         = &places[i];
             page_of_place0 = limit > 0 ? (header.page + limit - i) % limit : header.page - i;
@@ -175,17 +175,26 @@ const llama_h2o_archive_file::place * llama_h2o_archive_file::find_page(uint64_t
     return is_it ? &places[i] : nullptr;
 }
 
+llama_h2o_archive_file::place::place(const llama_h2o_archive_page_header & header) :
+    page(header.page), begin(header.begin), first(header.first), text_before(header.text_before), text(header.text()) {}
+
+bool llama_h2o_archive_file::place::can_precede(const place & next) const {
+    return begin == next.begin && uint32_t(next.first) % llama_h2o_archive_layout::N_PAGE == 0;
+}
+
 void llama_h2o_archive_file::find(uint32_t page_end, uint64_t text) {
     current_begin = page_end;
     current_end   = page_end;
     has_others    = true;
 
+    const place * first = nullptr;
     while (current_begin > 0) {
         const place * before = find_page(current_begin - 1, text);
-        if (!before) {
+        if (!before || (first && !before->can_precede(*first))) {
             return;
         }
-        text = before->text_before;
+        first = before;
+        text  = before->text_before;
         --current_begin;
     }
 }
@@ -269,7 +278,7 @@ void llama_h2o_archive_file::put(char * page) {
         forget_page(i);
     }
     write(i, page);
-    places[i] = { header.page, header.text_before, header.text() };
+    places[i] = place(header);
 }
 
 void llama_h2o_archive_file::append(char * page) {

@@ -67,8 +67,16 @@ private:
     // What the header of a page says; not known where `text` is 0.
     struct place {
         uint32_t page        = 0;
+        int32_t begin        = 0;
+        int32_t first        = 0;
         uint64_t text_before = 0;
         uint64_t text        = 0;
+
+        place() = default;
+        explicit place(const llama_h2o_archive_page_header & header);
+
+        // whether this page and the next one can be of the same archive, if they are of the same text
+        bool can_precede(const place & next) const;
     };
 
     const llama_h2o_archive_layout & layout;

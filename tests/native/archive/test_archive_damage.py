@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from archive import (
     random_token,
 )
 from archive_files import HEADER, PAGE_HEADER, SMALL, opened
+from checksums import checksum
 from full_disk import full_disk
 from random_cases import Cases
 
@@ -75,6 +77,29 @@ def test_all_up_to_a_damaged_page_is_let_go_of(
         assert_holds(archive, pages_of(tokens, {2, 3}))
         assert archive.lost == range(2 * N_PAGE)
         archive.close()
+
+
+@pytest.mark.parametrize("number", ["begin", "first"])
+def test_pages_that_say_other_things_of_their_archive_are_not_of_one(
+    native: ctypes.CDLL, rng: np.random.Generator, path: Path, number: str
+) -> None:
+    """The first of them was held, as if the archive had begun behind it or had no gap."""
+    _, tokens = saved(native, path, rng, 3 * N_PAGE + 5)
+    data = bytearray(path.read_bytes())
+    at = page_at(native, 2)
+    begin, first, count = struct.unpack_from("<3i", data, at + 12)
+    if number == "begin":
+        begin += 5
+    else:
+        first, count = first + 5, count - 5
+    struct.pack_into("<3i", data, at + 12, begin, first, count)
+    data[at + PAGE_HEADER - 8 : at + PAGE_HEADER] = checksum(data[at : at + PAGE_HEADER - 8])
+    path.write_bytes(data)
+    archive = opened(native, path)
+    held = pages_of(tokens, {2})
+    assert_holds(archive, {p: token for p, token in held.items() if p >= first})
+    assert archive.numbers["n_dropped"] == first - begin
+    archive.close()
 
 
 def test_damage_that_came_later_is_found(

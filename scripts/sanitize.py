@@ -1,0 +1,103 @@
+"""Run the tests of native code under a sanitizer: address (with undefined behaviour) or thread.
+
+The first thing that a sanitizer says makes this fail. It goes to files, as pytest shows no output
+of tests that pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sanitized import ROOT, build, compilers, runtime
+
+SUPPRESSIONS = ROOT / "tests" / "sanitizers"
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """What the tests compile with, what the sanitizer is told, and which tests there are to run.
+
+    Attributes:
+        flags: for the C++ that tests compile themselves.
+        options: environment variables, without the place of the log.
+        tests: paths, and what else pytest is to be told.
+    """
+
+    flags: str
+    options: dict[str, str]
+    tests: tuple[str, ...]
+
+
+SANITIZERS = {
+    "address": Sanitizer(
+        flags="-fsanitize=address,undefined",
+        # Python frees little of its own memory when it ends
+        options={"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+        tests=("tests/native",),
+    ),
+    "thread": Sanitizer(
+        flags="-fsanitize=thread",
+        options={"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS / 'thread.txt'}"},
+        tests=(
+            "tests/engine",
+            "tests/native/test_kernels.py",
+            "tests/native/test_scan.py",
+            "tests/native/test_breaking_off.py",
+            "tests/native/test_native_recall.py",
+        ),
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sanitizer", choices=SANITIZERS)
+    parser.add_argument("tests", nargs="*", help="in place of all that are meant for it")
+    args = parser.parse_args()
+    sanitizer = SANITIZERS[args.sanitizer]
+    folder = ROOT / "build" / "sanitize" / args.sanitizer
+    package = build(args.sanitizer, folder)
+    logs = folder / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir()
+    environment = surroundings(args.sanitizer, package, logs)
+    tests = args.tests or sanitizer.tests
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    print(f"==> tests under the {args.sanitizer} sanitizer", flush=True)
+    status = subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
+    return status or tell(logs)
+
+
+def surroundings(name: str, package: Path, logs: Path) -> dict[str, str]:
+    """The environment of the tests."""
+    sanitizer = SANITIZERS[name]
+    options = {
+        variable: f"{text}:log_path={logs / variable.split('_')[0].lower()}"
+        for variable, text in sanitizer.options.items()
+    }
+    return {
+        **os.environ,
+        **options,
+        "PYTHONPATH": str(package),
+        "LD_PRELOAD": runtime(name),
+        "CXX": compilers(name)["CXX"],
+        "CXXFLAGS": sanitizer.flags,
+    }
+
+
+def tell(logs: Path) -> int:
+    """Returns 1 if a sanitizer has said anything."""
+    found = sorted(logs.iterdir())
+    for file in found:
+        print(f"{file}:\n{file.read_text(errors='replace')[:4000]}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
