@@ -325,7 +325,7 @@ CRAFTED: dict[str, Callable[[Recalled], None]] = {
     "an archive behind the text": archive_behind,
     "an archived key turned back": shift_of(-1),
     "an archived key turned as far as numbers go": shift_of(-(2**31)),
-    "an archived key turned by more than the text has": shift_of(10**6),
+    "an archived key turned by more than any text has": shift_of(2**30 + 1),
     "a question elsewhere": question_elsewhere,
     "a question turned elsewhere": question_turned,
     "an archive of another model": lambda state: state.archive.__setitem__("layout", 1),
