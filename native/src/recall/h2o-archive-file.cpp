@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
@@ -121,6 +122,9 @@ uint64_t llama_h2o_archive_file::open_header(
     wanted = make_header(layout, id, header.max_pages);
     if (found != wanted) {
         throw std::runtime_error(path + " " + difference(found, wanted));
+    }
+    if (header.max_pages > std::numeric_limits<uint64_t>::max() / layout.size()) {
+        throw std::runtime_error(path + " is a damaged archive"); // places are counted with it
     }
 
     return header.max_pages;

@@ -20,6 +20,7 @@ from archive import (
     random_token,
 )
 from archive_files import HEADER, PAGE_HEADER, SMALL, assert_file_holds, opened, written
+from checksums import checksum
 from compiled import pointer
 
 
@@ -197,6 +198,21 @@ def test_a_damaged_header_is_refused(
             archive.open_file(path)
         assert path.read_bytes() == damaged
     archive.close()
+
+
+def test_a_limit_that_no_file_can_reach_is_refused(
+    native: ctypes.CDLL, rng: np.random.Generator, path: Path
+) -> None:
+    """Places were counted beyond what numbers hold, and pages lay in those of others."""
+    written(native, path, rng, 3 * N_PAGE)
+    data = bytearray(path.read_bytes())
+    numbers = 56 + 12 * len(SMALL)  # bytes in front of the checksum; the limit is among them
+    data[32:40] = b"\xff" * 8
+    data[numbers : numbers + 8] = checksum(data[:numbers])
+    path.write_bytes(data)
+    with pytest.raises(ArchiveError, match="damaged"):
+        opened(native, path)
+    assert path.read_bytes() == data
 
 
 def test_only_a_file_that_was_begun_is_made_anew(
