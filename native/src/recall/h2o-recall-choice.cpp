@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
+#include <stdexcept>
 
 // A needle's key words and what they stand for often lie in neighbouring blocks, more often behind the peak than before.
 // So a block is wanted nearly as much as the one or two before it and the one behind,
@@ -130,6 +131,7 @@ private:
 
     uint32_t n_hidden(uint32_t head, int32_t block) const;
     std::vector<double> find_wanted(int32_t first_block);
+    void expect_numbers() const;
     void make_list();
     void take_rows(llama_h2o_recall_choice & choice) const;
     void find_spans(llama_h2o_recall_choice & choice) const;
@@ -255,9 +257,23 @@ void chooser::find_spans(llama_h2o_recall_choice & choice) const {
     }
 }
 
+// Keys that are no numbers have no order to choose in, and shares of them could not be saved.
+void chooser::expect_numbers() const {
+    const auto is_number = [](double x) {
+        return std::isfinite(x);
+    };
+    for (const auto & head : hidden.of_heads) {
+        if (!std::all_of(head.mass.begin(), head.mass.end(), is_number) ||
+                !std::all_of(head.weight.begin(), head.weight.end(), is_number)) {
+            throw std::runtime_error("the archive has keys that are no numbers");
+        }
+    }
+}
+
 llama_h2o_recall_choice chooser::run() {
     llama_h2o_recall_choice choice;
 
+    expect_numbers();
     make_list();
     take_rows(choice);
     if (choice.n_rows > 0) {
