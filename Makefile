@@ -11,6 +11,8 @@ PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 NATIVE  := find native/src native/include tests/native tests/faults tests/fuzz \
     -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
+# of each property: make properties EXAMPLES=10000 for a night
+EXAMPLES     ?= 1000
 # How often each kind of program is killed: make crash KILLS=1000 for a night
 KILLS        ?= 25
 # of each target, and which: make fuzz FUZZ_SECONDS=36000 for a night
@@ -19,10 +21,10 @@ FUZZ_TARGETS ?=
 # address (with undefined behaviour) or thread
 SANITIZER    ?= address
 
-.PHONY: help story page build test explore lint format crash fuzz sanitize audit clean
+.PHONY: help story page build test explore properties lint format crash fuzz sanitize audit clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 story: build ## tell a story with the demo model; sets everything up first
 	$(FETCH)
@@ -42,6 +44,9 @@ test: lint ## all checks and all tests
 
 explore: .venv/tested ## the randomised tests with other random numbers (make test: always the same)
 	PYH2O_TEST_SEED=random $(PYTEST) -m randomised
+
+properties: .venv/tested ## tries to break what must hold, EXAMPLES=1000 times each, or 10000 for a night
+	PYH2O_TEST_SEED=random PYH2O_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/properties
 
 lint: .venv/tested ## style and types
 	@echo "==> style and types"
@@ -73,7 +78,7 @@ audit: .venv/audited ## ask a public database for known holes in all packages of
 	$(BIN)/python scripts/audit.py
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # --- the environment; these files are time stamps of when a step began, so no edit during it is missed ---
 

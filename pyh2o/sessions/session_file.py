@@ -7,8 +7,9 @@ A file is a ZIP archive of three stored members:
 * `tokens.npy`: the tokens of the text, int32 [n_tokens];
 * `kv.bin`: what the KV cache holds, as `Llama.kv_state` returns it.
 
-The archive keeps a CRC-32 of each member, so damage is noticed. A new file is written beside the
-old one and takes its place when it is complete: a crash or a full disk leaves the old one whole.
+The archive keeps a CRC-32 of each member, so damage is noticed; the header has those of the other
+two, so that parts of different sessions are not taken for one. A new file is written beside the old
+one and takes its place when it is complete: a crash or a full disk leaves the old one whole.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ FORMAT_VERSION = 1
 TEMPORARY = ".pyh2o-session-"
 
 _HEADER, _TOKENS, _KV = "header.json", "tokens.npy", "kv.bin"
+# Check sums of the other members, beside the header; the first files do not have them.
+_SUMS = "crc32"
 # What np.save writes before the numbers: version 1.0, the length of the text, and the text.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00(..)"
@@ -129,14 +132,15 @@ def _mode(path: str | Path, target: Path) -> int:
 
 
 def _write_archive(file: IO[bytes], session: Session) -> None:
+    tokens = io.BytesIO()
+    np.save(tokens, np.asarray(session.tokens, dtype="<i4"), allow_pickle=False)
     about = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "kind": session.kind,
         "header": session.header,
+        _SUMS: {_TOKENS: zlib.crc32(tokens.getbuffer()), _KV: zlib.crc32(session.kv)},
     }
-    tokens = io.BytesIO()
-    np.save(tokens, np.asarray(session.tokens, dtype="<i4"), allow_pickle=False)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         # A ZipInfo of its own has no date: equal sessions are equal files.
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(about, allow_nan=False))
@@ -246,9 +250,11 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def _read_archive(path: Path, file: IO[bytes], kind: str) -> Session:
     with zipfile.ZipFile(file) as archive:
-        header = _read_header(path, _json(_member(archive, _HEADER)), kind)
+        about = _json(_member(archive, _HEADER))
+        header = _read_header(path, about, kind)
         tokens = _read_tokens(_member(archive, _TOKENS))
         kv = _member(archive, _KV)
+        _check_sums(archive, about)
     return Session(kind=kind, header=header, tokens=tokens, kv=kv, path=path)
 
 
@@ -280,6 +286,13 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
         raise ValueError(f"{name} is not stored in {info.file_size} bytes")
     return archive.read(info)
+
+
+def _check_sums(archive: zipfile.ZipFile, about: dict[str, Any]) -> None:
+    """Refuse members that the header was not written with; zipfile has compared what it read."""
+    found = {name: archive.getinfo(name).CRC for name in (_TOKENS, _KV)}
+    if about.get(_SUMS, found) != found:
+        raise ValueError("its header, its tokens and its state are not of one session")
 
 
 def _read_header(path: Path, about: Any, kind: str) -> dict[str, Any]:

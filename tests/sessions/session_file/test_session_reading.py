@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import numpy as np
 import pytest
 
 from pyh2o.errors import SessionError
-from pyh2o.sessions.session_file import FORMAT_VERSION, Session, read_header, read_session
+from pyh2o.sessions.session_file import (
+    FORMAT_VERSION,
+    Session,
+    read_header,
+    read_session,
+    write_session,
+)
+from rewritten_sessions import members_of, session_of
 from session_files import HEADER, one_line, reread
 
 
@@ -108,16 +116,44 @@ def test_another_kind_is_refused(path: Path) -> None:
     one_line(error)
 
 
+def as_before_sums(header: bytes) -> bytes:
+    """A header without the check sums of the other members, which the first files do not have."""
+    about = json.loads(header)
+    del about["crc32"]
+    return json.dumps(about).encode()
+
+
 def rewrite(path: Path, **members: bytes | None) -> None:
     """Replace members of an archive, with right check sums; None leaves one out."""
     with zipfile.ZipFile(path) as archive:
         old = {name: archive.read(name) for name in archive.namelist()}
+    old["header.json"] = as_before_sums(old["header.json"])
     new = {"header.json": "header", "tokens.npy": "tokens", "kv.bin": "kv"}
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in old.items():
             content = members.get(new[name], data)
             if content is not None:
                 archive.writestr(name, content)
+
+
+def test_a_file_without_check_sums_in_its_header_is_read(path: Path, session: Session) -> None:
+    rewrite(path)
+    assert reread(path) == session
+
+
+@pytest.mark.parametrize("member", ["tokens.npy", "kv.bin"])
+def test_parts_of_two_sessions_are_no_session(
+    path: Path, session: Session, member: str, rng: np.random.Generator
+) -> None:
+    """Each is whole, and they would fit: the tokens of a text and the state of another one."""
+    other = path.with_name("other")
+    tokens, kv = rng.permutation(session.tokens).tolist(), rng.bytes(len(session.kv))
+    write_session(other, replace(session, tokens=tokens, kv=kv))
+    members = members_of(path.read_bytes())
+    path.write_bytes(session_of({**members, member: members_of(other.read_bytes())[member]}))
+    with pytest.raises(SessionError, match="not of one session") as error:
+        reread(path)
+    one_line(error)
 
 
 def test_a_newer_format_is_refused(path: Path) -> None:
