@@ -77,8 +77,8 @@ def edited(data: bytes, changes: list[Edit], other: bytes = b"") -> bytes:
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 5, 40, 0.5, -0.0, 1e308, -1e308, 2**31 - 1, 2**31, 2**63,
-    10**30, float("nan"), float("inf"), "", "a", "5", "\0", "a\nb", "é☺", "\ud800", "x" * 300, [], {}, [[]],
-    [None], [0, 1], [[0, 5]], [[5, 0]], [-1], {"a": 1}, {"": None},
+    10**30, float("nan"), float("inf"), "", "a", "5", "\0", "a\nb", "é☺", "\ud800", "x" * 300, [],
+    {}, [[]], [None], [0, 1], [[0, 5]], [[5, 0]], [-1], {"a": 1}, {"": None},
 ]  # fmt: skip
 
 

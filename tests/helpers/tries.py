@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import hypothesis
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
@@ -77,6 +77,7 @@ class Tries:
             database=None,
             deadline=None,
             print_blob=False,
+            phases=[hypothesis.Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
 
