@@ -53,9 +53,9 @@ def check_arguments(given: Mapping[str, Any], *, own: Collection[str]) -> None:
         _check_count(name, given.get(name) or 0, least=0, cure=cure)
     _check_count("n_ctx", given.get("n_ctx", 0), least=0, cure="give 0 for the model's own")
     for name in ("rope_freq_base", "rope_freq_scale"):
-        _check_number(name, given.get(name) or 0.0, least=0.0)
+        _check_number(name, given.get(name, 0.0), least=0.0)
     for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
-        _check_number(name, given.get(name) or 0.0, least=-math.inf)
+        _check_number(name, given.get(name, 0.0), least=-math.inf)
     for name in ("type_k", "type_v"):
         _check_type(name, given.get(name), {**KV_TYPES, **_OTHER_KV_TYPES})
 
@@ -81,7 +81,8 @@ def _check_number(name: str, value: Any, *, least: float) -> None:
 
 
 def _check_type(name: str, value: Any, types: Mapping[str, int]) -> None:
-    if value is not None and value not in types.values():
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_count and value in types.values()):
         names = ", ".join(f"{number} ({type_name})" for type_name, number in types.items())
         raise SettingsError(f"{name} is {value!r}, which a KV cache cannot have: give {names}")
 

@@ -251,6 +251,9 @@ def test_pickling_keeps_the_settings(path: Path) -> None:
         ({"type_k": 10}, r"type_k is 10, .* give 0 \(f32\), 1 \(f16\), 8 \(q8_0\)"),
         ({"type_v": 99}, "type_v is 99"),
         ({"type_k": 10, "evict": False}, "type_k is 10"),
+        ({"type_k": 1.0}, "type_k is 1.0"),
+        ({"yarn_ext_factor": None}, "yarn_ext_factor is None"),
+        ({"rope_freq_base": ""}, "rope_freq_base is ''"),
     ],
 )
 def test_nonsense_is_refused(path: Path, settings: dict[str, Any], message: str) -> None:

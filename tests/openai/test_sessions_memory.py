@@ -86,6 +86,18 @@ def test_tokens_and_their_texts(talk: Any, alone: Llama) -> None:
     assert talk.got("/talk/tokens?start=3&end=10001")["end"] == n
 
 
+def test_an_address_that_makes_no_sense_is_refused_like_a_body(talk: Any) -> None:
+    for route, param in [
+        ("map?layer=", "layer"),
+        ("tokens?start=a", "start"),
+        ("tokens/a", "position"),
+    ]:
+        reply = talk.ask("GET", f"/talk/{route}")
+        assert reply.status == 400
+        assert reply.error["param"] == param
+        assert reply.error["message"].startswith(f"{param}: ")
+
+
 def test_one_token(talk: Any, alone: Llama) -> None:
     loaded(alone)
     found, texts = talk.got("/talk/map"), talk.got("/talk/tokens")["texts"]

@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 from anyio import to_thread
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -23,7 +24,7 @@ from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
 from .models import AnyModel, ModelSource, ServedModels
 from .open_sessions import OpenSessions
 from .page import page_routes
-from .refusals import RefusedError
+from .refusals import RefusedError, address_refusal
 from .requests import answer, check_key, models_of, read, takes
 from .served_model import ServedModel
 from .session_routes import session_routes
@@ -52,7 +53,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     app.include_router(session_routes)
     app.include_router(page_routes())
     app.add_api_route("/health", _health, summary="Health")
-    for kind in (RefusedError, HTTPException, Exception):
+    for kind in (RefusedError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(ClientDisconnect, _leave)
     app.add_middleware(CountedAnswers, answered=app.state.answered)
@@ -201,6 +202,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         place = f"{request.method} {request.url.path}"
         error = RefusedError(error.status_code, f"{place}: {error.detail}")
+    if isinstance(error, RequestValidationError):
+        error = address_refusal(error.errors())
     return refused(request.scope, error)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -74,7 +74,16 @@ def refusal_of(error: Exception) -> RefusedError:
 
 def body_refusal(error: ValidationError) -> RefusedError:
     """What is wrong with a body, named by its first wrong field."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    return _field_refusal(error.errors(include_url=False, include_context=False)[0])
+
+
+def address_refusal(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
+    """What is wrong with an address, named by its first wrong parameter."""
+    first = errors[0]
+    return _field_refusal({**first, "loc": first["loc"][1:]})  # the first says where in the request
+
+
+def _field_refusal(first: Mapping[str, Any]) -> RefusedError:
     param = _field(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":

@@ -1,0 +1,156 @@
+"""No request is a fault of the server: each is answered, or refused in one line."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from hypothesis import strategies as st
+
+from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD, TOOL
+from many_texts import tiny_engine
+from mutations import Edit, Oddity, edited, edits, json_bytes, made_odd, oddities
+from needed import needed
+from pyh2o.openai.limits import Limits
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tries import Tries
+
+loopback = needed("loopback", name="the server's packages")
+
+SESSIONS = "/v1/sessions"
+SHORT = {"max_tokens": 2}
+# Each with good bodies; {name} is a conversation, a story, or none.
+ROUTES: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("POST", COMPLETIONS, [{**GOOD[COMPLETIONS], "stop": ["zz"], "logit_bias": {"5": 1}}]),
+    ("POST", CHAT, [{**GOOD[CHAT], "tools": [TOOL], "response_format": {"type": "json_object"}}]),
+    ("POST", EMBEDDINGS, [GOOD[EMBEDDINGS]]),
+    ("POST", "/extras/tokenize", [{"input": "once"}]),
+    ("POST", "/extras/tokenize/count", [{"input": "once"}]),
+    ("POST", "/extras/detokenize", [{"tokens": [5, 6]}]),
+    ("POST", SESSIONS, [{"name": "new", "system": "Be brief."}, {"kind": "story", "text": "a"}]),
+    ("POST", SESSIONS + "/import", [{"name": "in", "turns": [{"user": "a", "answer": "b"}]}]),
+    ("PATCH", SESSIONS + "/{name}", [{"name": "talk"}, {"system": "a"}, {"sampling": {"seed": 1}}]),
+    ("DELETE", SESSIONS + "/{name}", [{}]),
+    ("POST", SESSIONS + "/{name}/answers", [
+        {"message": "why", **SHORT}, {"edit": "so", **SHORT}, {"regenerate": True, **SHORT},
+        {"continue": True, **SHORT},
+    ]),
+    ("POST", SESSIONS + "/{name}/passages", [{**SHORT, "at": 3}, SHORT]),
+    ("POST", SESSIONS + "/{name}/stop", [{}]),
+    ("POST", SESSIONS + "/{name}/undo", [{"turns": 1}, {"passages": 1}]),
+    ("POST", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}, {"text": "a"}]),
+    ("DELETE", SESSIONS + "/{name}/pins", [{"start": 0, "end": 3}, {"text": "a"}]),
+]  # fmt: skip
+READ = [
+    SESSIONS, SESSIONS + "/{name}", SESSIONS + "/{name}/map", SESSIONS + "/{name}/tokens",
+    SESSIONS + "/{name}/tokens/3", SESSIONS + "/{name}/recalled", SESSIONS + "/{name}/export",
+    "/v1/models/{name}", "/v1/kv", "/metrics",
+]  # fmt: skip
+KEYS = (
+    "model", "name", "kind", "system", "sampling", "text", "turns", "message", "at", "start", "end",
+    "passages", "seed", "temperature", "min_p", "n", "stream", "stop", "echo", "grammar", "tools",
+    "tool_choice", "logprobs", "top_logprobs", "max_tokens", "suffix", "response_format", "x",
+)  # fmt: skip
+Names = st.sampled_from(["talk", "talk", "story", "story", "new", "none", "..", "a/b", "é☺", "\0"])
+Queries = st.dictionaries(
+    st.sampled_from(["q", "layer", "head", "start", "end", "format", "x"]),
+    st.sampled_from(["", "0", "1", "-1", "5", "99999999999999999999", "a", "json", "1.5", "\n"]),
+    max_size=2,
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("secret_folder")
+    model = write_tiny_gguf(
+        folder / "tiny.gguf", seed=5, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYH2O_CHATS", str(folder / "chats"))
+        with tiny_engine(model, texts=2, n_ctx=256, hh=32, recent=32, slack=16) as engine:
+            running = loopback.LoopbackServer(engine, limits=Limits(body_mib=1))
+            yield running
+            running.close()
+
+
+def ask(server: Any, method: str, route: str, data: bytes | None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=loopback.PATIENCE)
+    try:
+        connection.request(method, route, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return loopback.Reply(response.status, response.read())
+    finally:
+        connection.close()
+
+
+def check(reply: Any) -> None:
+    """It is an answer or a refusal, and tells nothing of the machine."""
+    assert reply.status in (200, 204, 400, 404, 405, 409, 413), (
+        reply.status,
+        reply.body[:500],
+    )
+    if reply.status >= 400:
+        message = reply.error["message"]
+        assert len(message.splitlines()) == 1
+        assert reply.error["type"] == "invalid_request_error"
+    assert b"Traceback" not in reply.body
+    assert b"secret_folder" not in reply.body
+    for line in reply.body.splitlines():
+        if line.startswith(b"data: {"):
+            assert "error" not in json.loads(line[6:]) or b"internal" not in line
+
+
+@pytest.fixture(autouse=True)
+def sessions(server: Any) -> None:
+    """A conversation and a story that may be changed."""
+    for name, body in [("talk", {}), ("story", {"kind": "story", "text": "once upon"})]:
+        ask(server, "DELETE", f"{SESSIONS}/{name}", None)
+        assert ask(server, "POST", SESSIONS, json_bytes({"name": name, **body})).status == 200
+
+
+def route_with(route: str, name: str, query: dict[str, str]) -> str:
+    path = route.replace("{name}", quote(name, safe=""))
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def test_bodies(server: Any, tries: Tries) -> None:
+    asked = st.tuples(
+        st.sampled_from(ROUTES).flatmap(
+            lambda route: st.tuples(st.just(route[:2]), st.sampled_from(route[2]))
+        ),
+        Names,
+        st.just([]) | oddities(keys=KEYS),
+        st.just([]) | st.just([]) | edits(60),
+    )
+
+    def answered(request: tuple[Any, str, list[Oddity], list[Edit]]) -> None:
+        ((method, route), good), name, odd, changes = request
+        body = made_odd(copy.deepcopy(good), odd)
+        # nobody waits for an answer without an end
+        if isinstance(body, dict) and ("n" in body or "max_tokens" not in body):
+            body.update({"max_tokens": 2} if "max_tokens" in good else {})
+        data = edited(json_bytes(body), changes, b'{"a": [1, "\\ud800", NaN]}')
+        check(ask(server, method, route_with(route, name, {}), data))
+
+    tries.every(asked, answered, examples=200)
+    server.answers_well()
+
+
+def test_what_is_read(server: Any, tries: Tries) -> None:
+    asked = st.tuples(st.sampled_from(READ), Names, Queries)
+    for message in ("why is it so", "and then"):
+        said = {"message": message, "max_tokens": 9}
+        assert ask(server, "POST", f"{SESSIONS}/talk/answers", json_bytes(said)).status == 200
+    assert ask(server, "POST", f"{SESSIONS}/story/passages", json_bytes(SHORT)).status == 200
+
+    def answered(request: tuple[str, str, dict[str, str]]) -> None:
+        route, name, query = request
+        check(ask(server, "GET", route_with(route, name, query), None))
+
+    tries.every(asked, answered, examples=80)
+    server.answers_well()
