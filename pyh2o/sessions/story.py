@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -235,10 +236,11 @@ class Story(EditableStory):
                 f"the story has come to the end of the {llm.position_limit} positions there are: "
                 "begin a new one with its last part, or turn eviction on"
             )
+        is_there = text.is_there()
         text.take_model()
         # All is evaluated when the model has ended its text; the logits are needed once more.
         is_all = llm.n_tokens == len(text.tokens)
-        if not text.is_beginning_cached() or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
+        if not is_there or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
             text.recover(len(text.tokens) - 1)
 
     def _watch(self, token: int) -> str | None:
@@ -295,14 +297,16 @@ class Story(EditableStory):
     def save(self, path: str | Path) -> None:
         """Write a session file that `load` goes on from; an old one stays whole until it is there.
 
-        It can be called while `write` waits to be asked for more.
+        It can be called while `write` waits to be asked for more. If the model has another text by
+        now, the file has no state of the cache, and the story is read again when it is loaded.
 
         Raises:
             SessionError: the file cannot be written.
         """
+        is_there = self._text.is_there()
         saved = SavedStory(
             prompt_tokens=self.n_prompt,
-            evaluated=self.llm.n_tokens,
+            evaluated=self.llm.n_tokens if is_there else 0,
             opening=self._opening,
             text_bytes=self._pieces.size,
             held=self._pieces.held.hex(),
@@ -317,9 +321,9 @@ class Story(EditableStory):
             pins=self.pins,
         )
         model, settings = model_identity(self.llm), settings_identity(self.llm)
-        with archive_saved(path, self.llm) as archive:
+        with archive_saved(path, self.llm) if is_there else nullcontext() as archive:
             header = StoryHeader(model, settings, saved, self.notes, archive)
-            state = self.llm.kv_state()
+            state = self.llm.kv_state() if is_there else b""
             write_session(path, Session(KIND, asdict(header), self.tokens, state))
 
     @classmethod

@@ -93,6 +93,10 @@ class CachedText:
             self.llm.input_ids[:n_cached], self.tokens[:n_cached]
         )
 
+    def is_there(self) -> bool:
+        """Whether it is this text, whose beginning is in the cache, that has the model."""
+        return self._has_model() and self.is_beginning_cached()
+
     def is_growing(self) -> bool:
         """Whether the cache ends where it does while tokens are drawn: at the newest or before."""
         return len(self.tokens) - 1 <= self.llm.n_tokens <= len(self.tokens)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conversations import held_by_all
 from pyh2o import Llama
 from pyh2o.errors import SessionError, SettingsError, StateError
 from pyh2o.generation.sampling import Sampling
@@ -123,3 +124,40 @@ def test_a_story_saved_before_its_prompt_was_read_is_the_same(llm: Llama, tmp_pa
     loaded = Story.load(tmp_path / "s.h2o", llm)
     assert loaded.text() == ""
     assert result(loaded, "".join(loaded.write(50))) == expected
+
+
+@pytest.mark.usefixtures("no_end")
+@pytest.mark.parametrize("n_more", [0, 60], ids=["as long", "longer"])
+def test_a_story_is_saved_while_the_model_has_another_text(
+    llm: Llama, other: Llama, tmp_path: Path, n_more: int
+) -> None:
+    """Without that one's state: it is read again when it is loaded."""
+    tale = Story(llm, PROMPT, sampling=Sampling(seed=1))
+    text = "".join(tale.write(100))
+    another = Story(llm, PROMPT, sampling=Sampling(seed=2))
+    "".join(another.write(100 + n_more))
+    tale.save(tmp_path / "s.h2o")
+    loaded = Story.load(tmp_path / "s.h2o", other)
+    assert (loaded.tokens, loaded.text()) == (tale.tokens, text)
+    assert other.n_tokens == 0
+    # the other one goes on as if nothing had been saved
+    assert llm.input_ids[: llm.n_tokens].tolist() == another.tokens[:-1]
+    whole_tale = Story(other, PROMPT, sampling=Sampling(seed=2))
+    text = "".join(whole_tale.write(120 + n_more))
+    "".join(another.write(20))
+    assert another.tokens == whole_tale.tokens
+
+
+@pytest.mark.usefixtures("no_end")
+def test_pins_of_another_story_are_not_taken_over(llm: Llama) -> None:
+    """Where that begins as this one does."""
+    tale = Story(llm, PROMPT, sampling=Sampling(seed=1))
+    "".join(tale.write(10))
+    tale.pin(3, 7)
+    another = Story(llm, tale.tokens[:12], sampling=Sampling(seed=1))
+    "".join(another.write(1))
+    another.pin(8, 12)
+    "".join(tale.write(200))
+    held = held_by_all(llm)
+    assert {3, 4, 5, 6} <= held
+    assert not {8, 9, 10, 11} <= held
