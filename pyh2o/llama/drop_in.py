@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from jinja2 import TemplateError
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from ..errors import ModelError, PyH2OError
@@ -90,6 +91,11 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
             if self._load_error is not None:
                 raise self._load_error from None
             raise ModelError(load_failure(model_path, error)) from error
+        except TemplateError as error:
+            raise ModelError(
+                f"the chat template in {model_path} is no Jinja template "
+                f"({' '.join(str(error).split())}): use another file of this model"
+            ) from error
         if kwargs.get("lora_path"):
             self.lora_file = identify(kwargs["lora_path"])
         if self._offloading is not None:

@@ -64,7 +64,10 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
     except ValueError as error:
         raise ModelError(load_failure(name, error)) from error
     with contextlib.closing(model):
-        metadata = model.metadata()
+        try:
+            metadata = model.metadata()
+        except UnicodeDecodeError as error:
+            raise ModelError(load_failure(name, error)) from error
         architecture = metadata.get("general.architecture", "")
         pooling = metadata.get(f"{architecture}.pooling_type", "")
         # llama.cpp computes no embeddings of models that have an encoder and a decoder

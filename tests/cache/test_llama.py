@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.errors import ClosedError, ContextLimitError, NativeError, SettingsError
+from pyh2o.errors import ClosedError, ContextLimitError, ModelError, NativeError, SettingsError
 from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
+from pyh2o.llama.header import read_header
 from pyh2o.policies import H2O
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
@@ -318,3 +319,24 @@ def test_quantized_rows_turn_flash_attention_on(path: Path) -> None:
     assert llm.kv.compactions > 0
     assert llm.kv.bytes_k == 256 * 3 * 2 * 34
     assert llm.kv.bytes_v == 256 * 3 * 2 * 18
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (b"{% endfor %}", b"{% endfoo %}", "the chat template .* is no Jinja template"),
+        (b"tiny random", b"tiny \xffandom", "the file is damaged"),
+    ],
+)
+def test_a_file_whose_texts_are_damaged_is_refused(
+    tmp_path: Path, good: bytes, bad: bytes, message: str
+) -> None:
+    file = tmp_path / "damaged.gguf"
+    data = write_tiny_gguf(file, seed=1, n_layer=1, chat_template=CHAT_TEMPLATE).read_bytes()
+    file.write_bytes(data.replace(good, bad))
+    with pytest.raises(ModelError, match=message) as error:
+        tiny_llama(file, n_ctx=100)
+    assert "\n" not in str(error.value)
+    if message == "the file is damaged":
+        with pytest.raises(ModelError, match=message):
+            read_header(file)
