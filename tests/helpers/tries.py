@@ -77,7 +77,7 @@ class Tries:
             database=None,
             deadline=None,
             print_blob=False,
-            phases=[Phase.generate],
+            phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         )
 
