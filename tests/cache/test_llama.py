@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conversations import next_logits
 from pyh2o import Llama
-from pyh2o.errors import ClosedError, ContextLimitError, ModelError, NativeError, SettingsError
+from pyh2o.errors import (
+    ClosedError,
+    ContextLimitError,
+    ModelError,
+    NativeError,
+    SettingsError,
+    StateError,
+)
 from pyh2o.generation.finish import FINISH_TRAINED_CONTEXT
 from pyh2o.llama.header import read_header
 from pyh2o.policies import H2O
@@ -340,3 +348,20 @@ def test_a_file_whose_texts_are_damaged_is_refused(
     if message == "the file is damaged":
         with pytest.raises(ModelError, match=message):
             read_header(file)
+
+
+@pytest.mark.parametrize("n_bytes", [2000, 8000])
+def test_a_refused_state_spoils_no_later_text(tmp_path: Path, n_bytes: int) -> None:
+    """Its rows were no numbers, and the cells that they were read into are used again."""
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=2)
+    with tiny_llama(file, n_ctx=128, hh=12, recent=12, slack=8) as llm:
+        llm.eval([5, 6, 7])
+        expected = next_logits(llm)
+        llm.eval([7] * 25)
+        state = bytearray(llm.kv_state())
+        end = len(state) - 8  # of what the checksum is of
+        state[end - n_bytes : end] = b"\xff\x7e" * (n_bytes // 2)
+        with pytest.raises(StateError):
+            llm.load_kv_state(bytes(state), [5, 6, 7] + [7] * 25)
+        llm.eval([5, 6, 7])
+        np.testing.assert_array_equal(next_logits(llm), expected)

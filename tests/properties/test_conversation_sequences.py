@@ -278,8 +278,10 @@ class ConversationSequence(RuleBasedStateMachine):
         llm, anew = self.talk.llm, self.scene.llms[1]
         if llm.recalls or not (self.is_exact or self.scene.is_whole):
             return
+        n_turns = len(self.turns)
         self.say("so", 1, None)
-        if not self.is_exact and not self.scene.is_whole:
+        # the model may have said nothing, and the message was taken back
+        if len(self.turns) <= n_turns or not (self.is_exact or self.scene.is_whole):
             return
         anew.reset()
         anew.pin(self.talk.n_pinned)

@@ -222,7 +222,9 @@ class LlamaSequence(RuleBasedStateMachine):
             refused(error)
             self.done = replace(self.done, exact=False)
         else:
-            self.done = self.done.then("recall", question)
+            # rows may have been evicted for the question
+            whole = self.done.whole and question is None
+            self.done = replace(self.done.then("recall", question), whole=whole)
 
     @rule(target=states, whole=st.booleans())
     def save(self, whole: bool) -> Any:
