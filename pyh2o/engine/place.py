@@ -117,9 +117,6 @@ class Place(Llama):
         memory = llama_cpp.llama_get_memory(self.ctx)
         llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
 
-    def _wipe_cache(self) -> None:
-        """Not here: the memory is that of other texts, too."""
-
     def begin_prompt(self, tokens: Sequence[int]) -> int:
         """Take the tokens of the prompt that is completed next, and count them.
 

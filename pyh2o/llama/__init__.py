@@ -355,7 +355,6 @@ class Llama(ReadingLlama):
                 states.read_kv_state(self, data, tokens)
             except StateError:
                 self.reset()
-                self._wipe_cache()
                 raise
             if self.evicting:
                 self._grow_record(len(tokens))

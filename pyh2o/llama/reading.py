@@ -77,12 +77,6 @@ class ReadingLlama(EvictingLlama):
         if memory is not None:
             llama_cpp.llama_memory_clear(memory, False)
 
-    def _wipe_cache(self) -> None:
-        """Overwrite the rows of an empty cache: one that is no number would spoil later texts."""
-        memory = llama_cpp.llama_get_memory(self.ctx)
-        if memory is not None:
-            llama_cpp.llama_memory_clear(memory, True)
-
     def close(self) -> None:
         """Free the model; a file of an archive that no session was saved with goes."""
         archive, self._archive = getattr(self, "_archive", None), None

@@ -52,13 +52,16 @@ class Batch:
 
 
 def results_in(path: Path) -> dict[str, tuple[str, str]]:
-    """The id of the response and the text of each result there is; a line may be broken off."""
+    """The id of the response and the text of each result there is; the last line may be cut."""
     found: dict[str, tuple[str, str]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(ValueError, KeyError, TypeError):
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    for line in lines:
+        if not line.endswith("\n"):
+            continue
+        with suppress(KeyError, TypeError):
             result = json.loads(line)
-            if isinstance(result, list):  # of the journal: a checksum and so on come first
-                result = next(part for part in result if isinstance(part, dict))
+            if isinstance(result, list):  # of the journal: the number of the request comes first
+                _, result = result
             body = result["response"]["body"]
             found[result["custom_id"]] = (body["id"], body["choices"][0]["text"])
     return found

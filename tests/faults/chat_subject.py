@@ -8,7 +8,7 @@ from pathlib import Path
 
 from faulty_process import NO_TROUBLE, Ended, Trouble, run
 from saved_states import State, conversation_state, everything, messages, steps_done
-from subject import CACHE, SAMPLING, Found, check_end, emptied
+from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 # The line that ends a step.
 STEP_ENDS = re.compile(
@@ -59,9 +59,7 @@ class Chat:
         # What a step has changed is saved before the next one begins.
         n_ended = len(STEP_ENDS.findall(ended.notes))
         n_saved = 0 if "not saved" in ended.notes else max(0, n_ended - (ended.code != 0))
-        # What could not be archived is not recalled, and answers are others from there on.
-        is_lost = re.search(r"nothing is archived|\.archive\.\S+ cannot be written", ended.notes)
-        seen = messages if is_lost else everything
+        seen = messages if ARCHIVE_LOST.search(ended.notes) else everything
         states = [seen(state) for state in self.states]
         n_done = steps_done(
             states, seen(conversation_state(path)) if path.exists() else None, n_saved

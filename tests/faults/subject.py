@@ -16,6 +16,8 @@ from typing import Protocol
 from faulty_process import Ended, Fault, Trouble
 
 CACHE = ["--ctx=512", "--hh=80", "--recent=32", "--slack=8", "--recall=16"]
+# What could not be archived is not recalled, and what is drawn is other from there on.
+ARCHIVE_LOST = re.compile(r"nothing is archived|\.archive\.\S+ cannot be written")
 SAMPLING = ["--seed=7", "--temp=1", "--top-k=40"]
 
 

@@ -418,3 +418,17 @@ def scramble(state: Recalled, rng: np.random.Generator) -> None:
     i = int(rng.integers(array.size))
     array[i] = int(rng.choice([0, 1, array[i] ^ 1, array[(i + 1) % array.size], 100, -1]))
     state.pages = bytes(pages)
+
+
+def test_a_state_behind_an_archive_that_was_closed(path: Path, rng: np.random.Generator) -> None:
+    """Another archive begins with the tokens that are recent then."""
+    llm = recalling_llama(path)
+    llm.eval(random_tokens(rng, 150))
+    llm._cache._kv.close_archive()
+    for n_more in (0, 3, 30):
+        llm.eval(random_tokens(rng, n_more))
+        other = recalling_llama(path)
+        load(other, llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
+        assert other.kv.archived == llm.kv.archived
+    assert llm.kv.archived > 0
+    assert_same_future(llm, other, random_tokens(rng, 50))

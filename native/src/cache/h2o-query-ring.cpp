@@ -32,7 +32,7 @@ std::vector<uint32_t> llama_h2o_query_ring::find_last(uint32_t n_tokens, uint32_
 
 void llama_h2o_query_ring::forget(int32_t p0) {
     for (auto & slot : all) {
-        if (slot.pos >= p0) {
+        if (slot.pos >= p0 || slot.pos < 0) { // also what a state that was refused has left
             slot.pos = -1;
         }
     }

@@ -136,7 +136,7 @@ static void check_shifts(const llama_h2o_archive & archive) {
     }
 }
 
-void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift) {
+void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift, int32_t pos_removable) {
     const auto & st = parts.streams[s];
     if (!st.archive) {
         return;
@@ -146,8 +146,11 @@ void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t s
 
     llama_h2o_expect_queries(st.question.slots(), newest, shift);
     llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
-    // none are kept any more where the archive could not be written
-    llama_h2o_expect(st.tokens.empty() || newest + 1 - llama_h2o_next_to_archive(st) == int32_t(st.tokens.size()),
+    llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
+    // None are kept any more where the archive could not be written; another archive begins with what is recent.
+    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
+    const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
+    llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
             "an archive that ends before the tokens behind it");
     check_shifts(*st.archive);
     check_recalled(parts, s);

@@ -18,4 +18,4 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
 void llama_h2o_take_recalled_cells(llama_h2o_parts & parts, uint32_t s, uint32_t n_span);
 
 // What was read must go with the text.
-void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift);
+void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift, int32_t pos_removable);

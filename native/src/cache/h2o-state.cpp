@@ -359,7 +359,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    llama_h2o_check_recall(parts, s, head.shift);
+    llama_h2o_check_recall(parts, s, head.shift, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
