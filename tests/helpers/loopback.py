@@ -16,6 +16,7 @@ import uvicorn
 from good_bodies import CHAT, COMPLETIONS, GOOD
 from pyh2o.engine import Engine
 from pyh2o.openai.server import Limits, ModelSource, ServedModel, ServedModels, create_app
+from pyh2o.openai.server.connections import server_config
 
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""
@@ -105,12 +106,12 @@ class LoopbackServer:
         self, served: Engine | ServedModels, *, limits: Limits | None = None, **settings: Any
     ) -> None:
         self.models = only(served, limits) if isinstance(served, Engine) else served
-        listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/v1"
         app = self.app = create_app(self.models, **settings)
         # Without a configuration of logs, tests see what is logged.
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._server = uvicorn.Server(server_config(app, log_config=None))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from ... import __version__
 from .answers import Answer, Threads, refused
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .connections import server_config
 from .embeddings import EmbeddingModel
 from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
 from .models import AnyModel, ModelSource, ServedModels
@@ -30,8 +31,6 @@ from .served_model import ServedModel
 from .session_routes import session_routes
 
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
-# A connection without requests stays open for so long: people read an answer before they go on.
-KEEP_ALIVE_SECONDS = 75
 
 
 def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
@@ -75,12 +74,8 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
         KeyboardInterrupt: it was Ctrl-C that ended it.
     """
     log_level = "info" if verbose else "warning"
-    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
-    config = uvicorn.Config(
-        app, log_level=log_level, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
-    )
     try:
-        _Server(config).run(sockets=[listener])
+        _Server(server_config(app, log_level=log_level)).run(sockets=[listener])
     finally:
         app.state.sessions.close()
 

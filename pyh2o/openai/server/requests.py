@@ -18,6 +18,9 @@ from .refusals import RefusedError, body_refusal
 
 # The rest of a body that is too long is read for so long, or its client would miss the answer.
 DRAIN_SECONDS = 10
+# A body may take so long, and a second more for each so many bytes that have come.
+BODY_SECONDS = 60.0
+BYTES_A_SECOND = 16 * 2**10
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
@@ -42,7 +45,7 @@ async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
     """The body of a request.
 
     Raises:
-        RefusedError: it is too long, not JSON, or not of this kind.
+        RefusedError: it is too long, too slow, not JSON, or not of this kind.
     """
     # A page of any site may send what is not called JSON without asking first.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -58,19 +61,25 @@ async def read(request: Request, kind: type[AnyBody]) -> AnyBody:
 async def _body(request: Request, limits: Limits) -> bytes:
     body = bytearray()
     stream = request.stream()
-    async for piece in stream:
-        body += piece
-        if len(body) > limits.body_bytes:
-            body.clear()
-            with anyio.move_on_after(DRAIN_SECONDS):
-                async for _ in stream:
-                    pass
-            raise RefusedError(
-                413,
-                f"the body has more than {limits.body_mib} MiB: send less, or start the server "
-                "with a higher --max-body-mib",
-            )
-    return bytes(body)
+    with anyio.move_on_after(BODY_SECONDS) as patience:
+        async for piece in stream:
+            body += piece
+            patience.deadline += len(piece) / BYTES_A_SECOND
+            if len(body) > limits.body_bytes:
+                break
+        else:
+            return bytes(body)
+    if patience.cancelled_caught:
+        raise RefusedError(408, "the body came too slowly: send it anew, on a faster connection")
+    body.clear()
+    with anyio.move_on_after(DRAIN_SECONDS):
+        async for _ in stream:
+            pass
+    raise RefusedError(
+        413,
+        f"the body has more than {limits.body_mib} MiB: send less, or start the server with a "
+        "higher --max-body-mib",
+    )
 
 
 def takes(kind: type[BaseModel]) -> dict[str, Any]:
