@@ -15,7 +15,7 @@ class KVStatistics:
         evicting: False for the plain full cache (capacity and budget are then its cells).
         limits: how many rows there may be, and the settings that say so.
         position: tokens of text seen so far, which is the next token's position.
-        position_limit: first position that a text cannot reach; 2**31 - 1 is as good as none.
+        position_limit: first position that a text cannot reach; 2**31 - 2**20 is as good as none.
         cells: cells allocated.
         used: cells in use.
         pinned: positions that are never evicted, those that were pinned later among them.

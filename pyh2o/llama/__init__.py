@@ -94,7 +94,7 @@ class Llama(ReadingLlama):
 
     Attributes:
         evicting: whether rows are evicted.
-        position_limit: most tokens of a text; 2**31 - 1 where positions are re-based.
+        position_limit: most tokens of a text; 2**31 - 2**20 where positions are re-based.
         n_layer: layers of the model.
         rpc_servers: host:port of each.
         drawn: texts that completions have written in, as the tokens that were drawn; a prompt that

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import llama_cpp
 from llama_cpp import _internals as internals
 
+from ..cache.eviction import MOST_POSITIONS
 from ..cache.kv_cache import (
     Counters,
     KVCache,
@@ -33,7 +34,6 @@ LARGEST_WINDOW_BY_DEFAULT = 32_768
 PositionKind = Literal["rotary", "several per token", "learned", "none"]
 
 _SEVERAL_PER_TOKEN = (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
-_ENDLESS = 2**31 - 1
 # A ggml type that there is none of, whose rows take no memory.
 _NO_ROWS = -1
 
@@ -150,7 +150,7 @@ def describe_model(
         else:
             with llm:
                 kv, budget = llm.kv, llm.budget
-                goes_on = llm.position_limit == _ENDLESS
+                goes_on = llm.position_limit == MOST_POSITIONS
                 evicting = CacheBytes(
                     kv.cells,
                     kv.bytes_k + kv.bytes_v,

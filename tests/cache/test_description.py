@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pyh2o.cache.eviction import MOST_POSITIONS
 from pyh2o.cache.kv_cache import Layer
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
@@ -130,7 +131,7 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
         assert found.budget == llm.budget
-        assert found.goes_on == (llm.position_limit == 2**31 - 1)
+        assert found.goes_on == (llm.position_limit == MOST_POSITIONS)
     with tiny_llama(path, evict=False, **settings) as llm:
         assert found.full == taken(llm.kv)
 

@@ -1,0 +1,78 @@
+"""A saved state, taken apart and put together again with the right checksum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from checksums import checksum
+
+N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
+# Of the tiny model whose states these are.
+SIZES = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_head_kv": N_HEAD_KV, "head_size": HEAD_SIZE}
+
+
+class State:
+    """A state of one stream, taken apart into the arrays it is made of."""
+
+    HEAD = np.dtype(
+        [(name, "<u4") for name in ("n_used", "n_span", "v_head", "n_pinned", "n_spans")]
+        + [(name, "<u4") for name in ("n_starts", "n_queries")]
+        + [(name, "<i4") for name in ("shift", "pos_removable", "pos_forgotten")]
+        + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
+        + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
+        + [(name, "<u8") for name in ("n_recalls", "t_recalls", "t_archive")]
+    )
+    N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
+
+    def __init__(self, data: bytes, n_used: int) -> None:
+        self._data = data
+        self._at = next(at for at in range(8, 1000) if self._fits(at, n_used))
+        self.front = data[: self._at]
+        self.head = self._take(self.HEAD, 1)
+        self.spans = self._take("<i4", 2 * int(self.head["n_spans"][0]))
+        self.starts = self._take("<i4", int(self.head["n_starts"][0]))
+        n_queries, n_span = int(self.head["n_queries"][0]), int(self.head["n_span"][0])
+        self.queries = self._take("<i4", 2 * n_queries)
+        self.used, self.cell_positions = self._take("<u4", n_used), self._take("<i4", n_used)
+        self.listed = self._take("<u1", n_used)
+        self.positions, self.rotary, self.scores, self.rows = [], [], [], []
+        for _ in range(N_LAYER):
+            self.positions.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
+            self.rotary.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
+            self.scores.append([self._take("<f4", n_span) for _ in range(N_HEAD_KV)])
+            n_bytes = n_queries * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
+            self.rows.append(self._take("<u1", n_bytes))
+        assert self._at + 8 == len(data)
+
+    def _fits(self, at: int, n_used: int) -> bool:
+        """Whether the numbers of the stream begin here: the rest is then as long as they say."""
+        if at + self.HEAD.itemsize > len(self._data):
+            return False
+        head = np.frombuffer(self._data, self.HEAD, 1, at)[0]
+        n_span, n_queries = int(head["n_span"]), int(head["n_queries"])
+        lists = 8 * int(head["n_spans"]) + 4 * int(head["n_starts"]) + 8 * n_queries + 9 * n_used
+        layer = N_HEAD_KV * (8 * self.N_CELLS + (4 + 2 * self.ROW) * n_span)
+        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + n_queries * self.RING) + 8
+        return int(head["n_used"]) == n_used and at + rest == len(self._data)
+
+    def _take(self, dtype: Any, n: int) -> npt.NDArray[Any]:
+        array = np.frombuffer(self._data, dtype, n, self._at).copy()
+        self._at += array.nbytes
+        return array
+
+    def of_row(self, layer: int, head: int, i: int) -> int:
+        """Where the lists have the row of the i-th cell in use."""
+        return head * self.N_CELLS + int(self.used[i])
+
+    def bytes(self) -> bytes:
+        self.head["n_spans"], self.head["n_starts"] = len(self.spans) // 2, len(self.starts)
+        pieces = [self.head, self.spans, self.starts, self.queries]
+        pieces += [self.used, self.cell_positions, self.listed]
+        for layer in range(N_LAYER):
+            pieces += [self.positions[layer], self.rotary[layer]]
+            pieces += [*self.scores[layer], self.rows[layer]]
+        data = self.front + b"".join(piece.tobytes() for piece in pieces)
+        return data + checksum(data[8:])
