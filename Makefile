@@ -18,10 +18,12 @@ KILLS        ?= 25
 # of each target, and which: make fuzz FUZZ_SECONDS=36000 for a night
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
+# of the server under load: make soak MINUTES=600 for a night
+MINUTES      ?= 5
 # address (with undefined behaviour) or thread
 SANITIZER    ?= address
 
-.PHONY: help story page build test explore properties lint format crash fuzz sanitize audit clean
+.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +49,9 @@ explore: .venv/tested ## the randomised tests with other random numbers (make te
 
 properties: .venv/tested ## tries to break what must hold, EXAMPLES=1000 times each, or 10000 for a night
 	PYH2O_TEST_SEED=random PYH2O_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/properties
+
+soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 lint: .venv/tested ## style and types
 	@echo "==> style and types"

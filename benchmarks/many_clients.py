@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import statistics
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Asked:
 
 
 def requests_of(book: str, arguments: argparse.Namespace) -> list[Asked]:
-    """Requests of random lengths."""
+    """As many requests as `arguments` says, of random lengths."""
     rng = random.Random(arguments.seed)
     words = book.split()
     asked = []
@@ -78,7 +79,7 @@ class Load:
         statuses: how often each status was the answer; NO_CONNECTION for none.
     """
 
-    def __init__(self, address: str, asked: list[Asked]) -> None:
+    def __init__(self, address: str, asked: Iterable[Asked]) -> None:
         self.answers: dict[int, str] = {}
         self.statuses: Counter[int] = Counter()
         self._left = iter(enumerate(asked))
@@ -153,7 +154,11 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
     command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
     command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
     command += ["--recall", str(arguments.recall)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    if arguments.threads:
+        command += ["--threads", str(arguments.threads)]
+    # the installed package, and not a folder of its name where this was called
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
             lines = iter(process.stderr.readline, "")
@@ -167,17 +172,16 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
 
 def n_alike(answers: dict[int, str], asked: list[Asked], llm: Llama) -> int:
     """How many of the answers are what the request gets alone."""
-    n = 0
-    for i, text in answers.items():
-        llm.reset()
-        alone: Any = llm.create_completion(
-            asked[i].prompt,
-            max_tokens=asked[i].max_tokens,
-            seed=asked[i].seed,
-            **SAMPLING,
-        )
-        n += alone["choices"][0]["text"] == text
-    return n
+    return sum(alone(asked[i], llm) == text for i, text in answers.items())
+
+
+def alone(asked: Asked, llm: Llama) -> str:
+    """What a request gets from a model that has nothing else to do."""
+    llm.reset()
+    answer: Any = llm.create_completion(
+        asked.prompt, max_tokens=asked.max_tokens, seed=asked.seed, **SAMPLING
+    )
+    return str(answer["choices"][0]["text"])
 
 
 def main() -> None:
@@ -192,6 +196,7 @@ def main() -> None:
     parser.add_argument("--slack", type=int, default=16)
     parser.add_argument("--recall", type=float, default=0.05, help="as serve has it")
     parser.add_argument("--store-mib", type=int, default=64)
+    parser.add_argument("--threads", type=int, help="of the server; default: as serve has it")
     parser.add_argument("--words", type=int, default=45, help="most words of a prompt")
     parser.add_argument("-n", type=int, default=16, help="most tokens of an answer")
     parser.add_argument("--seed", type=int, default=1)
