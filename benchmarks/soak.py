@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from gguf import GGMLQuantizationType
 from many_clients import Asked, Load, alone, requests_of, running_server
@@ -34,7 +35,7 @@ from tiny_gguf import write_tiny_gguf
 GROWTH_MIB = 8.0
 SECONDS_BETWEEN_LOOKS = 1.0
 # So small that texts are evicted, and that the store is full soon.
-SERVER = {
+SERVER: dict[str, Any] = {
     "texts": 8, "window": 128, "slack": 16, "recall": 0.05, "store_mib": 4, "threads": 1
 }  # fmt: skip
 # Of the requests; see `many_clients.py`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -48,8 +49,14 @@ def record_of(kind: type[Record], data: object, name: str = "header") -> Record:
     for each in known.values():
         if each.name not in data and each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"its {name} has no {each.name}")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a type can be hashed
     return kind(**{field: value_of(hints[field], data[field], field) for field in data})
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Of the fields of a dataclass; finding them takes long, and a session has many turns."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def value_of(hint: Any, value: Any, name: str) -> Any:

@@ -20,7 +20,8 @@ N_PROBE = 8
 
 def last_logits(llm: llama_cpp.Llama) -> np.ndarray:
     pointer = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
-    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)).copy()
+    logits: np.ndarray = np.ctypeslib.as_array(pointer, (llm.n_vocab(),)).copy()
+    return logits
 
 
 class ReferenceRows:

@@ -33,7 +33,7 @@ from .served_model import ServedModel
 # A session that nobody has asked for is let go, so that a terminal can open it.
 IDLE_SECONDS = 300.0
 # Sessions of which is remembered what their files say.
-MOST_KNOWN = 256
+MOST_KNOWN = 4096
 
 
 class OpenSessions:
