@@ -23,7 +23,7 @@ from ..cache.kv_cache import (
 from ..cache.settings import Budget, EvictionSettings
 from ..errors import NativeError, SettingsError, UnsupportedModelError
 from .arguments import KV_TYPES
-from .drop_in import LOGGER
+from .damage import LOGGER
 from .evicting import QUANTIZED_KV_TYPES, EvictingLlama, address
 
 # The window where none is asked for, if the trained context is larger.

@@ -23,14 +23,13 @@ from ..system.rpc import Offloading
 from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
 from ..text.drawn import TextTokens
+from ..text.vocabulary import check_vocabulary
 from .arguments import StockLlama
+from .damage import LOGGER, check_header
 from .file_identity import FileIdentity, identify
 from .guard import Guard
 
 Self = TypeVar("Self", bound="DropIn")
-
-# Whose level says what of llama.cpp's log is shown.
-LOGGER = logging.getLogger("llama-cpp-python")
 
 
 class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
@@ -78,6 +77,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._load_error: BaseException | None = None
         check_file(model_path)
         self.model_file = identify(model_path)
+        check_header(model_path, verbose=bool(kwargs.get("verbose")))
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
         self._offloading = Offloading(rpc_servers) if rpc_servers else None
@@ -227,8 +227,14 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
-        """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`)."""
+        """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`).
+
+        Raises:
+            ModelError: the model has no vocabulary.
+        """
         self.guard.check()  # the tokenizer has kept the model's address
+        if type(self.tokenizer_) is LlamaTokenizer:
+            check_vocabulary(self._model.vocab, add_bos=add_bos)
         return TextTokens(super().tokenize(text, add_bos, special))
 
     def detokenize(

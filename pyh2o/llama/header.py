@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ import llama_cpp
 from llama_cpp import _internals as internals
 
 from ..errors import ModelError
+from .damage import check_header
 from .drop_in import check_file, load_failure
+from .gguf_file import files_of
 
 # The kinds of pooling that make one vector of a text, by llama.cpp's numbers. RANK makes a score.
 _POOLED = (
@@ -21,8 +22,6 @@ _POOLED = (
     llama_cpp.LLAMA_POOLING_TYPE_CLS,
     llama_cpp.LLAMA_POOLING_TYPE_LAST,
 )
-# Every file of a model in several says which one it is: this is the first.
-_FIRST_FILE = "-00001-of-"
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
     """
     name = os.fspath(path)
     check_file(name)
+    check_header(name)
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     llama_cpp.llama_backend_init()
@@ -86,9 +86,3 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
 def _largest(text: str | None) -> int:
     """Of the numbers in a value that is one number or one for each layer; 0 if there are none."""
     return max(map(int, re.findall(r"\d+", text or "")), default=0)
-
-
-def files_of(path: Path) -> list[Path]:
-    """All files of a model, of which this is the first."""
-    pattern = glob.escape(path.name).replace(_FIRST_FILE, "-*-of-")
-    return sorted(path.parent.glob(pattern))

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..cache.kv_cache import Layer
-from ..errors import ModelError
-from ..system.backends import ggml_function
 from .description import CacheBytes
-from .header import files_of
+from .gguf_file import GgufFile, files_of
 
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
-
-
-class _InitParams(ctypes.Structure):
-    """struct gguf_init_params."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
-
-
-_Pointer = ctypes.c_void_p
-_open = ggml_function("gguf_init_from_file", _Pointer, ctypes.c_char_p, _InitParams)
-_close = ggml_function("gguf_free", None, _Pointer)
-_count = ggml_function("gguf_get_n_tensors", ctypes.c_int64, _Pointer)
-_name = ggml_function("gguf_get_tensor_name", ctypes.c_char_p, _Pointer, ctypes.c_int64)
-_size = ggml_function("gguf_get_tensor_size", ctypes.c_size_t, _Pointer, ctypes.c_int64)
 
 
 def weights_of_layers(path: str | os.PathLike[str]) -> list[int]:
@@ -80,12 +63,7 @@ def caches_of_layers(
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
     """Names and bytes of the tensors in all files of a model."""
-    for file in files_of(path):
-        gguf = _open(os.fsencode(file), _InitParams(no_alloc=True, context=None))
-        if not gguf:
-            raise ModelError(f"{file} cannot be read: it is missing or damaged")
-        try:
-            for i in range(_count(gguf)):
-                yield _name(gguf, i).decode(), _size(gguf, i)
-        finally:
-            _close(gguf)
+    for each in files_of(path):
+        with GgufFile(each) as file:
+            for tensor in file.tensors():
+                yield tensor.name, tensor.size

@@ -13,6 +13,8 @@ from llama_cpp import Llama
 from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_p
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
+from .vocabulary import check_vocabulary
+
 # A token's piece longer than this is fetched in a second call.
 PIECE_BYTES = 64
 # Tokenizers look back a token or two to decide on spaces; more only costs time.
@@ -65,7 +67,12 @@ class PieceDetokenizer:
     def __init__(
         self, vocab: llama_vocab_p, bos: int, *, starts_text: bool, special: bool = False
     ) -> None:
-        """`special` gives control tokens their text."""
+        """`special` gives control tokens their text.
+
+        Raises:
+            ModelError: the model has no vocabulary.
+        """
+        check_vocabulary(vocab)
         self._vocab = vocab
         self._bos = bos
         self._special = special

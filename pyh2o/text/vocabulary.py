@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from llama_cpp import Llama
-from llama_cpp.llama_cpp import llama_vocab_is_eog
+from llama_cpp.llama_cpp import (
+    LLAMA_VOCAB_TYPE_NONE,
+    llama_vocab_bos,
+    llama_vocab_get_add_bos,
+    llama_vocab_is_eog,
+    llama_vocab_p,
+    llama_vocab_type,
+)
+
+from ..errors import ModelError
 
 
 def is_end_token(llama: Llama, token: int) -> bool:
@@ -14,3 +23,22 @@ def is_end_token(llama: Llama, token: int) -> bool:
 def end_tokens(llama: Llama) -> list[int]:
     """The tokens that mean "end of text"."""
     return [token for token in range(llama.n_vocab()) if is_end_token(llama, token)]
+
+
+def check_vocabulary(vocab: llama_vocab_p, *, add_bos: bool = False) -> None:
+    """Refuse what llama.cpp ends the process for: text, where a file has no vocabulary for it.
+
+    Args:
+        vocab: of the model.
+        add_bos: whether the token is wanted that begins a text.
+
+    Raises:
+        ModelError: there is no vocabulary, or no such token.
+    """
+    if llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE:
+        raise ModelError("the model's file has no vocabulary: use it with tokens, and without text")
+    if add_bos and llama_vocab_get_add_bos(vocab) and llama_vocab_bos(vocab) < 0:
+        raise ModelError(
+            "the model's file wants a token before each text and does not say which: give "
+            "add_bos=False, or tokens instead of text"
+        )

@@ -1,0 +1,139 @@
+"""What is wrong with a model's file, found before llama.cpp asserts that it is not."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import ModelError
+from .gguf_file import UINT16, GgufFile, files_of
+
+# Whose level says what of llama.cpp's log is shown.
+LOGGER = logging.getLogger("llama-cpp-python")
+
+_MOST_LAYERS = 512
+_MOST_EXPERTS = 1024
+_MOST_TOKENS = 2**31 - 1
+_BYTE = 6  # the type of a token that stands for a byte
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# Weights that matrices of tokens are multiplied with, or that tokens are looked up in.
+_MATRIX = re.compile(
+    r"(token_embd|output|attn_(q|k|v|qkv|output)|ffn_(up|gate|down)(_exps|_shexp)?)\.weight$"
+)
+# Vectors that are added or multiplied element by element.
+_VECTOR = re.compile(r"(norm\.weight|\.bias)$")
+# llama.cpp takes their number of experts for none if it is 1.
+_EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
+
+
+def check_header(model_path: str, *, verbose: bool = False) -> None:
+    """Refuse a model whose header llama.cpp would end the process for, or that was cut off.
+
+    Headers alone are read, of all its files. What llama.cpp refuses by itself is left to it.
+
+    Args:
+        model_path: of a file that is there.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    first, *others = files_of(Path(model_path)) or [Path(model_path)]
+    with _opened(first, verbose=verbose) as file:
+        _refuse(first, [*_wrong_tensors(file, first), *_wrong_numbers(file)])
+    for path in others:
+        with _opened(path, verbose=verbose) as file:
+            wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
+            _refuse(path, [*wrong, *_wrong_tensors(file, path)])
+
+
+def _opened(path: Path, *, verbose: bool) -> GgufFile:
+    level = LOGGER.level
+    if not verbose:
+        LOGGER.setLevel(logging.CRITICAL)
+    try:
+        return GgufFile(path)
+    except ModelError:
+        raise ModelError(
+            f"{path} is damaged: its header cannot be read; fetch it again "
+            "(verbose=True, --verbose, shows llama.cpp's log)"
+        ) from None
+    finally:
+        LOGGER.setLevel(level)
+
+
+def _refuse(path: Path, wrong: list[str]) -> None:
+    if wrong:
+        raise ModelError(f"{path} is damaged: {wrong[0]}; fetch it again")
+
+
+def _wrong_tensors(file: GgufFile, path: Path) -> Iterator[str]:
+    """Whether tensors end behind the file, or are of types that nothing is computed with."""
+    size = path.stat().st_size
+    tensors = list(file.tensors())
+    end = max((tensor.end for tensor in tensors), default=0)
+    if end > size:
+        yield f"it has {size:,} bytes of at least {end:,}"
+    for tensor in tensors:
+        if tensor.quantised and _VECTOR.search(tensor.name):
+            yield f"its vector {tensor.name} is quantised"
+        if not tensor.multiplies and _MATRIX.search(tensor.name):
+            yield f"its matrix {tensor.name} is of a type for other things"
+
+
+def _wrong_numbers(file: GgufFile) -> Iterator[str]:
+    """What llama.cpp asserts of the numbers that most architectures have."""
+    architecture = file.text("general.architecture") or ""
+    n_layer = file.number(f"{architecture}.block_count")
+    if n_layer is not None:
+        if not 0 < n_layer <= _MOST_LAYERS:
+            yield f"it has {n_layer} layers, not 1 to {_MOST_LAYERS}"
+        if (n_more := file.number(f"{architecture}.nextn_predict_layers") or 0) > n_layer:
+            yield f"{n_more} of its {n_layer} layers predict further tokens"
+    if (n_tokens := file.number(f"{architecture}.context_length") or 0) > _MOST_TOKENS:
+        yield f"it was trained on texts of {n_tokens} tokens, more than {_MOST_TOKENS}"
+    for kind in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
+        epsilon = file.real(f"{architecture}.attention.{kind}")
+        if epsilon is not None and not epsilon >= 0:
+            yield f"its {kind} is {epsilon}"
+    if file.text("tokenizer.ggml.model") == "bert" and _BYTE in (
+        file.numbers("tokenizer.ggml.token_type") or []
+    ):
+        yield "it has tokens for bytes, which its tokenizer has not"
+    yield from _wrong_rotation(file, architecture)
+    yield from _wrong_experts(file, architecture)
+
+
+def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
+    """How queries and keys are rotated."""
+    scaling = file.text(f"{architecture}.rope.scaling.type")
+    if scaling is not None and scaling not in _ROPE_SCALINGS:
+        yield f"it scales positions by {scaling!r}, not by one of {', '.join(_ROPE_SCALINGS)}"
+    n_rotated = file.number(f"{architecture}.rope.dimension_count") or 0
+    [n_head, *_] = file.numbers(f"{architecture}.attention.head_count") or [0]
+    if not n_head or not n_rotated:
+        return
+    size = file.number(f"{architecture}.attention.key_length")
+    if size is None:
+        size = (file.number(f"{architecture}.embedding_length") or 0) // n_head
+    if n_rotated % 2 or n_rotated > size:
+        yield f"it rotates {n_rotated} of the {size} elements of a key"
+
+
+def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:
+    n_experts = file.number(f"{architecture}.expert_count") or 0
+    n_used = max(file.numbers(f"{architecture}.expert_used_count") or [0])
+    n_groups = file.number(f"{architecture}.expert_group_count") or 0
+    n_groups_used = file.number(f"{architecture}.expert_group_used_count") or 0
+    if architecture in _EXPERTS_MAY_BE_ONE and n_experts <= 1:
+        n_experts = n_used = 0
+    if n_experts > _MOST_EXPERTS:
+        yield f"it has {n_experts} experts, more than {_MOST_EXPERTS}"
+    elif n_used > n_experts or (n_experts and not n_used):
+        yield f"a token takes {n_used} of its {n_experts} experts"
+    elif n_groups and n_groups >= n_experts:
+        yield f"its {n_experts} experts are in {n_groups} groups"
+    elif n_groups > 1 and (n_experts % n_groups or not 0 < n_groups_used < n_groups):
+        yield f"a token takes {n_groups_used} of {n_groups} groups of its {n_experts} experts"

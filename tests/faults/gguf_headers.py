@@ -1,0 +1,331 @@
+"""Loads models whose headers are damaged, and looks at what becomes of it.
+
+    python tests/faults/gguf_headers.py --files 1000
+
+Tiny models of several architectures get other values, types, keys, tensors, counts and bytes into
+their headers. Each file has to be refused in a line, by us or by llama.cpp, or give a model that
+reads, and whose state can be put back. What ends the process is tried again with llama_cpp's own
+class and the full cache: it is our fault if that one stays alive.
+
+Files are tried one after the other in a fork, until one of them ends it. What a trial finds is told
+with the option that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gguf_image import Image
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+# What is written of a model: arguments of write_tiny_gguf.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama of q8_0": {"dtype": 8},
+    "llama with bpe": {"bpe": True, "chat_template": "{{ messages }}"},
+    **{
+        name: {"arch_variant": name, "n_layer": 4}
+        for name in (
+            *("yarn", "longrope", "neox", "learned_positions", "recurrent", "alibi", "mla"),
+            *("sliding_window", "gemma2", "gemma3n", "gpt_oss", "llama4", "qwen35moe", "lfm2"),
+            *("jamba", "falcon-h1", "qwen2vl", "encoder", "plm"),
+        )
+    },
+}
+SIZES = {"n_layer": 2, "n_ff": 64, "n_vocab": 288, "n_ctx_train": 256}
+CACHE = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
+FILES_OF_A_FORK = 100
+ADDRESS_SPACE = 4 << 30
+SECONDS = 20
+"""Of the processor's time that a file may take."""
+TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
+# What is told of a process that ended.
+_LAST_WORDS = re.compile(r"(?:GGML_ASSERT|GGML_ABORT|fatal error|what\(\):|terminate called).*")
+_PLACE = re.compile(r"([\w-]+\.(?:cpp|c|h)):(\d+): (.*)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials; 1 if any of them found something."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--files", type=int, default=1000, help="in all")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new fork after")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--repeat", help="one file: SEED:NUMBER, as it was told")
+    parser.add_argument("--keep", type=Path, help="where a file that is repeated is written to")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="pyh2o-headers-") as name:
+        return try_all(options, Path(name))
+
+
+def try_all(options: argparse.Namespace, work: Path) -> int:
+    """The trials; returns how many kinds of trouble are ours."""
+    os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0", "GGML_NO_BACKTRACE": "1"}
+    sys.path.insert(0, str(HELPERS))
+    import pyh2o  # noqa: F401
+
+    images = tiny_images(work)
+    if options.repeat:
+        seed, number = map(int, options.repeat.split(":"))
+        return repeat(images, seed, number, options.keep or work / "damaged.gguf")
+    seed = options.seed if options.seed is not None else random.randrange(2**32)
+    found: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    started = time.monotonic()
+    number = n_ours = 0
+    while number < options.files and time.monotonic() - started < options.seconds:
+        numbers = range(number, min(number + FILES_OF_A_FORK, options.files))
+        for number, result in results_of_fork(images, seed, numbers, work):
+            if result["kind"] == "ended":
+                result = judged(images, seed, number, work)
+            found[result["kind"]] += 1
+            if result["kind"] in ("ours", "wrong"):
+                n_ours += 1
+                print(f"--repeat {seed}:{number}: {result['text']}", flush=True)
+            elif result["kind"] == "both":
+                ends[result["text"]] += 1
+                first.setdefault(result["text"], f"{seed}:{number}")
+        number += 1
+    counts = ", ".join(f"{n} {NAMES[kind]}" for kind, n in found.most_common())
+    seconds = time.monotonic() - started
+    print(f"{number} files: {counts}; {seconds:.0f} s, seed {seed}", flush=True)
+    for text, n in ends.most_common():
+        print(f"  llama.cpp ends the process, {n} times: {text} (--repeat {first[text]})")
+    return n_ours > 0
+
+
+NAMES = {
+    "refused": "refused by us",
+    "llama.cpp": "refused by llama.cpp",
+    "loaded": "loaded",
+    "nan": "loaded, with attention or logits that are no numbers",
+    "both": "that end the process with llama_cpp's class, too",
+    "ours": "that end it with ours only",
+    "wrong": "wrong",
+}
+"""Of what becomes of a file."""
+
+
+def tiny_images(work: Path) -> list[Image]:
+    """One of each kind of model."""
+    from gguf import GGMLQuantizationType
+
+    from gguf_image import read_image
+    from tiny_gguf import write_tiny_gguf
+
+    images = []
+    for i, kind in enumerate(KINDS.values()):
+        given = {**SIZES, **kind}
+        given["dtype"] = GGMLQuantizationType(given.get("dtype", 0))
+        images.append(read_image(write_tiny_gguf(work / "tiny.gguf", seed=i, **given)))
+    return images
+
+
+def damaged(images: Sequence[Image], seed: int, number: int) -> tuple[bytes, str]:
+    """A file by its number, and what was done to it."""
+    from gguf_mutations import mutated
+
+    rng = random.Random(f"{seed} {number}")
+    i = rng.randrange(len(images))
+    content, names = mutated(images[i], rng)
+    return content, f"{list(KINDS)[i]}: {names}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Processes
+# -------------------------------------------------------------------------------------------------
+
+
+def results_of_fork(
+    images: Sequence[Image], seed: int, numbers: range, work: Path
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """What becomes of files in one fork, as far as it gets; the one that ends it is the last."""
+    get, give = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(get)
+        in_quiet_process(work / "log", lambda: try_files(images, seed, numbers, work, give))
+    os.close(give)
+    number = numbers.start
+    with os.fdopen(get) as lines:
+        for line in lines:
+            yield number, json.loads(line)
+            number += 1
+    os.waitpid(pid, 0)
+    if number < numbers.stop:
+        yield number, {"kind": "ended"}
+
+
+def try_files(images: Sequence[Image], seed: int, numbers: range, work: Path, give: int) -> None:
+    for number in numbers:
+        path = write_anew(work / "damaged.gguf", damaged(images, seed, number)[0])
+        result = outcome(lambda path=path: use_ours(path))  # type: ignore[misc]
+        os.write(give, (json.dumps(result) + "\n").encode())
+
+
+def judged(images: Sequence[Image], seed: int, number: int, work: Path) -> dict[str, str]:
+    """How a file ended the process: by itself or after others, with ours only or with both."""
+    content, what = damaged(images, seed, number)
+    path = write_anew(work / "damaged.gguf", content)
+    ours = alone(lambda: use_ours(path, verbose=True), work)
+    stock = alone(lambda: use_stock(path), work)
+    if ours is None:
+        return {"kind": "ours", "text": f"{what}: it ended only after others in the same process"}
+    if stock is None:
+        return {"kind": "ours", "text": f"{what}: {ours}"}
+    return {"kind": "both", "text": stock}
+
+
+def repeat(images: Sequence[Image], seed: int, number: int, path: Path) -> int:
+    """Try one file with both classes, and tell all."""
+    content, what = damaged(images, seed, number)
+    write_anew(path, content)
+    print(what)
+    for name, use in (("ours", use_ours), ("llama_cpp's", use_stock)):
+        with tempfile.TemporaryDirectory(prefix="pyh2o-headers-") as work:
+            ended = alone(lambda use=use: print(outcome(lambda: use(path))), Path(work))  # type: ignore[misc]
+            print(f"{name}: {ended or 'it stays alive'}")
+            print((Path(work) / "log").read_text(errors="replace"))
+    return 0
+
+
+def alone(work: Callable[[], object], folder: Path) -> str | None:
+    """How a process ends that does one thing: None if well, or by an exception."""
+    pid = os.fork()
+    if pid == 0:
+        in_quiet_process(folder / "log", lambda: (allow_seconds(), work()))
+    _, status = os.waitpid(pid, 0)
+    if not os.WIFSIGNALED(status):
+        return None
+    log = (folder / "log").read_text(errors="replace")
+    if place := _PLACE.findall(log):
+        file, _, message = place[-1]
+        return f"{file}: {message}"
+    if words := _LAST_WORDS.findall(log):
+        return str(words[-1])
+    return signal.Signals(os.WTERMSIG(status)).name
+
+
+def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
+    """Do something with limits, and end the process; what is printed goes to a file."""
+    try:
+        to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for standard in (1, 2):
+            os.dup2(to, standard)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        work()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(0)
+
+
+def allow_seconds() -> None:
+    """Let the kernel end this process if what comes next takes too long."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    until = int(usage.ru_utime + usage.ru_stime) + SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+
+
+def write_anew(path: Path, content: bytes) -> Path:
+    """A new file by a name: models that were never closed have the old one mapped."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------
+# Models
+# -------------------------------------------------------------------------------------------------
+
+
+def outcome(use: Callable[[], bool]) -> dict[str, str]:
+    """What becomes of a file: its `kind`, and the `text` of what was raised."""
+    from pyh2o.errors import PyH2OError
+
+    allow_seconds()
+    try:
+        return {"kind": "loaded" if use() else "nan", "text": ""}
+    except (PyH2OError, RuntimeError) as error:
+        text = str(error)
+        if text == "llama_decode returned -3":  # a compaction needs numbers
+            return {"kind": "nan", "text": text}
+        if "\n" in text or not isinstance(error, PyH2OError):
+            return {"kind": "wrong", "text": f"{type(error).__name__}: {text!r}"}
+        return {"kind": "llama.cpp" if "llama.cpp cannot" in text else "refused", "text": text}
+    except BaseException as error:
+        return {"kind": "wrong", "text": f"{type(error).__name__}: {error}"}
+
+
+def use_ours(path: Path, *, verbose: bool = False) -> bool:
+    """Read a text, compact, put the state back and go on; whether the logits are numbers."""
+    from pyh2o import Llama
+
+    cache = {"hh": 8, "recent": 8, "slack": 8, **CACHE}
+    try:
+        llm = Llama(str(path), verbose=verbose, **cache)
+    except ValueError as error:
+        if "evict" not in str(error):
+            raise
+        llm = Llama(str(path), verbose=verbose, evict=False, **CACHE)
+    with llm:
+        tokens = some_tokens(llm)
+        if not llm._ctx.memory:  # encoders do not go on with a text
+            return True
+        llm.eval(tokens)
+        finite = finite_logits(llm)
+        if llm.evicting:
+            llm.load_kv_state(llm.kv_state(), tokens)
+        else:
+            llm.load_state(llm.save_state())
+        llm.eval(tokens[:3])
+        return finite and finite_logits(llm)
+
+
+def use_stock(path: Path) -> bool:
+    """The same with llama_cpp's class, whose cache is full."""
+    import llama_cpp
+
+    llm = llama_cpp.Llama(str(path), verbose=True, **CACHE)
+    tokens = some_tokens(llm)
+    if not llm._ctx.memory:
+        return True
+    llm.eval(tokens)
+    finite = finite_logits(llm)
+    llm.load_state(llm.save_state())
+    llm.eval(tokens[:3])
+    return finite and finite_logits(llm)
+
+
+def some_tokens(llm: Any) -> list[int]:
+    """A text, as long as the cache takes to be compacted."""
+    tokens = llm.tokenize(TEXT) or [0]
+    llm.detokenize(tokens[:20])
+    n_vocab = llm.n_vocab()
+    return [token % n_vocab for token in (tokens * 40)[:40]]
+
+
+def finite_logits(llm: Any) -> bool:
+    """Whether the logits of the last token are numbers."""
+    logits = np.ctypeslib.as_array(llm._ctx.get_logits(), (llm.n_vocab(),))
+    return bool(np.isfinite(logits).all())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

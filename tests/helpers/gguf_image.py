@@ -1,0 +1,175 @@
+"""A GGUF file taken apart: every number of its header can be made another one, sense or not."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STRING, ARRAY = 8, 9
+UINT32, INT32, FLOAT32 = 4, 5, 6
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""struct's letter of each type of value that is a number."""
+
+_ALIGNMENT = 32
+
+
+@dataclass
+class Pair:
+    """A key with its value.
+
+    Attributes:
+        kind: GGUF's number of the value's type.
+        element: of an array's elements; else 0.
+        value: a number, bytes, or a list of either.
+    """
+
+    key: bytes
+    kind: int
+    element: int
+    value: Any
+
+
+@dataclass
+class Tensor:
+    """What a header says of a tensor.
+
+    Attributes:
+        shape: fastest dimension first.
+        kind: ggml's number of its type.
+        offset: from the start of the data, in bytes.
+    """
+
+    name: bytes
+    shape: list[int]
+    kind: int
+    offset: int
+
+
+@dataclass
+class Image:
+    """A file.
+
+    Attributes:
+        data: what follows the header.
+        more_pairs, more_tensors: that the header counts beyond those that there are.
+    """
+
+    data: bytes
+    pairs: list[Pair] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    version: int = 3
+    more_pairs: int = 0
+    more_tensors: int = 0
+
+    def header(self) -> bytes:
+        """What stands before the data, padded to where that begins."""
+        counts = (
+            self.version,
+            (len(self.tensors) + self.more_tensors) % 2**64,
+            (len(self.pairs) + self.more_pairs) % 2**64,
+        )
+        parts = [b"GGUF", struct.pack("<IQQ", *counts)]
+        for pair in self.pairs:
+            parts += [_string(pair.key), struct.pack("<I", pair.kind % 2**32)]
+            if pair.kind == ARRAY:
+                parts.append(struct.pack("<IQ", pair.element % 2**32, len(pair.value)))
+                parts += [_packed(pair.element, each) for each in pair.value]
+            else:
+                parts.append(_packed(pair.kind, pair.value))
+        for tensor in self.tensors:
+            shape = [size % 2**64 for size in tensor.shape]
+            parts += [
+                _string(tensor.name),
+                struct.pack(f"<I{len(shape)}Q", len(shape), *shape),
+                struct.pack("<IQ", tensor.kind % 2**32, tensor.offset % 2**64),
+            ]
+        content = b"".join(parts)
+        return content + bytes(-len(content) % _ALIGNMENT)
+
+
+def read_image(path: Path) -> Image:
+    """Take a file apart that is as it should be, and whose data has the usual alignment."""
+    reader = _Reader(path.read_bytes())
+    reader.at = 4
+    version, n_tensors, n_pairs = reader.take("IQQ")
+    pairs = [reader.pair() for _ in range(n_pairs)]
+    tensors = [reader.tensor() for _ in range(n_tensors)]
+    begin = reader.at + -reader.at % _ALIGNMENT
+    return Image(reader.content[begin:], pairs, tensors, version)
+
+
+class _Reader:
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{form}", self.content, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return values
+
+    def string(self) -> bytes:
+        [size] = self.take("Q")
+        [text] = self.take(f"{size}s")
+        return bytes(text)
+
+    def values(self, kind: int, n: int) -> list[Any]:
+        if kind == STRING:
+            return [self.string() for _ in range(n)]
+        return list(self.take(f"{n}{NUMBERS[kind]}"))
+
+    def pair(self) -> Pair:
+        key = self.string()
+        [kind] = self.take("I")
+        if kind != ARRAY:
+            return Pair(key, kind, 0, self.values(kind, 1)[0])
+        element, n = self.take("IQ")
+        return Pair(key, kind, element, self.values(element, n))
+
+    def tensor(self) -> Tensor:
+        name = self.string()
+        [n_dimensions] = self.take("I")
+        shape = self.take(f"{n_dimensions}Q")
+        return Tensor(name, list(shape), *self.take("IQ"))
+
+
+def _string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def _packed(kind: int, value: Any) -> bytes:
+    """A value as its type is written, if need be made one; the bytes as they are if there is none.
+
+    Integers that are too large lose their upper bits.
+    """
+    letter = NUMBERS.get(kind)
+    if letter is None:
+        return _string(value) if kind == STRING and isinstance(value, bytes) else bytes(8)
+    if isinstance(value, (bytes, list)):
+        value = len(value)
+    if letter in "fd":
+        return struct.pack(f"<{letter}", _float(value))
+    if not math.isfinite(value):
+        value = 0
+    size = struct.calcsize(letter)
+    return (int(value) % 2 ** (8 * size)).to_bytes(size, "little")
+
+
+def _float(value: float) -> float:
+    """A value that fits into 32 bits: what is too large becomes infinite."""
+    return value if math.isnan(value) or abs(value) < 3e38 else math.copysign(math.inf, value)

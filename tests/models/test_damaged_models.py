@@ -1,0 +1,194 @@
+"""Headers that llama.cpp would end the process for are refused, and no others are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT32, Image, Pair, read_image
+from pyh2o.errors import ModelError
+from pyh2o.llama.damage import check_header
+from pyh2o.llama.header import read_header
+from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
+from tiny_llama import tiny_llama
+
+EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+
+
+def with_values(values: dict[str, Any], kind: int = UINT32) -> Callable[[Image], None]:
+    """A change: keys of the architecture get other values."""
+
+    def change(image: Image) -> None:
+        for name, value in values.items():
+            key = b"llama." + name.encode()
+            image.pairs = [each for each in image.pairs if each.key != key]
+            image.pairs.append(Pair(key, kind, 0, value))
+
+    return change
+
+
+DAMAGES: dict[str, tuple[Callable[[Image], None], str]] = {
+    "no layers": (with_values({"block_count": 0}), "it has 0 layers, not 1 to 512"),
+    "many layers": (with_values({"block_count": 513}), "it has 513 layers"),
+    "further tokens": (with_values({"nextn_predict_layers": 4}), "4 of its 3 layers predict"),
+    "endless": (with_values({"context_length": 2**32 - 1}), "trained on texts of 4294967295"),
+    "epsilon": (
+        with_values({"attention.layer_norm_rms_epsilon": -1.0}, FLOAT32),
+        "its layer_norm_rms_epsilon is -1.0",
+    ),
+    "no epsilon": (
+        with_values({"attention.layer_norm_rms_epsilon": float("nan")}, FLOAT32),
+        "its layer_norm_rms_epsilon is nan",
+    ),
+    "scaling": (with_values({"rope.scaling.type": b"far"}, STRING), "scales positions by 'far'"),
+    "odd rotation": (with_values({"rope.dimension_count": 31}), "rotates 31 of the 32 elements"),
+    "large rotation": (with_values({"rope.dimension_count": 34}), "rotates 34 of the 32 elements"),
+    "key length": (with_values({"attention.key_length": 16}), "rotates 32 of the 16 elements"),
+    "many experts": (
+        with_values({"expert_count": 1025, "expert_used_count": 1}),
+        "it has 1025 experts, more than 1024",
+    ),
+    "no experts": (with_values({"expert_used_count": 2}), "a token takes 2 of its 0 experts"),
+    "unused experts": (with_values({"expert_count": 2}), "a token takes 0 of its 2 experts"),
+    "too few experts": (
+        with_values({"expert_count": 2, "expert_used_count": 3}),
+        "a token takes 3 of its 2 experts",
+    ),
+    "many groups": (
+        with_values({**EXPERTS, "expert_group_count": 4}),
+        "its 4 experts are in 4 groups",
+    ),
+    "groups of nothing": (
+        with_values({"expert_group_count": 1}),
+        "its 0 experts are in 1 groups",
+    ),
+    "unequal groups": (
+        with_values({**EXPERTS, "expert_group_count": 3, "expert_group_used_count": 1}),
+        "a token takes 1 of 3 groups of its 4 experts",
+    ),
+    "unused groups": (
+        with_values({**EXPERTS, "expert_group_count": 2}),
+        "a token takes 0 of 2 groups of its 4 experts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_number_that_llama_cpp_asserts(tmp_path: Path, name: str) -> None:
+    change, message = DAMAGES[name]
+    refused(changed(tmp_path, change), message)
+
+
+def test_experts_used_by_each_layer(tmp_path: Path) -> None:
+    def change(image: Image) -> None:
+        with_values({"expert_count": 2})(image)
+        image.pairs.append(Pair(b"llama.expert_used_count", ARRAY, INT32, [1, 3, 1]))
+
+    refused(changed(tmp_path, change), "a token takes 3 of its 2 experts")
+
+
+def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
+    def change(image: Image) -> None:
+        [pair] = [each for each in image.pairs if each.key == b"tokenizer.ggml.model"]
+        pair.value = b"bert"
+
+    refused(changed(tmp_path, change), "it has tokens for bytes")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        (b"blk.0.attn_norm.weight", GGMLQuantizationType.Q8_0, "its vector blk.0.attn_norm.weight"),
+        (b"blk.1.ffn_up.weight", GGMLQuantizationType.I32, "its matrix blk.1.ffn_up.weight"),
+        (b"token_embd.weight", GGMLQuantizationType.I32, "its matrix token_embd.weight"),
+    ],
+)
+def test_tensor_of_a_type_for_other_things(
+    tmp_path: Path, name: bytes, kind: GGMLQuantizationType, message: str
+) -> None:
+    def change(image: Image) -> None:
+        end = 0
+        for tensor in image.tensors:
+            if tensor.name == name:
+                tensor.kind = kind
+            n_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+            tensor.offset = end
+            end += math.prod(tensor.shape) // n_block * n_bytes
+            end += -end % 32
+        image.data = image.data.ljust(end, b"\0")
+
+    refused(changed(tmp_path, change), message)
+
+
+@pytest.mark.parametrize("missing", [1, 1000, 100_000])
+def test_file_that_was_cut_off(tmp_path: Path, missing: int) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    content = path.read_bytes()
+    path.write_bytes(content[:-missing])
+    refused(path, f"it has {len(content) - missing:,} bytes of at least {len(content):,}")
+
+
+@pytest.mark.parametrize("length", [4, 5, 30, 1000, 5000])
+def test_header_that_was_cut_off(tmp_path: Path, length: int) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    path.write_bytes(path.read_bytes()[:length])
+    refused(path, "its header cannot be read")
+
+
+def test_part_of_a_model_that_does_not_say_which(tmp_path: Path) -> None:
+    """llama.cpp takes the number's type on trust."""
+    first = write_tiny_gguf(tmp_path / "tiny-00001-of-00002.gguf", seed=1)
+    (tmp_path / "tiny-00002-of-00002.gguf").write_bytes(first.read_bytes())
+    refused(first, "tiny-00002-of-00002.gguf is damaged: it does not say which part it is")
+
+
+def test_tokenizer_of_no_vocabulary(tmp_path: Path) -> None:
+    """Tokens are evaluated as ever; text has none."""
+
+    def change(image: Image) -> None:
+        [pair] = [each for each in image.pairs if each.key == b"tokenizer.ggml.model"]
+        pair.value = b"no_vocab"
+
+    with tiny_llama(changed(tmp_path, change), hh=8, recent=8) as llm:
+        llm.eval([5, 6, 7])
+        with pytest.raises(ModelError, match="has no vocabulary"):
+            llm.tokenize(b"text")
+        with pytest.raises(ModelError, match="has no vocabulary"):
+            llm.detokenize([5, 6, 7])
+
+
+@pytest.mark.parametrize("variant", ALL_VARIANTS)
+def test_sound_model_is_not_refused(tmp_path: Path, variant: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=4, arch_variant=variant)
+    check_header(str(path))
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_type_of_matrices_is_not_refused(tmp_path: Path, name: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, dtype=GGMLQuantizationType[name])
+    check_header(str(path))
+
+
+def changed(folder: Path, change: Callable[[Image], None]) -> Path:
+    """A tiny model with another header."""
+    path = write_tiny_gguf(folder / "tiny.gguf", seed=1)
+    image = read_image(path)
+    change(image)
+    path.write_bytes(image.header() + image.data)
+    return path
+
+
+def refused(path: Path, message: str) -> None:
+    """Expect a line that says what is wrong and what to do, wherever a model is opened."""
+    for use in (tiny_llama, read_header):
+        with pytest.raises(ModelError) as error:
+            use(path)
+        assert message in str(error.value)
+        assert "is damaged" in str(error.value)
+        assert "fetch it again" in str(error.value)
+        assert "\n" not in str(error.value)
