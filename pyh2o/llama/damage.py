@@ -77,8 +77,8 @@ def _wrong_tensors(file: GgufFile, path: Path) -> Iterator[str]:
     if end > size:
         yield f"it has {size:,} bytes of at least {end:,}"
     for tensor in tensors:
-        if tensor.quantised and _VECTOR.search(tensor.name):
-            yield f"its vector {tensor.name} is quantised"
+        if (tensor.quantised or not tensor.multiplies) and _VECTOR.search(tensor.name):
+            yield f"its vector {tensor.name} is of a type for other things"
         if not tensor.multiplies and _MATRIX.search(tensor.name):
             yield f"its matrix {tensor.name} is of a type for other things"
 
@@ -112,14 +112,18 @@ def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
     if scaling is not None and scaling not in _ROPE_SCALINGS:
         yield f"it scales positions by {scaling!r}, not by one of {', '.join(_ROPE_SCALINGS)}"
     n_rotated = file.number(f"{architecture}.rope.dimension_count") or 0
+    sections = file.numbers(f"{architecture}.rope.dimension_sections") or []
     [n_head, *_] = file.numbers(f"{architecture}.attention.head_count") or [0]
-    if not n_head or not n_rotated:
+    if not n_head:
         return
     size = file.number(f"{architecture}.attention.key_length")
     if size is None:
         size = (file.number(f"{architecture}.embedding_length") or 0) // n_head
-    if n_rotated % 2 or n_rotated > size:
-        yield f"it rotates {n_rotated} of the {size} elements of a key"
+    if n_rotated % 2:
+        yield f"it rotates {n_rotated} elements of a key, an odd number"
+    for n_wanted in (n_rotated, sum(sections)):
+        if n_wanted > size:
+            yield f"it rotates {n_wanted} of the {size} elements of a key"
 
 
 def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:

@@ -48,11 +48,11 @@ KINDS: dict[str, dict[str, Any]] = {
         )
     },
 }
-SIZES = {"n_layer": 2, "n_ff": 64, "n_vocab": 288, "n_ctx_train": 256}
+SIZES = {"n_layer": 2, "n_head": 2, "n_head_kv": 1, "n_ff": 32, "n_vocab": 288, "n_ctx_train": 256}
 CACHE = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
 FILES_OF_A_FORK = 100
 ADDRESS_SPACE = 4 << 30
-SECONDS = 20
+SECONDS = 6
 """Of the processor's time that a file may take."""
 TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
 # What is told of a process that ended.

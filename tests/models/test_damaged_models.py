@@ -46,7 +46,7 @@ DAMAGES: dict[str, tuple[Callable[[Image], None], str]] = {
         "its layer_norm_rms_epsilon is nan",
     ),
     "scaling": (with_values({"rope.scaling.type": b"far"}, STRING), "scales positions by 'far'"),
-    "odd rotation": (with_values({"rope.dimension_count": 31}), "rotates 31 of the 32 elements"),
+    "odd rotation": (with_values({"rope.dimension_count": 31}), "rotates 31 elements"),
     "large rotation": (with_values({"rope.dimension_count": 34}), "rotates 34 of the 32 elements"),
     "key length": (with_values({"attention.key_length": 16}), "rotates 32 of the 16 elements"),
     "many experts": (
@@ -92,6 +92,14 @@ def test_experts_used_by_each_layer(tmp_path: Path) -> None:
     refused(changed(tmp_path, change), "a token takes 3 of its 2 experts")
 
 
+def test_sections_of_a_rotation(tmp_path: Path) -> None:
+    def change(image: Image) -> None:
+        key = b"llama.rope.dimension_sections"
+        image.pairs.append(Pair(key, ARRAY, INT32, [8, 8, 8, 16]))
+
+    refused(changed(tmp_path, change), "rotates 40 of the 32 elements")
+
+
 def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
     def change(image: Image) -> None:
         [pair] = [each for each in image.pairs if each.key == b"tokenizer.ggml.model"]
@@ -104,6 +112,7 @@ def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
     ("name", "kind", "message"),
     [
         (b"blk.0.attn_norm.weight", GGMLQuantizationType.Q8_0, "its vector blk.0.attn_norm.weight"),
+        (b"blk.2.ffn_norm.weight", GGMLQuantizationType.I8, "its vector blk.2.ffn_norm.weight"),
         (b"blk.1.ffn_up.weight", GGMLQuantizationType.I32, "its matrix blk.1.ffn_up.weight"),
         (b"token_embd.weight", GGMLQuantizationType.I32, "its matrix token_embd.weight"),
     ],
