@@ -43,7 +43,8 @@ def check_header(model_path: str, *, verbose: bool = False) -> None:
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:
         _refuse(first, [*_wrong_tensors(file, first), *_wrong_numbers(file)])
-    for path in others:
+        n_files = file.n_files()
+    for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
             _refuse(path, [*wrong, *_wrong_tensors(file, path)])

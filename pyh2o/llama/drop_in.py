@@ -23,7 +23,7 @@ from ..system.rpc import Offloading
 from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
 from ..text.drawn import TextTokens
-from ..text.vocabulary import check_vocabulary
+from ..text.vocabulary import tokenize
 from .arguments import StockLlama
 from .damage import LOGGER, check_header
 from .file_identity import FileIdentity, identify
@@ -229,13 +229,15 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
         """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`).
 
+        The parent takes memory for a text of the trained context, however short it is.
+
         Raises:
             ModelError: the model has no vocabulary.
         """
         self.guard.check()  # the tokenizer has kept the model's address
-        if type(self.tokenizer_) is LlamaTokenizer:
-            check_vocabulary(self._model.vocab, add_bos=add_bos)
-        return TextTokens(super().tokenize(text, add_bos, special))
+        if type(self.tokenizer_) is not LlamaTokenizer:
+            return TextTokens(super().tokenize(text, add_bos, special))
+        return TextTokens(tokenize(self._model.vocab, text, add_bos=add_bos, special=special))
 
     def detokenize(
         self,

@@ -103,6 +103,12 @@ class GgufFile:
             return None
         return ctypes.c_uint32.from_address(_data(self._file, self._find(key))).value
 
+    def n_files(self) -> int:
+        """Files of the model that this one says there are."""
+        if self.kind("split.count") != UINT16:
+            return 1
+        return ctypes.c_uint16.from_address(_data(self._file, self._find("split.count"))).value
+
     def real(self, key: str) -> float | None:
         """A key's floating point number of 32 bits; None if there is none."""
         if self.kind(key) != FLOAT32:

@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_later_model_is_said_at_once(
     (folder / "other" / "first.gguf").write_bytes((folder / "first.gguf").read_bytes())
     for name, reason in {
         "none": "there is no model file",
-        "broken": "llama.cpp cannot load",
+        "broken": "its header cannot be read",
         "mamba": "--no-evict keeps the full cache, for all models",
         "unpooled": "no pooling type that makes an embedding",
         "other/first": "two models are called first",

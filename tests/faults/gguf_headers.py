@@ -50,9 +50,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 SIZES = {"n_layer": 2, "n_head": 2, "n_head_kv": 1, "n_ff": 32, "n_vocab": 288, "n_ctx_train": 256}
 CACHE = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
-FILES_OF_A_FORK = 100
+FILES_OF_A_FORK = 200
 ADDRESS_SPACE = 4 << 30
-SECONDS = 6
+SECONDS = 3
 """Of the processor's time that a file may take."""
 TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
 # What is told of a process that ended.
@@ -77,7 +77,8 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
     """The trials; returns how many kinds of trouble are ours."""
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0", "GGML_NO_BACKTRACE": "1"}
     sys.path.insert(0, str(HELPERS))
-    import pyh2o  # noqa: F401
+    import gguf_mutations  # noqa: F401
+    import pyh2o.llama  # noqa: F401
 
     images = tiny_images(work)
     if options.repeat:

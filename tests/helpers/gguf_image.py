@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 STRING, ARRAY = 8, 9
-UINT32, INT32, FLOAT32 = 4, 5, 6
+UINT16, UINT32, INT32, FLOAT32 = 2, 4, 5, 6
 NUMBERS = {
     0: "B",
     1: "b",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT32, Image, Pair, read_image
+from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT16, UINT32, Image, Pair, read_image
 from pyh2o.errors import ModelError
 from pyh2o.llama.damage import check_header
 from pyh2o.llama.header import read_header
@@ -151,7 +152,11 @@ def test_header_that_was_cut_off(tmp_path: Path, length: int) -> None:
 
 def test_part_of_a_model_that_does_not_say_which(tmp_path: Path) -> None:
     """llama.cpp takes the number's type on trust."""
-    first = write_tiny_gguf(tmp_path / "tiny-00001-of-00002.gguf", seed=1)
+    first = changed(
+        tmp_path,
+        lambda image: image.pairs.append(Pair(b"split.count", UINT16, 0, 2)),
+        name="tiny-00001-of-00002.gguf",
+    )
     (tmp_path / "tiny-00002-of-00002.gguf").write_bytes(first.read_bytes())
     refused(first, "tiny-00002-of-00002.gguf is damaged: it does not say which part it is")
 
@@ -171,6 +176,17 @@ def test_tokenizer_of_no_vocabulary(tmp_path: Path) -> None:
             llm.detokenize([5, 6, 7])
 
 
+def test_text_of_a_model_that_was_trained_on_long_ones(tmp_path: Path) -> None:
+    """llama_cpp takes 8 GiB for the tokens of a word, and has them filled with zeros."""
+    path = changed(tmp_path, with_values({"context_length": 2**31 - 1}))
+    with tiny_llama(path, n_ctx=64, hh=8, recent=8) as llm:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        tokens = llm.tokenize(b"text")
+        assert llm.detokenize(tokens) == b"text"
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 1 << 20
+
+
 @pytest.mark.parametrize("variant", ALL_VARIANTS)
 def test_sound_model_is_not_refused(tmp_path: Path, variant: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=4, arch_variant=variant)
@@ -183,9 +199,9 @@ def test_type_of_matrices_is_not_refused(tmp_path: Path, name: str) -> None:
     check_header(str(path))
 
 
-def changed(folder: Path, change: Callable[[Image], None]) -> Path:
+def changed(folder: Path, change: Callable[[Image], object], *, name: str = "tiny.gguf") -> Path:
     """A tiny model with another header."""
-    path = write_tiny_gguf(folder / "tiny.gguf", seed=1)
+    path = write_tiny_gguf(folder / name, seed=1)
     image = read_image(path)
     change(image)
     path.write_bytes(image.header() + image.data)
