@@ -69,9 +69,10 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs in the midst of writing, let disks fail and memory run out (KILLS=25)
+crash: .venv/tested ## kill programs in the midst of writing, let disks fail, memory run out, models be damaged (KILLS=25)
 	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
+	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 
 fuzz: .venv/tested ## change saved states and archives at random, FUZZ_SECONDS=60 each; needs clang
 	$(BIN)/python scripts/fuzz.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)

@@ -229,10 +229,10 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
         """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`).
 
-        The parent takes memory for a text of the trained context, however short it is.
+        It takes memory for this text, where the parent takes it for all of the trained context.
 
         Raises:
-            ModelError: the model has no vocabulary.
+            ModelError: the model has no vocabulary, or no token that texts have to begin with.
         """
         self.guard.check()  # the tokenizer has kept the model's address
         if type(self.tokenizer_) is not LlamaTokenizer:

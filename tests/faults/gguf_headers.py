@@ -54,6 +54,8 @@ FILES_OF_A_FORK = 200
 ADDRESS_SPACE = 4 << 30
 SECONDS = 3
 """Of the processor's time that a file may take."""
+PATIENCE = 300
+"""Seconds after which a file hangs that takes no such time."""
 TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
 # What is told of a process that ended.
 _LAST_WORDS = re.compile(r"(?:GGML_ASSERT|GGML_ABORT|fatal error|what\(\):|terminate called).*")
@@ -67,48 +69,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no new fork after")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--repeat", help="one file: SEED:NUMBER, as it was told")
-    parser.add_argument("--keep", type=Path, help="where a file that is repeated is written to")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pyh2o-headers-") as name:
         return try_all(options, Path(name))
 
 
 def try_all(options: argparse.Namespace, work: Path) -> int:
-    """The trials; returns how many kinds of trouble are ours."""
+    """The trials; 1 if any of them found something."""
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0", "GGML_NO_BACKTRACE": "1"}
     sys.path.insert(0, str(HELPERS))
+    # what all forks need
     import gguf_mutations  # noqa: F401
     import pyh2o.llama  # noqa: F401
 
     images = tiny_images(work)
     if options.repeat:
         seed, number = map(int, options.repeat.split(":"))
-        return repeat(images, seed, number, options.keep or work / "damaged.gguf")
+        return repeat(images, seed, number, work)
     seed = options.seed if options.seed is not None else random.randrange(2**32)
-    found: Counter[str] = Counter()
-    ends: Counter[str] = Counter()
-    first: dict[str, str] = {}
+    results: Counter[str] = Counter()
+    ends: dict[str, list[int]] = {}
     started = time.monotonic()
-    number = n_ours = 0
-    while number < options.files and time.monotonic() - started < options.seconds:
-        numbers = range(number, min(number + FILES_OF_A_FORK, options.files))
+    n_done = 0
+    while n_done < options.files and time.monotonic() - started < options.seconds:
+        numbers = range(n_done, min(n_done + FILES_OF_A_FORK, options.files))
         for number, result in results_of_fork(images, seed, numbers, work):
-            if result["kind"] == "ended":
-                result = judged(images, seed, number, work)
-            found[result["kind"]] += 1
-            if result["kind"] in ("ours", "wrong"):
-                n_ours += 1
-                print(f"--repeat {seed}:{number}: {result['text']}", flush=True)
-            elif result["kind"] == "both":
-                ends[result["text"]] += 1
-                first.setdefault(result["text"], f"{seed}:{number}")
-        number += 1
-    counts = ", ".join(f"{n} {NAMES[kind]}" for kind, n in found.most_common())
+            n_done = number + 1
+            kind, text = result["kind"], result["text"]
+            results[kind] += 1
+            if kind in ("ours", "wrong"):
+                print(f"--repeat {seed}:{number}: {text}", flush=True)
+            elif kind == "both":
+                ends.setdefault(text, []).append(number)
+    counts = ", ".join(f"{n} {NAMES[kind]}" for kind, n in results.most_common())
     seconds = time.monotonic() - started
-    print(f"{number} files: {counts}; {seconds:.0f} s, seed {seed}", flush=True)
-    for text, n in ends.most_common():
-        print(f"  llama.cpp ends the process, {n} times: {text} (--repeat {first[text]})")
-    return n_ours > 0
+    print(f"{n_done} files: {counts}; {seconds:.0f} s, seed {seed}")
+    for text, found in sorted(ends.items(), key=lambda each: -len(each[1])):
+        print(f"  llama.cpp, {len(found)} times: {text} (--repeat {seed}:{found[0]})")
+    return results["ours"] + results["wrong"] > 0
 
 
 NAMES = {
@@ -170,10 +168,11 @@ def results_of_fork(
             number += 1
     os.waitpid(pid, 0)
     if number < numbers.stop:
-        yield number, {"kind": "ended"}
+        yield number, judged(images, seed, number, work)
 
 
 def try_files(images: Sequence[Image], seed: int, numbers: range, work: Path, give: int) -> None:
+    """Try one after the other, and write a line for each into a pipe."""
     for number in numbers:
         path = write_anew(work / "damaged.gguf", damaged(images, seed, number)[0])
         result = outcome(lambda path=path: use_ours(path))  # type: ignore[misc]
@@ -193,16 +192,15 @@ def judged(images: Sequence[Image], seed: int, number: int, work: Path) -> dict[
     return {"kind": "both", "text": stock}
 
 
-def repeat(images: Sequence[Image], seed: int, number: int, path: Path) -> int:
+def repeat(images: Sequence[Image], seed: int, number: int, work: Path) -> int:
     """Try one file with both classes, and tell all."""
     content, what = damaged(images, seed, number)
-    write_anew(path, content)
+    path = write_anew(work / "damaged.gguf", content)
     print(what)
     for name, use in (("ours", use_ours), ("llama_cpp's", use_stock)):
-        with tempfile.TemporaryDirectory(prefix="pyh2o-headers-") as work:
-            ended = alone(lambda use=use: print(outcome(lambda: use(path))), Path(work))  # type: ignore[misc]
-            print(f"{name}: {ended or 'it stays alive'}")
-            print((Path(work) / "log").read_text(errors="replace"))
+        ended = alone(lambda use=use: print(outcome(lambda: use(path))), work)  # type: ignore[misc]
+        print((work / "log").read_text(errors="replace"))
+        print(f"{name}: {ended or 'it stays alive'}")
     return 0
 
 
@@ -242,6 +240,7 @@ def allow_seconds() -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     until = int(usage.ru_utime + usage.ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+    signal.alarm(PATIENCE)
 
 
 def write_anew(path: Path, content: bytes) -> Path:

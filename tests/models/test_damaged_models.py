@@ -176,6 +176,23 @@ def test_tokenizer_of_no_vocabulary(tmp_path: Path) -> None:
             llm.detokenize([5, 6, 7])
 
 
+def test_token_before_each_text_that_is_none(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, bpe=True)
+    image = read_image(path)
+    image.pairs = [
+        each for each in image.pairs if not each.key.endswith((b"bos_token_id", b"bos_token"))
+    ]
+    for pair in image.pairs:
+        if pair.key == b"tokenizer.ggml.model":
+            pair.value = b"gemma4"
+    image.pairs.append(Pair(b"tokenizer.ggml.add_bos_token", 7, 0, 1))
+    path.write_bytes(image.header() + image.data)
+    with tiny_llama(path, hh=8, recent=8) as llm:
+        assert llm.tokenize(b"text", add_bos=False)
+        with pytest.raises(ModelError, match="wants a token before each text"):
+            llm.tokenize(b"text")
+
+
 def test_text_of_a_model_that_was_trained_on_long_ones(tmp_path: Path) -> None:
     """llama_cpp takes 8 GiB for the tokens of a word, and has them filled with zeros."""
     path = changed(tmp_path, with_values({"context_length": 2**31 - 1}))
