@@ -52,7 +52,7 @@ SIZES = {"n_layer": 2, "n_head": 2, "n_head_kv": 1, "n_ff": 32, "n_vocab": 288, 
 CACHE = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
 FILES_OF_A_FORK = 200
 ADDRESS_SPACE = 4 << 30
-SECONDS = 3
+SECONDS = 2
 """Of the processor's time that a file may take."""
 PATIENCE = 300
 """Seconds after which a file hangs that takes no such time."""

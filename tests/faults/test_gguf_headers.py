@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("gguf_headers.py")
-N_FILES = 150
+N_FILES = 100
 
 
 @pytest.mark.randomised
