@@ -7,6 +7,7 @@ so it is done once. The process has to run with `faulty_files.c` in front of its
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import shutil
 import signal
@@ -119,6 +120,7 @@ class Program:
         for number, name in enumerate(("in", "out", "notes")):
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(self._said / name, flags, 0o600), number)
+        faulthandler.enable()  # a program that hangs tells where
         os.chdir(self.folder)
         os.environ["PYH2O_CHATS"] = str(self.folder)
         from pyh2o.cli.app import app
