@@ -23,7 +23,7 @@ MINUTES      ?= 5
 # address (with undefined behaviour) or thread
 SANITIZER    ?= address
 
-.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak audit clean
+.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak arm audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,9 +50,6 @@ explore: .venv/tested ## the randomised tests with other random numbers (make te
 properties: .venv/tested ## tries to break what must hold, EXAMPLES=1000 times each, or 10000 for a night
 	PYH2O_TEST_SEED=random PYH2O_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/properties
 
-soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
-	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
-
 lint: .venv/tested ## style and types
 	@echo "==> style and types"
 	$(BIN)/ruff check
@@ -69,7 +66,7 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs in the midst of writing, let disks fail, memory run out, models be damaged (KILLS=25)
+crash: .venv/tested ## kill programs, let disks fail and memory run out, damage models (KILLS=25)
 	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
@@ -79,6 +76,12 @@ fuzz: .venv/tested ## change saved states and archives at random, FUZZ_SECONDS=6
 
 sanitize: .venv/tested ## tests of native code under SANITIZER=address or thread; needs clang
 	$(BIN)/python scripts/sanitize.py $(SANITIZER)
+
+arm: .venv/tested ## compile for 64-bit ARM and run tests there, emulated, on Debian for another processor
+	$(BIN)/python scripts/arm_check.py
+
+soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 audit: .venv/audited ## ask a public database for known holes in all packages of .venv
 	$(BIN)/python scripts/audit.py

@@ -1,0 +1,6 @@
+# Compile for 64-bit ARM with Debian's g++-aarch64-linux-gnu: CMAKE_TOOLCHAIN_FILE of `make aarch64`.
+
+set(CMAKE_SYSTEM_NAME       Linux)
+set(CMAKE_SYSTEM_PROCESSOR  aarch64)
+set(CMAKE_C_COMPILER        aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER      aarch64-linux-gnu-g++)
