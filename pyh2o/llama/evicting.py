@@ -23,7 +23,7 @@ from ..cache.kv_cache import (
 from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.settings import Budget, EvictionSettings, check_window
 from ..cache.statistics import KVStatistics
-from ..errors import PyH2OError, SettingsError
+from ..errors import SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
 from ..system.machine import available_bytes
 from .archive_file import ArchiveFile
@@ -87,10 +87,14 @@ class EvictingLlama(DropIn):
         super().__init__(model_path, n_ctx=n_ctx_parent, **kwargs)
         self.n_layer = int(llama_cpp.llama_model_n_layer(self.model))
         self._archive: ArchiveFile | None = None
-        kv = KVCache(address(self.ctx))
-        self._cache = self._open_cache(kv, recall_archive)
-        self.least_piece = kv.few_tokens() + 1
-        self.position_limit = self._cache.position_limit
+        try:
+            kv = KVCache(address(self.ctx))
+            self._cache = self._open_cache(kv, recall_archive)
+            self.least_piece = kv.few_tokens() + 1
+            self.position_limit = self._cache.position_limit
+        except BaseException:
+            self.close()  # whoever has the error keeps this object, and with it the archive's file
+            raise
 
     def _model_loaded(self) -> None:
         """Between loading the model and creating the context: so many cells, and no more."""
@@ -179,15 +183,11 @@ class EvictingLlama(DropIn):
         if self._budget is None:
             self._window = min(self._window, super().n_ctx())
             return FullCache(kv, self._settings, self._window)
-        try:
-            self._budget = attach(kv, self._budget)
-            self._settings = self._budget.settings
-            if self._budget.recall:
-                self._archive = ArchiveFile(kv, recall_archive)
-            return Eviction(kv, self._budget, self._say_exact_prefill)
-        except PyH2OError:
-            self.close()
-            raise
+        self._budget = attach(kv, self._budget)
+        self._settings = self._budget.settings
+        if self._budget.recall:
+            self._archive = ArchiveFile(kv, recall_archive)
+        return Eviction(kv, self._budget, self._say_exact_prefill)
 
     def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
         if self._on_exact_prefill is not None:

@@ -6,7 +6,8 @@ A model with a tiny cache is loaded, reads, compacts, archives, recalls, is save
 Where an allocation fails an error has to come up. Then, and where none does, the model must be
 usable: the text is begun anew, and the logits are those of a model for which nothing failed.
 
-Which allocations are ours is known from the call stack: one of the functions on it is one of ours.
+Which allocations are ours is known from the call stack: the function is one of ours, or one of
+llama.cpp's or the standard library's that ours has called; ggml's own are not looked at.
 So it needs the library with its symbols, which is in the build folder.
 """
 
@@ -42,6 +43,7 @@ def main() -> int:
     """Run the trials; 1 if any of them found something."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--every", type=int, default=1, help="only each so many-th allocation")
+    parser.add_argument("--kinds", action="store_true", help="count one of each call stack only")
     parser.add_argument("--at", type=int, help="only this one, as it was told")
     options = parser.parse_args()
     in_front_of_libraries(SOURCE)
@@ -73,20 +75,21 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
 
 def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.Namespace) -> int:
     """The trials of one kind of cache; returns how many found something."""
-    calm = in_fork(lambda: life(path, settings, at=2**40))
+    kinds = options.kinds
+    calm = in_fork(lambda: life(path, settings, kinds, at=2**40))
     assert calm.get("error", "") is None, calm
     found: Counter[str] = Counter()
     started = time.monotonic()
     numbers = range(0, calm["n"], options.every) if options.at is None else [options.at]
     for at in numbers:
-        result = in_fork(lambda at=at: life(path, settings, at=at))  # type: ignore[misc]
+        result = in_fork(lambda at=at: life(path, settings, kinds, at=at))  # type: ignore[misc]
         wrong = result.get("wrong")
         if not wrong and result["again"] != calm["again"]:
             wrong = f"another text has other logits, after {result['error']}"
         elif not wrong and result["error"] is None and result["logits"] != calm["logits"]:
             wrong = result["trouble"] == "" and "other logits, and nothing was said"
         if wrong:
-            print(f"{name} --at {at}: {wrong}", flush=True)
+            print(f"{name}{' --kinds' if kinds else ''} --at {at}: {wrong}", flush=True)
         kind = "wrong" if wrong else result["error"] or "nothing came up"
         found[kind.split(":")[0]] += 1
     counts = ", ".join(f"{n} {kind}" for kind, n in found.most_common())
@@ -97,14 +100,14 @@ def try_kind(name: str, path: Path, settings: dict[str, Any], options: argparse.
     return found["wrong"]
 
 
-def life(path: Path, settings: dict[str, Any], at: int) -> dict[str, Any]:
+def life(path: Path, settings: dict[str, Any], kinds: bool, at: int) -> dict[str, Any]:
     """Of a model whose allocation of this number fails: what came up, and its logits."""
     from pyh2o.errors import PyH2OError
 
     shim = ctypes.CDLL(None)
     shim.failing_disarm.restype = ctypes.c_long
     llm, error, logits = None, None, b""
-    shim.failing_arm(ctypes.c_long(at))
+    shim.failing_arm(ctypes.c_long(at), ctypes.c_int(kinds))
     try:
         llm = loaded(path, settings)
         logits = used(llm)
@@ -178,20 +181,23 @@ def in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def mapped(name: str) -> list[tuple[Path, int, int]]:
+    """Files of this name that are in memory: each with the begin and the end of where it is."""
+    found: dict[Path, tuple[int, int]] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split()[-1])
+        if path.name.startswith(name):
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            first, last = found.get(path, (begin, end))
+            found[path] = (min(first, begin), max(last, end))
+    return [(path, begin, end) for path, (begin, end) in found.items()]
+
+
 def our_functions() -> Iterator[tuple[int, int]]:
     """Begin and end of each of our functions in the library that is loaded."""
     import llama_cpp  # noqa: F401
 
-    [installed] = {
-        Path(line.split()[-1])
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if line.endswith(LIBRARY)
-    }
-    base = next(
-        int(line.split("-")[0], 16)
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if line.endswith(LIBRARY)
-    )
+    [(installed, base, _)] = mapped(LIBRARY)
     found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if same(each, installed)]
     if not found:
         sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
@@ -220,10 +226,14 @@ def build_id(path: Path) -> str:
 
 
 def watch(functions: Iterator[tuple[int, int]]) -> None:
-    """Tell the library whose allocations are ours."""
-    ranges = np.array(sorted(functions), dtype=np.uintp)
+    """Tell the library whose allocations are ours; what ggml allocates for us is its own."""
+    ours = sorted(functions)
+    theirs = sorted((begin, end) for _, begin, end in mapped("libggml"))
+    ranges = np.array(ours + theirs, dtype=np.uintp)
     ctypes.CDLL(None).failing_watch(
-        ranges.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(len(ranges))
+        ranges.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_long(len(ours)),
+        ctypes.c_long(len(theirs)),
     )
 
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <unordered_set>
 #include <vector>
 
 namespace {
@@ -20,17 +21,38 @@ struct range {
 
 constexpr int DEPTH = 12; // calls between an allocation and the function that it is for
 
-std::vector<range> ours; // sorted
+std::vector<range> ours;   // sorted
+std::vector<range> theirs; // sorted; what they allocate for us is theirs
 std::atomic<bool> is_armed;
 std::atomic<long> n_done;
 std::atomic<long> fails_at;
-thread_local bool is_looking; // backtrace() may allocate
+std::atomic<bool> counts_kinds; // of one call stack only the first allocation counts
+thread_local bool is_looking;   // what is done here may allocate
 
-bool is_ours(const void * address) {
+std::unordered_set<uint64_t> & seen() {
+    static std::unordered_set<uint64_t> stacks;
+    return stacks;
+}
+
+bool is_in(const std::vector<range> & ranges, const void * address) {
     const auto at   = reinterpret_cast<uintptr_t>(address);
     const auto next = std::upper_bound(
-            ours.begin(), ours.end(), at, [](uintptr_t value, const range & each) { return value < each.begin; });
-    return next != ours.begin() && at < std::prev(next)->end;
+            ranges.begin(), ranges.end(), at, [](uintptr_t value, const range & each) { return value < each.begin; });
+    return next != ranges.begin() && at < std::prev(next)->end;
+}
+
+bool is_ours(void * const * frames, int n_frames) {
+    const auto first = std::find_if(frames, frames + n_frames,
+            [](const void * address) { return is_in(ours, address) || is_in(theirs, address); });
+    return first != frames + n_frames && is_in(ours, *first);
+}
+
+bool is_new(void * const * frames, int n_frames) {
+    uint64_t stack = 0;
+    for (int i = 0; i < n_frames; i++) {
+        stack = (stack ^ reinterpret_cast<uintptr_t>(frames[i])) * 0x9e3779b97f4a7c15u;
+    }
+    return seen().insert(stack).second;
 }
 
 bool fails() {
@@ -40,8 +62,9 @@ bool fails() {
     is_looking = true;
     void * frames[DEPTH];
     const int n_frames = backtrace(frames, DEPTH);
+    const bool counts  = is_ours(frames, n_frames) && (!counts_kinds || is_new(frames, n_frames));
     is_looking         = false;
-    return std::any_of(frames, frames + n_frames, is_ours) && n_done++ == fails_at;
+    return counts && n_done++ == fails_at;
 }
 
 void * allocated(size_t size, size_t alignment) {
@@ -64,21 +87,25 @@ void * allocated_or_thrown(size_t size, size_t alignment) {
 
 extern "C" {
 
-// `ranges`: begin and end of each function, sorted.
-void failing_watch(const uintptr_t * ranges, long n_ranges) {
+// `ranges`: begin and end of each of our functions, sorted, and behind `n_ours` of them those of libraries that are not ours.
+void failing_watch(const uintptr_t * ranges, long n_ours, long n_theirs) {
     ours.clear();
-    for (long i = 0; i < n_ranges; i++) {
-        ours.push_back({ ranges[2 * i], ranges[2 * i + 1] });
+    theirs.clear();
+    for (long i = 0; i < n_ours + n_theirs; i++) {
+        (i < n_ours ? ours : theirs).push_back({ ranges[2 * i], ranges[2 * i + 1] });
     }
     void * frames[1];
     backtrace(frames, 1); // loads what it needs
 }
 
-// Allocations are counted from here on; the one with this number, from 0, fails.
-void failing_arm(long at) {
-    n_done   = 0;
-    fails_at = at;
-    is_armed = true;
+// Allocations are counted from here on; the one with this number, from 0, fails. With `kinds` only the first of each call
+// stack counts, in one thread.
+void failing_arm(long at, int kinds) {
+    seen().clear();
+    counts_kinds = kinds != 0;
+    n_done       = 0;
+    fails_at     = at;
+    is_armed     = true;
 }
 
 // The number of allocations since then.

@@ -83,7 +83,11 @@ def in_front_of_libraries(source: Path) -> None:
         return
     handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so")
     os.close(handle)
-    subprocess.run([*COMPILE[source.suffix], "-o", library, str(source), "-ldl"], check=True)
+    try:
+        subprocess.run([*COMPILE[source.suffix], "-o", library, str(source), "-ldl"], check=True)
+    except BaseException:
+        Path(library).unlink()
+        raise
     os.execve(
         sys.executable,
         [sys.executable, *sys.orig_argv[1:]],

@@ -14,6 +14,8 @@ import pytest
 
 from full_disk import full_disk
 from pyh2o import Llama
+from pyh2o.cache.kv_cache import KVCache
+from pyh2o.errors import NativeError
 from pyh2o.llama.recall import TAIL
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import told_to_recall
@@ -262,3 +264,20 @@ def test_without_an_archive_nothing_is_lost(path: Path) -> None:
         assert llm.archive_lost == 0
         llm.restore_archive()
         assert llm.n_tokens == 500
+
+
+def test_a_model_that_was_not_loaded_leaves_the_file_to_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while somebody still has the error."""
+    archive = tmp_path / "archive"
+
+    def fail(self: KVCache) -> int:
+        raise NativeError(-19, "out of memory for the scores")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "few_tokens", fail)
+        with pytest.raises(NativeError) as kept:
+            opened(path, archive)
+    opened(path, archive).close()
+    assert kept.tb is not None
