@@ -6,6 +6,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
@@ -120,11 +121,7 @@ class StoryFile:
             OSError: they cannot be written.
         """
         with beside(self.path, RECORDS).open("ab+") as file:
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.seek(0)
-                    file.truncate(file.read().rfind(b"\n") + 1)
+            _end_last_line(file)
             file.write(f"{line}\n".encode())
 
     def settle(self) -> None:
@@ -165,3 +162,21 @@ def beside(path: Path, suffix: str) -> Path:
 def new_name(path: Path) -> Path:
     """A name beside the file that no other file has."""
     return beside(path, f".{secrets.token_hex(4)}.old")
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """End a line of JSON that somebody has edited; what is none was cut off, and goes."""
+    if file.tell() == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    content = file.read()
+    begin = content.rfind(b"\n") + 1
+    try:
+        json.loads(content[begin:])
+    except ValueError:
+        file.truncate(begin)
+    else:
+        file.write(b"\n")

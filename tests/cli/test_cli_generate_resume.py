@@ -80,6 +80,17 @@ def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path) -> None:
     assert {"time", "seconds", "loops", "tokens_evicted", "compactions", "rebases"} < {*records[0]}
 
 
+def test_a_last_record_without_a_line_break_stays(fake: FakeModel, tmp_path: Path) -> None:
+    """As editors leave it."""
+    fake.script = [TALE]
+    begin("-n", "25", "--checkpoint", "10")
+    records = tmp_path / "story.txt.jsonl"
+    before = records.read_text()
+    records.write_text(before.rstrip("\n"))
+    resume("-n", "45")
+    assert records.read_text().startswith(before)
+
+
 def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> None:
     fake.script = ["The end."]
     assert "the model ended its text" in begin().notes

@@ -254,7 +254,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_server_free(
     tmp_path: Path, path: Path, server: str, n_gpu_layers: int
 ) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(path.read_bytes()[:-100])
+    broken.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xy"))
     with pytest.raises(ValueError, match="cannot load"):
         tiny_llama(broken, rpc_servers=server, n_gpu_layers=n_gpu_layers)
     tiny_llama(path, rpc_servers=server, hh=8, recent=8).close()
