@@ -43,7 +43,7 @@ SAID: list[tuple[str, str, Any]] = [
     ("POST", "/talk/pins", {"text": "nowhere at all"}),
     ("GET", "/talk/recalled", None),
     ("GET", "/talk/export?format=json", None),
-    ("POST", "", {"name": "tale", "kind": "story", "text": "Once upon a time"}),
+    ("POST", "", {"name": "tale", "kind": "story", "text": "Once upon", "sampling": {"seed": 1}}),
     ("POST", "/tale/passages", {"max_tokens": 3}),
     ("POST", "/tale/passages", {"max_tokens": 3, "at": 9}),
     ("GET", "/tale", None),
