@@ -45,7 +45,9 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No text ends by itself: random weights draw an end token now and then."""
+    """No text ends by itself: random weights draw end tokens, and fall into loops."""
+    monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", lambda _text, _token: False)
+    monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", lambda _guard, _token: None)
     for module in ("pyh2o.sessions.answers", "pyh2o.sessions.story", "pyh2o.generation.writer"):
         monkeypatch.setattr(f"{module}.is_end_token", lambda _llm, _token: False)
 
@@ -131,7 +133,7 @@ def test_what_is_changed_on_the_page_is_changed_on_the_server(tab: Any, client: 
     say(page, "second, in other words")
     turns = client.got(f"/{name}")["turns_list"]
     assert [turn["user"] for turn in turns] == ["The word is mellon", "second, in other words"]
-    assert answers(page)[1].strip() == turns[1]["answer"].strip()
+    assert answers(page)[1].split() == turns[1]["answer"].split()
     page.get_by_role("button", name="Undo").click()
     shows(page.get_by_label("Message", exact=True), "second, in other words")
     page.locator(".turn").nth(1).wait_for(state="detached")
@@ -161,15 +163,16 @@ def test_a_story_grows_and_is_stopped(tab: Any, client: Any) -> None:
     page.locator(IDLE).wait_for()
     name = name_of(page)
     first = client.got(f"/{name}")
-    page.get_by_label("Tokens of a passage").fill("100000")
+    page.get_by_label("Tokens of a passage").fill("1000000")
     page.get_by_role("button", name="Write on").click()
     until(page, f"document.querySelector('.page-text').textContent.length > {len(first['text'])}")
-    page.get_by_role("button", name="Stop").click()
+    # at once: text comes faster than from any model that people have, and moves the button
+    page.get_by_role("button", name="Stop").click(force=True)
     page.locator(IDLE).wait_for()
     second = client.got(f"/{name}")
     assert second["text"].startswith(first["text"])
     assert first["text"].startswith("Once upon a time")
-    assert first["tokens"] < second["tokens"] < 90_000
+    assert first["tokens"] < second["tokens"] < 900_000
     shown = "document.querySelector('.page-text').textContent"
     until(page, f"Array.from({shown}).length === {len(second['text'])}")
     assert page.evaluate(shown) == second["text"]
@@ -226,7 +229,7 @@ def test_keyboard_only_and_nothing_that_keeps_people_out(tab: Any, client: Any) 
     first = name_of(page)
     page.keyboard.press("Control+Shift+O")
     page.get_by_role("heading", name="New chat").wait_for()
-    set_max_tokens(page, 100_000)
+    set_max_tokens(page, 1_000_000)
     page.keyboard.type("a long answer")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('.answer')?.textContent.length > 20")
