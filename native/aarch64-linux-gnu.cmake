@@ -1,4 +1,4 @@
-# Compile for 64-bit ARM with Debian's g++-aarch64-linux-gnu: CMAKE_TOOLCHAIN_FILE of `make aarch64`.
+# Compile for 64-bit ARM with Debian's g++-aarch64-linux-gnu: CMAKE_TOOLCHAIN_FILE of `make arm`.
 
 set(CMAKE_SYSTEM_NAME       Linux)
 set(CMAKE_SYSTEM_PROCESSOR  aarch64)

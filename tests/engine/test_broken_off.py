@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from breaking_off import Countdown, StopError
 from many_texts import at_once, tiny_engine
 from pyh2o.cache import breaking
 from pyh2o.engine import Engine
@@ -20,10 +21,6 @@ N_VOCAB = 384
 SLACK = 20
 BUDGET = {"hh": 14, "recent": 9, "slack": SLACK, "n_ctx": 200, "logits_all": True}
 WIDE = {**BUDGET, "slack": 80}
-
-
-class StopError(Exception):
-    """What a text is broken off with."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +43,6 @@ def engine(path: Path) -> Iterator[Engine]:
 def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
     tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
     return tokens
-
-
-class Countdown:
-    """Breaks off when it is asked for the nth time."""
-
-    def __init__(self, n_asked: int) -> None:
-        self.n_left = n_asked
-
-    def __call__(self) -> None:
-        self.n_left -= 1
-        if self.n_left == 0:
-            raise StopError
 
 
 @pytest.mark.parametrize("recall", [0, 12])

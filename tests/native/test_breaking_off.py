@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o.cache import breaking
 from tiny_gguf import write_tiny_gguf
@@ -24,22 +25,6 @@ POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", "keydiff", "expected"]
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
 
 MakeLlama = Callable[..., Llama]
-
-
-class StopError(Exception):
-    """What a test breaks off with."""
-
-
-class Countdown:
-    """Breaks off when it is asked for the nth time."""
-
-    def __init__(self, n_asked: int) -> None:
-        self.n_left = n_asked
-
-    def __call__(self) -> None:
-        self.n_left -= 1
-        if self.n_left == 0:
-            raise StopError
 
 
 @pytest.fixture(autouse=True)
