@@ -102,6 +102,12 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // a head's row is not whole blocks of the archive's type
 };
 
+// Of any text. llama.cpp's masks add windows to positions, in 32 bits: behind these the sum would wrap, and tokens attend to
+// what comes after them.
+enum llama_h2o_limits {
+    LLAMA_H2O_MOST_POSITIONS = 2146435072, // 2^31 - 2^20
+};
+
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
     LLAMA_H2O_STATE_VERSION = 10,
@@ -163,7 +169,7 @@ struct llama_h2o_stats {
     uint32_t n_layer;          // layers of the model
     uint32_t n_pinned;         // first positions of the sequence that are never evicted
     int32_t pos_removable;     // first position of the tail that can be removed
-    int32_t pos_limit;         // first position that a text cannot reach; INT32_MAX if there is a re-base
+    int32_t pos_limit;         // first position that a text cannot reach; LLAMA_H2O_MOST_POSITIONS if there is a re-base
     uint64_t n_compactions;    // of the sequence
     uint64_t n_cells_freed;    // by compactions of the sequence
     uint64_t n_rows_evicted;   // by compactions of the sequence, over all layers and KV heads

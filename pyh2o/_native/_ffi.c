@@ -585,13 +585,13 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 
 static void *_cffi_types[] = {
 /*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 20), // _Bool()(void *)
-/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void *
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(int32_t)
 /*  4 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(struct llama_context *, int32_t)
-/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct llama_context *
+/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context *
 /*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
@@ -610,7 +610,7 @@ static void *_cffi_types[] = {
 /* 23 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // char const *
-/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // uint8_t const *
+/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // uint8_t const *
 /* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 29 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
@@ -629,7 +629,7 @@ static void *_cffi_types[] = {
 /* 42 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
-/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // float *
+/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // float *
 /* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
 /* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
@@ -644,13 +644,13 @@ static void *_cffi_types[] = {
 /* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
 /* 58 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_recalled_span *
+/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_recalled_span *
 /* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 66 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_span const *
+/* 66 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_span const *
 /* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 69 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -666,7 +666,7 @@ static void *_cffi_types[] = {
 /* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
 /* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_h2o_breaker *
+/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_breaker *
 /* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
@@ -677,25 +677,25 @@ static void *_cffi_types[] = {
 /* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct llama_context const *
+/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context const *
 /* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 95 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_layer_info *
+/* 95 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_layer_info *
 /* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
 /* 98 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
 /* 99 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 100 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_stats *
+/* 100 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_h2o_stats *
 /* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
-/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_model const *
+/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_model const *
 /* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
-/* 106 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void const *
+/* 106 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // void const *
 /* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
 /* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 136), // int64_t()(struct llama_context const *)
+/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 137), // int64_t()(struct llama_context const *)
 /* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
 /* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 32), // uint32_t()(struct llama_model const *)
@@ -705,7 +705,7 @@ static void *_cffi_types[] = {
 /* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
 /* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 144), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 145), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
 /* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
 /* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
@@ -716,21 +716,22 @@ static void *_cffi_types[] = {
 /* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
 /* 130 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
 /* 131 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_positions
-/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_state_versions
-/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_status
-/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 137 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_breaker
-/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_layer_info
-/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_recalled_span
-/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
-/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
-/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
-/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
+/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
+/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
+/* 135 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
+/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
+/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_breaker
+/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_layer_info
+/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_recalled_span
+/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
+/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
+/* 144 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -807,6 +808,13 @@ static int _cffi_const_LLAMA_H2O_ATTENTION_AVX512BF16(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ATTENTION_AVX512BF16) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ATTENTION_AVX512BF16) | 0);  /* check that LLAMA_H2O_ATTENTION_AVX512BF16 is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_MOST_POSITIONS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_MOST_POSITIONS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_MOST_POSITIONS) | 0);  /* check that LLAMA_H2O_MOST_POSITIONS is an integer */
   return n;
 }
 
@@ -2852,6 +2860,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SPANS", (void *)_cffi_const_LLAMA_H2O_ERR_SPANS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPARSE", (void *)_cffi_const_LLAMA_H2O_ERR_SPARSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPLIT", (void *)_cffi_const_LLAMA_H2O_ERR_SPLIT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_MOST_POSITIONS", (void *)_cffi_const_LLAMA_H2O_MOST_POSITIONS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2900,10 +2909,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
                    sizeof(((struct llama_h2o_breaker *)0)->interval_us),
-                   _CFFI_OP(_CFFI_OP_NOOP, 136) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 137) },
   { "next_us", offsetof(struct llama_h2o_breaker, next_us),
                sizeof(((struct llama_h2o_breaker *)0)->next_us),
-               _CFFI_OP(_CFFI_OP_NOOP, 136) },
+               _CFFI_OP(_CFFI_OP_NOOP, 137) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
                _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -2954,13 +2963,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
                     _CFFI_OP(_CFFI_OP_NOOP, 130) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 132) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 133) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
                  _CFFI_OP(_CFFI_OP_NOOP, 131) },
@@ -3002,40 +3011,40 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 144) },
+              _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 144) },
+              _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
                   _CFFI_OP(_CFFI_OP_NOOP, 32) },
@@ -3044,19 +3053,19 @@ static const struct _cffi_field_s _cffi_fields[] = {
                   _CFFI_OP(_CFFI_OP_NOOP, 32) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
               _CFFI_OP(_CFFI_OP_NOOP, 129) },
@@ -3066,23 +3075,23 @@ static const struct _cffi_field_s _cffi_fields[] = {
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 137, _CFFI_F_OPAQUE,
+  { "llama_context", 138, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_breaker", 138, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_breaker", 139, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
-  { "llama_h2o_layer_info", 139, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_layer_info", 140, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 4, 7 },
   { "llama_h2o_lost_rows", 55, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 11, 3 },
   { "llama_h2o_params", 86, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 14, 11 },
-  { "llama_h2o_recalled_span", 140, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_recalled_span", 141, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 25, 3 },
-  { "llama_h2o_span", 141, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 142, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 28, 2 },
-  { "llama_h2o_stats", 142, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 143, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 30, 27 },
-  { "llama_model", 143, _CFFI_F_OPAQUE,
+  { "llama_model", 144, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
@@ -3092,11 +3101,13 @@ static const struct _cffi_enum_s _cffi_enums[] = {
   { "llama_h2o_attention_type", 131, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_positions", 132, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_limits", 132, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
+    "LLAMA_H2O_MOST_POSITIONS" },
+  { "llama_h2o_positions", 133, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 133, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 134, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 134, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 135, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
@@ -3113,12 +3124,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  79,  /* num_globals */
+  80,  /* num_globals */
   9,  /* num_struct_unions */
-  5,  /* num_enums */
+  6,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  147,  /* num_types */
+  148,  /* num_types */
   1,  /* flags */
 };
 

@@ -17,9 +17,6 @@ from .statistics import KVStatistics
 # one for so many tokens in the archive.
 LEAST_REFRESH = 32
 ARCHIVED_PER_REFRESH = 64
-# Of any text. The masks of llama.cpp add a window to positions, and 32, in 32 bits: behind these
-# the sum would wrap, and tokens attend to what comes after them.
-MOST_POSITIONS = 2**31 - 2**20
 
 # Told before an exact prefill takes so much memory: tokens to read, bytes.
 OnExactPrefill = Callable[[int, int], None]
@@ -194,7 +191,7 @@ class Eviction:
     def __init__(self, kv: KVCache, budget: Budget, on_exact_prefill: OnExactPrefill) -> None:
         self.settings = budget.settings
         self.budget = budget
-        self.position_limit = min(kv.counters().pos_limit, MOST_POSITIONS)
+        self.position_limit = kv.counters().pos_limit
         self._kv = kv
         self._on_exact_prefill = on_exact_prefill
         self._enlarged = False

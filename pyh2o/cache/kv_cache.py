@@ -22,6 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 # What the native library answers to more pinned tokens than there is room for.
 ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
+MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
 
 
 def check_model(model_address: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import llama_cpp
 from llama_cpp import _internals as internals
 
-from ..cache.eviction import MOST_POSITIONS
 from ..cache.kv_cache import (
+    MOST_POSITIONS,
     Counters,
     KVCache,
     Layer,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyh2o.cache.eviction import MOST_POSITIONS
-from pyh2o.cache.kv_cache import Layer
+from pyh2o.cache.kv_cache import MOST_POSITIONS, Layer
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.errors import ModelError, NativeError, SettingsError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pyh2o import Llama
-from pyh2o.cache.eviction import MOST_POSITIONS
+from pyh2o.cache.kv_cache import MOST_POSITIONS
 from pyh2o.errors import ContextLimitError
 from pyh2o.llama.states import read_kv_state
 from reference_rows import last_logits
@@ -100,12 +100,17 @@ def test_there_is_no_position_behind_the_last(
         llm.eval([8])
 
 
-def test_the_native_library_does_not_wrap(
-    tiny: Path, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("n_tokens", [MOST_POSITIONS, 2**31 - 1])
+def test_the_native_library_ends_there_too(
+    tiny: Path,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    n_tokens: int,
 ) -> None:
-    """Its own end is that of the numbers."""
+    """Whoever calls it; a state may say more."""
     llm = llama_of(tiny, "h2o-far")
-    go_far(llm, state_of(llm, rng, 2**31 - 1), 2**31 - 1, tmp_path / "record")
+    go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
     monkeypatch.setattr(llm._cache, "check_positions", lambda _: None)
     state = llm.kv_state()
     with pytest.raises(RuntimeError):

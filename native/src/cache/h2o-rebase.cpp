@@ -8,7 +8,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <limits>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
@@ -27,7 +26,9 @@ bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
 }
 
 llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
-    return llama_h2o_can_rebase(parts) ? std::numeric_limits<llama_pos>::max() : llama_pos(parts.params.n_pos);
+    static constexpr llama_pos MOST = LLAMA_H2O_MOST_POSITIONS;
+
+    return llama_h2o_can_rebase(parts) ? MOST : std::min(llama_pos(parts.params.n_pos), MOST);
 }
 
 // Turns last queries of a layer back with its keys.

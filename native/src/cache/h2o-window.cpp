@@ -39,7 +39,7 @@ llama_pos llama_h2o_window::removable(uint32_t s) const {
 
     // the last row that is gone is behind the window from some position on
     llama_pos seen   = first - 1;
-    llama_pos unseen = first - 1 + llama_pos(hparams.n_swa);
+    llama_pos unseen = llama_pos(std::min<int64_t>(int64_t(seen) + hparams.n_swa, LLAMA_H2O_MOST_POSITIONS));
     while (unseen - seen > 1) {
         const llama_pos middle = seen + (unseen - seen) / 2;
 
