@@ -1,4 +1,4 @@
-"""Fuzz the native parsers: states of caches, archives in memory and archives in files.
+"""Fuzz the native code: states of caches, archives in memory and in files, sequences of steps.
 
 Each target changes the inputs of tests/fuzz/corpus, and those that it found to be new in an earlier
 run, which stay under build/fuzz. What ends a target is kept there, and the command that repeats
@@ -13,13 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sanitized import ROOT, build, compilers
+from sanitized import LLAMA_CPP, ROOT, build, compilers, prepare_llama_cpp
 
-TARGETS = ("states", "archive_states", "archive_files")
+TARGETS = ("states", "archive_states", "archive_files", "sequences")
 
 FOLDER = ROOT / "build" / "fuzz"
 SEEDS = ROOT / "tests" / "fuzz" / "corpus"
-MODEL = FOLDER / "model.gguf"
+MODELS = FOLDER / "models"
 
 # In seconds and MiB, of one input: a target needs milliseconds and 600 MiB, most of it noted by
 # the sanitizer of what was freed.
@@ -29,13 +29,18 @@ LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-malloc_limit_mb=512")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument(
+        "--unsanitized",
+        action="store_true",
+        help="over the library that is installed: ten times as fast, and blind for most of it",
+    )
     parser.add_argument("--seeds", action="store_true", help="write tests/fuzz/corpus anew")
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all, unless named")
     args = parser.parse_args()
     if unknown := set(args.targets) - set(TARGETS):
         parser.error(f"there is no target {unknown.pop()}; there are {', '.join(TARGETS)}")
-    programs = build_targets()
-    os.environ["PYH2O_FUZZ_MODEL"] = str(MODEL)
+    programs = build_targets(args.unsanitized)
+    os.environ["PYH2O_FUZZ_MODELS"] = str(MODELS)
     if args.seeds:
         return subprocess.run([programs / "seeds", SEEDS], check=False).returncode
     failed = [
@@ -44,20 +49,28 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def build_targets() -> Path:
+def build_targets(unsanitized: bool) -> Path:
     """Returns the folder of the programs."""
-    package = build("fuzzer", FOLDER)
-    programs = FOLDER / "targets"
+    if unsanitized:
+        from pyh2o.library import LIBRARY_FOLDER
+
+        libraries = LIBRARY_FOLDER
+        prepare_llama_cpp()
+    else:
+        libraries = build("fuzzer", FOLDER) / "pyh2o" / "lib"
+    programs = FOLDER / ("unsanitized" if unsanitized else "targets")
     environment = {**os.environ, **compilers("fuzzer")}
-    settings = {"LIBRARIES": package / "pyh2o" / "lib", "LLAMA_CPP": ROOT / "build" / "llama.cpp"}
+    settings: dict[str, str | Path] = {"LIBRARIES": libraries, "LLAMA_CPP": LLAMA_CPP}
+    settings["SANITIZED"] = "OFF" if unsanitized else "ON"
     configure: list[str | Path] = ["cmake", "-G", "Ninja", "-B", programs]
     configure += ["-S", ROOT / "tests" / "fuzz", "--log-level=WARNING"]
     configure += [f"-D{name}={value}" for name, value in settings.items()]
     subprocess.run(configure, env=environment, check=True)
     subprocess.run(["cmake", "--build", programs, "--", "--quiet"], check=True)
     helpers = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "helpers")}
-    model: list[str | Path] = [sys.executable, "-P", ROOT / "tests" / "fuzz" / "model.py", MODEL]
-    subprocess.run(model, env=helpers, check=True)
+    MODELS.mkdir(exist_ok=True)
+    models: list[str | Path] = [sys.executable, "-P", ROOT / "tests" / "fuzz" / "models.py", MODELS]
+    subprocess.run(models, env=helpers, check=True)
     return programs
 
 
@@ -79,7 +92,7 @@ def fuzz(programs: Path, target: str, seconds: int) -> bool:
         return True
     print("\n".join([line for line in lines if "NEW" not in line and "REDUCE" not in line][-40:]))
     for file in sorted(set(found.iterdir()) - before):
-        print(f"repeat it with:\n    PYH2O_FUZZ_MODEL={MODEL} {programs / target} {file}")
+        print(f"repeat it with:\n    PYH2O_FUZZ_MODELS={MODELS} {programs / target} {file}")
     print(f"all that it said: {log}")
     return False
 

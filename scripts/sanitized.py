@@ -27,6 +27,12 @@ def compilers(sanitizer: str) -> dict[str, str]:
     return chosen
 
 
+def prepare_llama_cpp() -> None:
+    """Have the patched sources of llama.cpp in `LLAMA_CPP`."""
+    command = [sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", str(LLAMA_CPP)]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
 def build(sanitizer: str, folder: Path) -> Path:
     """Build what changed since the last time, in minutes the first time.
 
@@ -38,7 +44,6 @@ def build(sanitizer: str, folder: Path) -> Path:
         A folder for PYTHONPATH, with the package and its libraries.
     """
     package = folder / "package"
-    prepare = [sys.executable, "-B", "native/prepare_llama_cpp.py", "--output", str(LLAMA_CPP)]
     options = [
         f"build-dir={folder / 'cmake'}",
         "install.strip=false",
@@ -49,7 +54,7 @@ def build(sanitizer: str, folder: Path) -> Path:
     pip += ["--no-deps", "--upgrade", "--target", str(package), "."]
     pip += [text for option in options for text in ("-C", option)]
     environment = {**os.environ, **compilers(sanitizer), "CCACHE_NOHASHDIR": "1"}
-    subprocess.run(prepare, cwd=ROOT, check=True)
+    prepare_llama_cpp()
     subprocess.run(pip, cwd=ROOT, env=environment, check=True)
     return package
 

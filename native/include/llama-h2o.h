@@ -280,9 +280,10 @@ LLAMA_H2O_API int32_t llama_h2o_mark(struct llama_context * ctx, int32_t seq_id)
 LLAMA_H2O_API int32_t llama_h2o_marked(struct llama_context * ctx, int32_t seq_id, int32_t pos);
 
 // Ask the breaker whether to break off, from now on and as long as the CPU computes; null: nobody. It stays the caller's.
-// llama_decode() then returns 2, soon after, and the batch that was broken off has left no trace: its tokens are gone, and
-// what the policy collected is bit for bit what it was. What made room for it stays: compactions and re-bases. Where layers
-// see a window, the text goes on to rounding. What was collected is copied before every batch: not worth it for a token.
+// llama_decode() then returns 2, soon after, and the physical batch that was broken off has left no trace: its tokens are
+// gone, and what the policy collected is bit for bit what it was. What was decoded before it stays, and so does what made
+// room for it: compactions and re-bases. Where layers see a window, the text goes on to rounding. What was collected is
+// copied before every batch: not worth it for a token.
 // Returns 1, or 0 where nothing can be broken off: states of recurrent layers are written over, a kind of memory is not
 // known, or the context has an abort callback of somebody else's.
 LLAMA_H2O_API int32_t llama_h2o_set_breaker(struct llama_context * ctx, struct llama_h2o_breaker * breaker);

@@ -3,6 +3,7 @@
 // The first byte of an input chooses the settings of the archive, the second one what is done with it; the file follows.
 
 #include "archives.h"
+#include "mutator.h"
 
 #include "recall/h2o-checksum.h"
 
@@ -137,26 +138,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     return 0;
 }
 
-extern "C" size_t LLVMFuzzerMutate(uint8_t * data, size_t size, size_t max_size);
+// Those that the file begins with, or those of one of its pages.
+static size_t begin_of_numbers(const uint8_t * data, size_t size, random_numbers & random) {
+    const size_t page_size = layout_of(*new_archive(data[0])).size();
+    const size_t n_pages   = (size - FRONT) / page_size;
+    const size_t page      = random.next(uint32_t(n_pages) + 1);
+
+    return page == n_pages ? FRONT : FRONT + PADDING + page * page_size;
+}
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed);
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed) {
-    random_numbers random(seed);
-
-    if (size <= FRONT || random.next(8) == 0) {
-        return LLVMFuzzerMutate(data, size, max_size);
-    }
-    if (random.next(6) == 0) {
-        data[random.next(FRONT)] = uint8_t(random.next(256));
-    }
-    for (uint32_t n = 1 + random.next(3); n > 0; --n) {
-        // the numbers that the file begins with, or those of one of its pages
-        const size_t page_size = layout_of(*new_archive(data[0])).size();
-        const size_t n_pages   = (size - FRONT) / page_size;
-        const size_t page      = random.next(uint32_t(n_pages) + 1);
-        const size_t first     = page == n_pages ? FRONT : FRONT + PADDING + page * page_size;
-        change_number(data, std::min(first, size), size, random);
-    }
-
-    return size;
+    return mutate(data, size, max_size, seed, FRONT, begin_of_numbers);
 }

@@ -7,14 +7,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
+#include <string>
 
-static constexpr int32_t N_LAYER  = 2; // as model.py writes it
+static constexpr int32_t N_LAYER  = 2; // as models.py writes them
 static constexpr int32_t N_VOCAB  = 288;
 static constexpr uint32_t N_CELLS = 256; // the fewest that llama.cpp makes
 static constexpr uint32_t N_POS   = 64;  // so that texts are re-based soon
 
 struct settings {
+    const char * model;
     const char * policy;
     ggml_type rows;
     bool flash_attention;
@@ -29,12 +32,14 @@ static constexpr auto DENSE    = LLAMA_H2O_POSITIONS_DENSE;
 
 // Each takes another way through what is written of a layer, of the queries or of the archive.
 static constexpr settings SETTINGS[] = {
-    { "h2o-far:near=8,half_life=20", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "snap:queries=3,pool=5", GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "roco:guard=0.3", GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "keydiff", GGML_TYPE_F32, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "h2o", GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
-    { "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 14 },
+    { "llama", "h2o-far:near=8,half_life=20", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "snap:queries=3,pool=5", GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "roco:guard=0.3", GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "keydiff", GGML_TYPE_F32, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "h2o", GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
+    { "llama", "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 14 },
+    { "gemma2", "tova", GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "lfm2", "h2o-mean", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
 };
 
 size_t n_caches() {
@@ -43,22 +48,25 @@ size_t n_caches() {
 
 using model_pointer = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
 
-static model_pointer load_model() {
+static model_pointer load_model(const std::string & name) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_backend_init();
 
-    const char * path = std::getenv("PYH2O_FUZZ_MODEL");
-    expect(path, "PYH2O_FUZZ_MODEL names the model that tests/fuzz/model.py wrote");
-    model_pointer res(llama_model_load_from_file(path, llama_model_default_params()), llama_model_free);
+    const char * folder = std::getenv("PYH2O_FUZZ_MODELS");
+    expect(folder, "PYH2O_FUZZ_MODELS names the folder that tests/fuzz/models.py wrote to");
+    const std::string path = std::string(folder) + "/" + name + ".gguf";
+    model_pointer res(llama_model_load_from_file(path.c_str(), llama_model_default_params()), llama_model_free);
     expect(res != nullptr, "the model can be loaded");
 
     return res;
 }
 
-static llama_model * the_model() {
-    static const model_pointer res = load_model();
+static llama_model * model_of(const std::string & name) {
+    static std::map<std::string, model_pointer> all;
 
-    return res.get();
+    const auto found = all.find(name);
+
+    return found != all.end() ? found->second.get() : all.emplace(name, load_model(name)).first->second.get();
 }
 
 static llama_context * new_context(const settings & given) {
@@ -72,7 +80,7 @@ static llama_context * new_context(const settings & given) {
     params.type_v               = given.rows;
     params.flash_attn_type = given.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
 
-    llama_context * res = llama_init_from_model(the_model(), params);
+    llama_context * res = llama_init_from_model(model_of(given.model), params);
     expect(res, "there is a context");
 
     return res;
@@ -94,7 +102,7 @@ cache::cache(size_t i) : ctx(new_context(SETTINGS[i])), params() {
 }
 
 cache & cache::of(size_t i) {
-    the_model(); // outlives the contexts
+    model_of(SETTINGS[i].model); // outlives the contexts
     static std::vector<std::unique_ptr<cache>> all(n_caches());
     if (!all[i]) {
         all[i].reset(new cache(i));
@@ -131,17 +139,44 @@ void cache::check_rows() const {
     expect(now.n_recalled <= params.recall, "no more is recalled than was asked for");
 
     for (int32_t il = 0; il < N_LAYER; ++il) {
-        const int32_t n_heads = llama_h2o_get_rows(ctx, 0, il, now.n_used, nullptr, nullptr);
-        expect(n_heads > 0, "a layer has heads");
-
-        std::vector<int32_t> pos(size_t(n_heads) * now.n_used + 1);
-        std::vector<float> score(pos.size());
-        expect(llama_h2o_get_rows(ctx, 0, il, now.n_used, pos.data(), score.data()) == n_heads, "rows can be read");
-        for (size_t i = 0; i + 1 < pos.size(); ++i) {
-            expect(pos[i] >= 0 && pos[i] <= newest(), "rows are those of the text");
-            expect(std::isfinite(score[i]), "scores are numbers");
+        const auto layer = rows_of(il);
+        for (size_t i = 0; i < layer.pos.size(); ++i) {
+            expect(layer.pos[i] >= 0 && layer.pos[i] <= newest(), "rows are those of the text");
+            expect(std::isfinite(layer.score[i]), "scores are numbers");
         }
     }
+}
+
+cache::layer_rows cache::rows_of(int32_t il) const {
+    const uint32_t n_used = stats().n_used;
+    const int32_t n_heads = llama_h2o_get_rows(ctx, 0, il, n_used, nullptr, nullptr);
+
+    layer_rows res;
+    if (n_heads > 0 && n_used > 0) { // one with a window or a recurrent one has none that are evicted
+        res.n_heads = uint32_t(n_heads);
+        res.pos.resize(res.n_heads * n_used);
+        res.score.resize(res.n_heads * n_used);
+        const int32_t status = llama_h2o_get_rows(ctx, 0, il, n_used, res.pos.data(), res.score.data());
+        expect(status == n_heads, "rows can be read");
+    }
+
+    return res;
+}
+
+std::vector<std::vector<llama_pos>> cache::rows() const {
+    std::vector<std::vector<llama_pos>> res;
+    for (int32_t il = 0; il < N_LAYER; ++il) {
+        const auto layer = rows_of(il);
+
+        for (uint32_t head = 0; head < layer.n_heads; ++head) {
+            const size_t n = layer.pos.size() / layer.n_heads;
+            res.emplace_back(layer.pos.begin() + head * n, layer.pos.begin() + (head + 1) * n);
+            std::sort(res.back().begin(), res.back().end());
+        }
+    }
+    expect(!res.empty() || stats().n_used == 0, "a layer has rows");
+
+    return res;
 }
 
 bytes cache::state() const {
@@ -158,7 +193,7 @@ bool cache::load(const bytes & state) {
     return n_read > 0;
 }
 
-bool cache::read(const std::vector<llama_token> & tokens) {
+int32_t cache::decode(const std::vector<llama_token> & tokens) {
     llama_pos pos     = newest();
     llama_batch batch = llama_batch_init(int32_t(tokens.size()), 0, 1);
     for (const llama_token token : tokens) {
@@ -172,7 +207,38 @@ bool cache::read(const std::vector<llama_token> & tokens) {
     const int32_t status = llama_decode(ctx, batch);
     llama_batch_free(batch);
 
-    return status == 0;
+    return status;
+}
+
+bool cache::read(const std::vector<llama_token> & tokens) {
+    return decode(tokens) == 0;
+}
+
+bool cache::begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked) {
+    const auto ask = [](void * n_left) {
+        return (*static_cast<uint32_t *>(n_left))-- == 0;
+    };
+
+    llama_h2o_breaker breaker = { ask, &n_asked, 0, 0 };
+    if (llama_h2o_set_breaker(ctx, &breaker) != 1) {
+        return false;
+    }
+    const int32_t status = decode(tokens);
+    llama_h2o_set_breaker(ctx, nullptr);
+
+    static constexpr int32_t BROKEN_OFF = 2; // as llama_decode() says
+    expect(status == 0 || status == BROKEN_OFF, "a batch is read or broken off");
+
+    return status == BROKEN_OFF;
+}
+
+bool cache::read_exactly(const std::vector<llama_token> & tokens) {
+    const uint32_t n_needed = stats().n_used + uint32_t(tokens.size());
+    expect(llama_h2o_enlarge(ctx, GGML_PAD(N_CELLS + n_needed, N_CELLS)) == LLAMA_H2O_OK, "a cache can be enlarged");
+    const bool is_read = read(tokens);
+    expect(llama_h2o_shrink(ctx) == LLAMA_H2O_OK, "and go back");
+
+    return is_read;
 }
 
 std::vector<float> cache::logits() const {
@@ -187,8 +253,36 @@ void cache::remove_tail(uint32_t n) {
     llama_memory_seq_rm(llama_get_memory(ctx), 0, begin, -1);
 }
 
+bool cache::remove_from(llama_pos pos) {
+    return llama_memory_seq_rm(llama_get_memory(ctx), 0, pos, -1);
+}
+
 int32_t cache::recall(uint32_t n_rows) {
     return llama_h2o_recall(ctx, 0, n_rows, 4);
+}
+
+void cache::drop_recalled() {
+    expect(llama_h2o_drop_recalled(ctx, 0) == LLAMA_H2O_OK, "what was recalled can be dropped");
+}
+
+int32_t cache::pin(uint32_t n_pinned) {
+    return llama_h2o_pin(ctx, 0, n_pinned);
+}
+
+int32_t cache::pin_span(llama_h2o_span span) {
+    return llama_h2o_pin_spans(ctx, 0, &span, 1);
+}
+
+int32_t cache::share_fairly(llama_pos start) {
+    return llama_h2o_share_fairly(ctx, 0, &start, 1);
+}
+
+int32_t cache::mark() {
+    return llama_h2o_mark(ctx, 0);
+}
+
+llama_pos cache::marked(llama_pos pos) {
+    return llama_h2o_marked(ctx, 0, pos);
 }
 
 std::vector<llama_token> random_tokens(uint32_t n, random_numbers & random) {

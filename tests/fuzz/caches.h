@@ -1,4 +1,4 @@
-// Contexts with eviction that states are loaded into, of a tiny random model.
+// Contexts with eviction, of tiny random models.
 
 #pragma once
 
@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <vector>
 
-// How many contexts there are, each with settings of its own: policies, types of rows, archives.
+// How many contexts there are, each with settings of its own: models, policies, types of rows, archives.
 size_t n_caches();
 
 // One text at a time in a context.
 class cache {
 public:
-    // those of the model in the file that PYH2O_FUZZ_MODEL names; each is made when it is first asked for
+    // of models in the folder that PYH2O_FUZZ_MODELS names; each is made when it is first asked for
     static cache & of(size_t i);
 
     ~cache() { llama_free(ctx); }
@@ -26,6 +26,8 @@ public:
     cache & operator=(const cache &) = delete;
 
     bool has_archive() const { return params.recall > 0; }
+    uint32_t n_recent() const { return params.recent; }
+    uint32_t n_pinned() const { return params.pinned; }
 
     llama_h2o_stats stats() const;
 
@@ -34,8 +36,11 @@ public:
 
     void clear();
 
-    // positions and scores make sense in all layers
+    // positions and scores make sense in all layers that are evicted
     void check_rows() const;
+
+    // of each head of these layers, the positions of its rows, ascending
+    std::vector<std::vector<llama_pos>> rows() const;
 
     bytes state() const;
     bool load(const bytes & state);
@@ -43,20 +48,49 @@ public:
     // Reads tokens behind the text; false where llama.cpp refuses to.
     bool read(const std::vector<llama_token> & tokens);
 
+    // Begins to, and is broken off when it has asked so many times; false if it is done before, or cannot be.
+    bool begin_to_read(const std::vector<llama_token> & tokens, uint32_t n_asked);
+
+    // Reads them in a cache that is larger meanwhile, so that all rows are there until they are all read.
+    bool read_exactly(const std::vector<llama_token> & tokens);
+
     // of the last token that was read
     std::vector<float> logits() const;
 
     // at most so many tokens at the end of the text, as far as they can be removed
     void remove_tail(uint32_t n);
 
+    // what is at this position and behind it; false where that is refused
+    bool remove_from(llama_pos pos);
+
     // rows for the last tokens; negative where it cannot be
     int32_t recall(uint32_t n_rows);
+    void drop_recalled();
+
+    // 0, or the reason why not
+    int32_t pin(uint32_t n_pinned);
+    int32_t pin_span(llama_h2o_span span);
+    int32_t share_fairly(llama_pos start);
+    int32_t mark();
+
+    // the last marked position up to this one, or 0
+    llama_pos marked(llama_pos pos);
 
     // the end of the text: its newest position, -1 without one
     llama_pos newest() const;
 
 private:
+    struct layer_rows {
+        uint32_t n_heads = 0;
+        std::vector<llama_pos> pos; // [n_heads][n_used]
+        std::vector<float> score;
+    };
+
     explicit cache(size_t i);
+
+    layer_rows rows_of(int32_t il) const;
+
+    int32_t decode(const std::vector<llama_token> & tokens);
 
     llama_context * ctx;
     llama_h2o_params params;

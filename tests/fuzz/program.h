@@ -26,7 +26,3 @@ public:
 private:
     uint64_t state;
 };
-
-// One change to a number of 1, 4 or 8 bytes at data[first] or behind it, most often near it: what a parser reads as numbers
-// is in front, and would hardly be met among all the rows.
-void change_number(uint8_t * data, size_t first, size_t size, random_numbers & random);

@@ -5,21 +5,20 @@
 #include "archives.h"
 #include "caches.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 // An input: the bytes that choose, and what is parsed.
-static void write(const std::filesystem::path & folder,
-        const std::string & name,
-        uint8_t first,
-        uint8_t second,
-        const bytes & content) {
+static void write(
+        const std::filesystem::path & folder, const std::string & name, const bytes & front, const bytes & content) {
     std::filesystem::create_directories(folder);
     std::ofstream out(folder / name, std::ios::binary);
-    out.put(char(first)).put(char(second));
-    out.write(reinterpret_cast<const char *>(content.data()), std::streamsize(content.size()));
+    for (const bytes & part : { front, content }) {
+        out.write(reinterpret_cast<const char *>(part.data()), std::streamsize(part.size()));
+    }
     expect(out.flush().good(), "a seed can be written");
 }
 
@@ -37,7 +36,8 @@ static void write_states(const std::filesystem::path & folder) {
                 expect(text.read(random_tokens(std::min(11u, n - done), random)), "a text can be read");
             }
             text.recall(10);
-            write(folder, "cache-" + std::to_string(i) + "-" + std::to_string(n), uint8_t(i), uint8_t(n), text.state());
+            write(folder, "cache-" + std::to_string(i) + "-" + std::to_string(n), { uint8_t(i), uint8_t(n) },
+                    text.state());
         }
     }
 }
@@ -47,7 +47,7 @@ static void write_archives(const std::filesystem::path & folder) {
     for (const uint8_t settings : { 3, 3 + 4 + 16 }) { // q4_0; with a layer that has no V, and two pages at most
         const auto archive = new_archive(settings);
         extend(*archive, settings == 3 ? 70 : 40, random);
-        write(folder / "archive_states", std::to_string(settings), settings, 0, state_of(*archive));
+        write(folder / "archive_states", std::to_string(settings), { settings, 0 }, state_of(*archive));
 
         const auto in_file = new_archive(settings);
         const memory_file file({});
@@ -55,7 +55,18 @@ static void write_archives(const std::filesystem::path & folder) {
         for (int n = 0; n < 4; ++n) { // two whole pages, not all at once
             extend(*in_file, 40, random);
         }
-        write(folder / "archive_files", std::to_string(settings), settings, 0, file.content());
+        write(folder / "archive_files", std::to_string(settings), { settings, 0 }, file.content());
+    }
+}
+
+static void write_sequences(const std::filesystem::path & folder) {
+    static constexpr uint32_t N_STEPS = 24;
+
+    random_numbers random(3);
+    for (size_t i = 0; i < n_caches(); ++i) {
+        bytes steps(N_STEPS);
+        std::generate(steps.begin(), steps.end(), [&] { return uint8_t(random.next(256)); });
+        write(folder, "cache-" + std::to_string(i), { uint8_t(i) }, steps);
     }
 }
 
@@ -68,6 +79,7 @@ int main(int n, char ** arguments) {
     const std::filesystem::path folder = arguments[1];
     write_states(folder / "states");
     write_archives(folder);
+    write_sequences(folder / "sequences");
 
     return 0;
 }

@@ -3,6 +3,7 @@
 // The first byte of an input chooses the settings of the cache, the second one what is done with it; the state follows.
 
 #include "caches.h"
+#include "mutator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -116,21 +117,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     return 0;
 }
 
-extern "C" size_t LLVMFuzzerMutate(uint8_t * data, size_t size, size_t max_size);
+static size_t begin_of_numbers(const uint8_t *, size_t, random_numbers &) {
+    return FRONT;
+}
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed);
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned seed) {
-    random_numbers random(seed);
-
-    if (size <= FRONT || random.next(8) == 0) {
-        return LLVMFuzzerMutate(data, size, max_size);
-    }
-    if (random.next(6) == 0) {
-        data[random.next(FRONT)] = uint8_t(random.next(256));
-    }
-    for (uint32_t n = 1 + random.next(3); n > 0; --n) {
-        change_number(data, FRONT, size, random);
-    }
-
-    return size;
+    return mutate(data, size, max_size, seed, FRONT, begin_of_numbers);
 }

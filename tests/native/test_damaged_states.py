@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checksums import checksum
 from pyh2o import Llama
 from pyh2o.errors import StateError, StateVersionError
 from state_parts import N_LAYER, SIZES, State
@@ -290,3 +291,21 @@ def test_a_state_of_an_earlier_version_says_so(tiny: Path, rng: np.random.Genera
     with pytest.raises(StateVersionError, match="later version of pyh2o"):
         llm.load_kv_state(bytes(state), tokens)
     assert llm.n_tokens == llm.kv.used == 0
+
+
+@pytest.mark.parametrize("arch_variant", ["sliding_window", "lfm2"])
+def test_parts_of_different_texts_are_refused(
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str
+) -> None:
+    """The position in a window or a recurrent state, the last one in a state, is another."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=4, n_layer=4, n_ctx_train=N_POS, arch_variant=arch_variant
+    )
+    llm = llama_of(path)
+    tokens = read_text(llm, rng, 30)
+    state = llm.kv_state()
+    at = state.rindex(struct.pack("<iI", 29, 0))
+    later = state[:at] + struct.pack("<iI", 65565, 0) + state[at + 8 : -8]
+    with pytest.raises(StateError):
+        llm.load_kv_state(later + checksum(later[8:]), tokens)
+    llm.load_kv_state(state, tokens)

@@ -14,7 +14,9 @@ from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.errors import SettingsError, StateError
 from pyh2o.llama import KV_TYPES
+from pyh2o.llama.states import read_kv_state
 from pyh2o.reference import ReferenceLlama
+from reference_rows import last_logits
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 
@@ -96,6 +98,25 @@ def test_a_full_cache_can_be_saved_too(path: Path, rng: np.random.Generator) -> 
     for llm in (saved, loaded):
         llm.eval(more)
     np.testing.assert_array_equal(saved.scores[40:50], loaded.scores[40:50])
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "lfm2"])
+def test_the_state_of_no_text_leaves_none(
+    tmp_path: Path, rng: np.random.Generator, variant: str
+) -> None:
+    """Also in the library itself, which is not told before to empty the cache."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=4, n_layer=N_LAYER, n_ctx_train=N_POS, arch_variant=variant
+    )
+    used, new = (evicting_llama(path, recall=0) for _ in range(2))
+    used.eval(random_tokens(rng, 30))
+    read_kv_state(used, new.kv_state(), [])
+    used.n_tokens = 0
+    assert used.kv_state() == new.kv_state()
+    tokens = random_tokens(rng, 10)
+    for llm in (used, new):
+        llm.eval(tokens)
+    np.testing.assert_array_equal(last_logits(used), last_logits(new))
 
 
 def test_parents_functions_keep_working(path: Path, rng: np.random.Generator) -> None:

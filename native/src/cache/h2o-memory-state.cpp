@@ -1,4 +1,5 @@
 #include "cache/h2o-cache.h"
+#include "cache/h2o-caches.h"
 #include "cache/h2o-state-checks.h"
 #include "cache/h2o-window.h"
 #include "recall/h2o-checksum.h"
@@ -9,6 +10,7 @@
 #include "llama-io.h"
 #include "llama-memory-recurrent.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -138,6 +140,20 @@ static void zero_data(const llama_h2o_parts & parts, uint32_t s) {
     }
 }
 
+// All parts of a memory have to be of the same text; seq_id < 0: of each sequence.
+static void expect_same_texts(const llama_h2o_caches & caches, llama_seq_id seq_id) {
+    const llama_memory_i * others[] = { caches.window, caches.recurrent };
+
+    const llama_seq_id begin = std::max(0, seq_id);
+    const llama_seq_id end   = seq_id < 0 ? llama_seq_id(caches.growing->get_n_seq_max()) : seq_id + 1;
+    for (llama_seq_id id = begin; id < end; ++id) {
+        for (const llama_memory_i * other : others) {
+            llama_h2o_expect(
+                    !other || other->seq_pos_max(id) == caches.growing->seq_pos_max(id), "parts of different texts");
+        }
+    }
+}
+
 void llama_h2o::write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags) {
     const llama_memory_i & memory = *ctx.get_memory();
     const llama_h2o * h2o         = of(&ctx);
@@ -165,10 +181,18 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
         llama_h2o_window::check_state(flags);
     }
 
+    const llama_h2o_caches caches = llama_h2o_caches::of(&memory);
+    if (caches.window && seq_id >= 0) {
+        caches.window->seq_rm(seq_id, -1, -1); // llama.cpp leaves it as it is where the state has none of it
+    }
+
     summing_reader in(io, flags);
     try {
         memory.state_read(in, seq_id, flags);
         llama_h2o_expect(in.read_checksum(), "another checksum: it is damaged");
+        if (!(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+            expect_same_texts(caches, seq_id);
+        }
     } catch (...) {
         // what is there of it is of no use
         if (seq_id < 0) {
