@@ -15,6 +15,9 @@
 static constexpr size_t MAX_STEPS      = 24;
 static constexpr uint32_t MAX_RECALLED = 12;
 
+// Of a state: a magic number, and the sequence that it was of, which may be any.
+static constexpr size_t N_FRONT = 8;
+
 // What a text has to be.
 struct told {
     uint32_t n_tokens     = 0;
@@ -192,7 +195,8 @@ void sequence::load_damaged(uint32_t i) {
     if (state.empty()) {
         return;
     }
-    state[random.next(uint32_t(state.size()))] ^= uint8_t(1 << random.next(8));
+    const size_t at  = N_FRONT + random.next(uint32_t(state.size() - N_FRONT));
+    state[at]       ^= uint8_t(1 << random.next(8));
     expect(!text.load(state), "what is damaged is refused");
     clear();
 }
