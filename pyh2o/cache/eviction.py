@@ -1,17 +1,15 @@
-"""What keeps a text within a KV cache of fixed size, and what stands in for it in a full cache."""
+"""What keeps a text within a KV cache of fixed size."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol
 
 from ..errors import ContextLimitError, NativeError, SettingsError
-from .kv_cache import ERR_ARCHIVE_TYPE, ERR_PIN, Counters, FloatArray, IntArray, KVCache
+from .kv_cache import ERR_ARCHIVE_TYPE, ERR_PIN, FloatArray, IntArray, KVCache
 from .settings import Budget, EvictionSettings, whole_blocks
-from .statistics import KVStatistics
+from .statistics import KVStatistics, statistics_of
 
 # Tokens after which a text that goes on asks for other rows of its archive: so many, and at least
 # one for so many tokens in the archive.
@@ -22,165 +20,8 @@ ARCHIVED_PER_REFRESH = 64
 OnExactPrefill = Callable[[int, int], None]
 
 
-class TextCache(Protocol):
-    """How a text lies in the cache: `Eviction`, or its twin `FullCache`, which does nothing.
-
-    Attributes:
-        settings: what was asked for.
-        position_limit: most tokens of a text.
-    """
-
-    settings: EvictionSettings
-    position_limit: int
-
-    def statistics(self, n_tokens: int) -> KVStatistics:
-        """What the cache holds of a text of so many tokens, and what it costs."""
-
-    def device_bytes(self) -> int:
-        """Memory of GPUs (see `Llama.device_bytes`)."""
-
-    def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        """Positions and scores of the rows of one layer (see `Llama.kv_rows`)."""
-
-    def pin(self, n_tokens: int) -> None:
-        """Never evict the first tokens (see `Llama.pin`)."""
-
-    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Never evict these tokens (see `Llama.pin_spans`)."""
-
-    def share_fairly(self, starts: Sequence[int]) -> None:
-        """Share the heavy rows out (see `Llama.share_fairly`)."""
-
-    def check_positions(self, n_tokens: int) -> None:
-        """Refuse a text of so many tokens if there are not so many positions.
-
-        Raises:
-            ContextLimitError: there are not.
-        """
-
-    def making_room(self, n_new: int) -> AbstractContextManager[None]:
-        """As many cells as the tokens need, for a while, if the prefill is exact."""
-
-    def room(self, n_tokens: int, n_batch: int) -> int:
-        """Tokens that the next evaluation takes at once; 0 if a compaction comes first.
-
-        Args:
-            n_tokens: tokens of the text in the cache.
-            n_batch: most tokens at once.
-        """
-
-    def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
-        """How many tokens to evaluate next.
-
-        Args:
-            n_tokens: tokens of the text in the cache.
-            n_left: tokens to evaluate, at least one.
-            n_batch: most tokens at once.
-        """
-
-    def mark(self) -> None:
-        """Let the text be set back to here later on as if it had never gone on."""
-
-    def going_on(self, n_common: int, n_tokens: int) -> int:
-        """How much of the text can stay when it goes on otherwise, as if it had never gone on.
-
-        Args:
-            n_common: so many of the first tokens may stay.
-            n_tokens: tokens of the text in the cache.
-        """
-
-    def can_remove_tail(self, n_tokens: int) -> bool:
-        """Whether all rows of a shorter text are still there."""
-
-    def recall(self, n_asking: int) -> bool:
-        """Recall the rows that the last so many tokens ask for; whether there are any now."""
-
-    def refresh_every(self) -> int:
-        """Tokens after which a text that goes on asks anew."""
-
-    def drop_recalled(self) -> None:
-        """Drop the rows that were recalled."""
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        """(start, end, weight) of the spans that are recalled now."""
-
-
-class FullCache:
-    """A cache that keeps every row: llama.cpp's own."""
-
-    def __init__(self, kv: KVCache, settings: EvictionSettings, window: int) -> None:
-        self.settings = settings
-        self.position_limit = window
-        self._kv = kv
-
-    def statistics(self, n_tokens: int) -> KVStatistics:
-        counters, window = self._kv.counters(), self.position_limit
-        if counters.n_cells == 0:  # of a kind that does not count them
-            counters = replace(counters, n_cells=window, n_used=n_tokens)
-        unpinned = replace(self.settings, pinned=0)
-        limits = Budget(unpinned, window=window, heavy=0, recent=window, slack=0)
-        return replace(
-            _statistics(counters, limits, n_tokens, window),
-            evicting=False,
-            bytes_full=counters.size_k + counters.size_v + _bytes_fixed(counters),
-        )
-
-    def device_bytes(self) -> int:
-        return self._kv.device_bytes()
-
-    def rows(self, layer: int) -> tuple[IntArray, FloatArray]:
-        return self._kv.rows(layer)
-
-    def pin(self, n_tokens: int) -> None:
-        pass
-
-    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    def share_fairly(self, starts: Sequence[int]) -> None:
-        pass
-
-    def check_positions(self, n_tokens: int) -> None:
-        # llama.cpp allocates whole blocks of cells, and would go on in the rest of the last one
-        if n_tokens > self.position_limit:
-            raise ContextLimitError(
-                f"{n_tokens} tokens are more than the window of {self.position_limit}: shorten "
-                "the text, raise n_ctx (--ctx), or turn eviction on"
-            )
-
-    def making_room(self, n_new: int) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def room(self, n_tokens: int, n_batch: int) -> int:
-        return n_batch
-
-    def chunk(self, n_tokens: int, n_left: int, n_batch: int) -> int:
-        return min(n_left, n_batch)
-
-    def mark(self) -> None:
-        pass
-
-    def going_on(self, n_common: int, n_tokens: int) -> int:
-        return n_tokens  # nothing has to go first: llama_cpp's class removes the rest
-
-    def can_remove_tail(self, n_tokens: int) -> bool:
-        return True
-
-    def recall(self, n_asking: int) -> bool:
-        return False
-
-    def refresh_every(self) -> int:
-        return LEAST_REFRESH
-
-    def drop_recalled(self) -> None:
-        pass
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        return []
-
-
 class Eviction:
-    """A cache that evicts down to a budget.
+    """A cache that evicts down to a budget (see `TextCache`).
 
     Args:
         kv: of a text of a context that `attach` was called for.
@@ -202,7 +43,7 @@ class Eviction:
     # ---------------------------------------------------------------------------------------------
 
     def statistics(self, n_tokens: int) -> KVStatistics:
-        return _statistics(self._kv.counters(), self.budget, n_tokens, self.position_limit)
+        return statistics_of(self._kv.counters(), self.budget, n_tokens, self.position_limit)
 
     def device_bytes(self) -> int:
         return self._kv.device_bytes()
@@ -411,47 +252,6 @@ def _attach(kv: KVCache, budget: Budget) -> Budget:
         budget = replace(budget, settings=replace(settings, recall_type="f16"))
         kv.attach(budget)
     return budget
-
-
-def _statistics(
-    counters: Counters, limits: Budget, n_tokens: int, position_limit: int
-) -> KVStatistics:
-    bytes_of_a_cell = (counters.size_k + counters.size_v) // counters.n_cells
-    return KVStatistics(
-        evicting=True,
-        limits=limits,
-        position=n_tokens,
-        position_limit=position_limit,
-        cells=counters.n_cells,
-        used=counters.n_used,
-        pinned=counters.n_pinned,
-        compactions=counters.n_compactions,
-        tokens_evicted=counters.n_cells_freed,
-        rows_evicted=counters.n_rows_evicted,
-        rows_moved=counters.n_rows_moved,
-        compaction_seconds=counters.t_compactions_us / 1e6,
-        rebases=counters.n_rebases,
-        rebase_seconds=counters.t_rebases_us / 1e6,
-        bytes_k=counters.size_k,
-        bytes_v=counters.size_v,
-        bytes_scores=counters.size_scores,
-        bytes_full=bytes_of_a_cell * whole_blocks(limits.window) + _bytes_fixed(counters),
-        bytes_window=counters.size_window,
-        bytes_recurrent=counters.size_recurrent,
-        recalled=counters.n_recalled,
-        archived=counters.n_archived,
-        unarchived=counters.n_unarchived,
-        bytes_archive=counters.size_archive,
-        recalls=counters.n_recalls,
-        recall_seconds=counters.t_recalls_us / 1e6,
-        archive_seconds=counters.t_archive_us / 1e6,
-        hidden_mass=counters.hidden,
-        missed_mass=counters.missed,
-    )
-
-
-def _bytes_fixed(counters: Counters) -> int:
-    return counters.size_window + counters.size_recurrent
 
 
 def mib(n_bytes: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import ffi, lib
-from ..errors import NativeError, StateVersionError, UnsupportedModelError
+from ..errors import NativeError, StateVersionError
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -23,52 +23,6 @@ FloatArray = npt.NDArray[np.float32]
 ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
 MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
-
-
-def check_model(model_address: int) -> None:
-    """Refuse a loaded model whose rows cannot be evicted, before memory is taken for it.
-
-    Raises:
-        UnsupportedModelError: with the reason.
-    """
-    reason = why_refused(model_address)
-    if reason is not None:
-        raise UnsupportedModelError(
-            f"eviction cannot be used with this model: {reason}; "
-            "evict=False (--no-evict) runs it with the full cache"
-        )
-
-
-def why_refused(model_address: int) -> str | None:
-    """Why rows of a loaded model cannot be evicted, in one line; None if they can."""
-    status = lib.llama_h2o_supports(ffi.cast("struct llama_model *", model_address))
-    return None if status == lib.LLAMA_H2O_OK else _text(status)
-
-
-def learned_positions(model_address: int) -> int | None:
-    """How many positions a loaded model has learned embeddings for; None if it computes them."""
-    model = ffi.cast("struct llama_model *", model_address)
-    return lib.llama_h2o_n_pos_learned(model) or None
-
-
-def rotary_positions(model_address: int, window: int) -> int:
-    """Positions that rotary embeddings may use (see llama_h2o_n_pos in llama-h2o.h)."""
-    return int(lib.llama_h2o_n_pos(ffi.cast("struct llama_model *", model_address), window))
-
-
-def least_cell_bytes(model_address: int, type_k: int, type_v: int, *, offload: bool) -> int:
-    """Bytes of the host's memory that a cell of a context takes, at least.
-
-    Args:
-        model_address: of a loaded model.
-        type_k, type_v: ggml types of the rows.
-        offload: whether the rows of layers on a device lie there, too.
-
-    Returns:
-        0 for a model without a KV cache.
-    """
-    model = ffi.cast("struct llama_model *", model_address)
-    return int(lib.llama_h2o_size_of_cell(model, type_k, type_v, offload))
 
 
 def check_state_version(data: bytes | mmap) -> None:
@@ -444,12 +398,17 @@ def _params(budget: Budget, policy: Any) -> Any:
     return ffi.new("struct llama_h2o_params *", values)[0]
 
 
-def _text(status: int) -> str:
+def refusal(status: int) -> str:
+    """What a native function refuses, in words.
+
+    Args:
+        status: that it returned.
+    """
     return str(ffi.string(lib.llama_h2o_strerror(status)).decode())
 
 
 def _check(status: int) -> int:
     """The count that a native function returned, or its refusal as an exception."""
     if status < 0:
-        raise NativeError(status, _text(status))
+        raise NativeError(status, refusal(status))
     return status

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .settings import Budget
+from .kv_cache import Counters
+from .settings import Budget, whole_blocks
 
 
 @dataclass(frozen=True)
@@ -158,3 +159,53 @@ class KVStatistics:
 def mib_text(n_bytes: float) -> str:
     """Bytes in MiB for a person, without the unit."""
     return f"{n_bytes / 2**20:.1f}"
+
+
+def statistics_of(
+    counters: Counters, limits: Budget, n_tokens: int, position_limit: int
+) -> KVStatistics:
+    """The statistics of a cache that evicts.
+
+    Args:
+        counters: of the text's sequence.
+        limits: how many rows there may be.
+        n_tokens: of the text.
+        position_limit: first position that it cannot reach.
+    """
+    bytes_of_a_cell = (counters.size_k + counters.size_v) // counters.n_cells
+    return KVStatistics(
+        evicting=True,
+        limits=limits,
+        position=n_tokens,
+        position_limit=position_limit,
+        cells=counters.n_cells,
+        used=counters.n_used,
+        pinned=counters.n_pinned,
+        compactions=counters.n_compactions,
+        tokens_evicted=counters.n_cells_freed,
+        rows_evicted=counters.n_rows_evicted,
+        rows_moved=counters.n_rows_moved,
+        compaction_seconds=counters.t_compactions_us / 1e6,
+        rebases=counters.n_rebases,
+        rebase_seconds=counters.t_rebases_us / 1e6,
+        bytes_k=counters.size_k,
+        bytes_v=counters.size_v,
+        bytes_scores=counters.size_scores,
+        bytes_full=bytes_of_a_cell * whole_blocks(limits.window) + bytes_fixed(counters),
+        bytes_window=counters.size_window,
+        bytes_recurrent=counters.size_recurrent,
+        recalled=counters.n_recalled,
+        archived=counters.n_archived,
+        unarchived=counters.n_unarchived,
+        bytes_archive=counters.size_archive,
+        recalls=counters.n_recalls,
+        recall_seconds=counters.t_recalls_us / 1e6,
+        archive_seconds=counters.t_archive_us / 1e6,
+        hidden_mass=counters.hidden,
+        missed_mass=counters.missed,
+    )
+
+
+def bytes_fixed(counters: Counters) -> int:
+    """Memory of what does not grow with the text."""
+    return counters.size_window + counters.size_recurrent

@@ -12,7 +12,8 @@ import llama_cpp
 import numpy as np
 from llama_cpp._internals import LlamaBatch
 
-from ..cache.eviction import Eviction, FullCache
+from ..cache.eviction import Eviction
+from ..cache.full_cache import FullCache
 from ..cache.kv_cache import KVCache
 from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache

@@ -11,15 +11,8 @@ from typing import Any, Literal
 import llama_cpp
 from llama_cpp import _internals as internals
 
-from ..cache.kv_cache import (
-    MOST_POSITIONS,
-    Counters,
-    KVCache,
-    Layer,
-    learned_positions,
-    least_cell_bytes,
-    why_refused,
-)
+from ..cache.kv_cache import MOST_POSITIONS, Counters, KVCache, Layer
+from ..cache.loaded_model import learned_positions, least_cell_bytes, why_refused
 from ..cache.settings import Budget, EvictionSettings
 from ..errors import NativeError, SettingsError, UnsupportedModelError
 from .arguments import KV_TYPES

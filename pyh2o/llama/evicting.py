@@ -10,19 +10,14 @@ from typing import Any
 
 import llama_cpp
 
-from ..cache.eviction import Eviction, FullCache, TextCache, attach, mib
-from ..cache.kv_cache import (
-    FloatArray,
-    IntArray,
-    KVCache,
-    check_model,
-    learned_positions,
-    least_cell_bytes,
-    rotary_positions,
-)
+from ..cache.eviction import Eviction, attach, mib
+from ..cache.full_cache import FullCache
+from ..cache.kv_cache import FloatArray, IntArray, KVCache
+from ..cache.loaded_model import check_model, learned_positions, least_cell_bytes, rotary_positions
 from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.settings import Budget, EvictionSettings, check_window
 from ..cache.statistics import KVStatistics
+from ..cache.text_cache import TextCache
 from ..errors import SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
 from ..system.machine import available_bytes
