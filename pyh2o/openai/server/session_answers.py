@@ -92,12 +92,15 @@ class Answering:
     def _look(self) -> None:
         """Whether it is still wanted; from the thread of the batches as well."""
         self._model.check_open()
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
         if self._session.stopping or not self._teller.is_heard:
             raise _StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
         self._model.check()
-        self._look()
+        self._check_wanted()
         now = time.monotonic()
         if of_all > LONG_MESSAGE and now - self._told_reading >= READING_SECONDS:
             self._tell_reading(done, of_all)
