@@ -160,13 +160,6 @@ class Program:
         """Whether it has not ended yet; it can be waited for all the same."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
-    def has_ended_within(self, seconds: float) -> bool:
-        """Whether it ends soon."""
-        end = time.monotonic() + seconds
-        while self.is_running() and time.monotonic() < end:
-            time.sleep(0.002)
-        return not self.is_running()
-
     def interrupt(self) -> None:
         """Ctrl-C."""
         os.kill(self.pid, signal.SIGINT)

@@ -86,12 +86,8 @@ class Server:
             port = self._port(program)
             yield program, lambda method, route, body: ask(port, method, route, body)
         finally:
-            # The first one may be lost, as a person's, where the program begins to listen for it.
-            for _ in range(3):
-                if program.is_running():
-                    program.interrupt()
-                if program.has_ended_within(10):
-                    break
+            if program.is_running():
+                program.interrupt()
             self._ended = program.wait()
 
     @staticmethod

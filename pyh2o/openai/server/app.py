@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import uvicorn
@@ -82,6 +83,15 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
 
 class _Server(uvicorn.Server):
     """Tells the models when they are to end; by itself it would wait for whole answers."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn begins to count Ctrl-C when its loop runs. In the midst of making the loop one
+        # would be an exception: half a loop complains, and where Python cleans up it is lost.
+        with super().capture_signals():
+            super().run(sockets)
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
     def handle_exit(self, *args: Any) -> None:
         self.config.app.state.models.shut_down()  # type: ignore[union-attr]
