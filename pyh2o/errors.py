@@ -31,6 +31,10 @@ class EvictedError(PyH2OError, RuntimeError):
     """An operation that needs rows which have been evicted."""
 
 
+class DecodeError(PyH2OError, RuntimeError):
+    """Tokens that llama.cpp could not evaluate."""
+
+
 class StateError(PyH2OError, ValueError):
     """A saved state of a KV cache that is damaged, or of another model or other settings."""
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ..cache.breaking import breakable
 from ..errors import ClosedError
 from ..llama.evicting import address
+from ..llama.failures import decode_error, listen_anew
 from .pace import Pace
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
@@ -268,11 +269,12 @@ class Batcher:
         memory = llama_cpp.llama_get_memory(self._context)
         start = job.start + job.done
         status = -1
+        listen_anew()
         # a part of it may have been decoded
         if llama_cpp.llama_memory_seq_rm(memory, job.seq_id, start, -1):
             status = self._decode([(job, n)])
         if status != 0:
-            job.error = RuntimeError(f"llama_decode returned {status}")
+            job.error = decode_error(status)
 
     def _decode(self, pieces: list[tuple[Job, int]]) -> int:
         """llama_decode's status; logits are copied, since the next batch writes over them."""

@@ -264,7 +264,7 @@ class PlaceContext:
         """Evaluate tokens of this text beside those of others.
 
         Raises:
-            RuntimeError: llama.cpp failed.
+            DecodeError: llama.cpp failed.
             BaseException: what `while_reading` raised.
         """
         native = batch.batch

@@ -13,6 +13,7 @@ from ..cache.breaking import breakable
 from ..errors import EvictedError, SettingsError
 from . import recall as recalling
 from .evicting import EvictingLlama, address
+from .failures import explained
 from .recall import RecalledSpan
 
 # Tokens of the text that are made room for at once.
@@ -92,6 +93,7 @@ class ReadingLlama(EvictingLlama):
             EvictedError: `n_tokens` was set back to where rows have been evicted.
             SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
                 or more positions than the model was trained on; nothing has been read.
+            DecodeError: llama.cpp fails, as where the model's attention is no number.
         """
         self.eval_part(tokens, 0, len(tokens))
 
@@ -142,10 +144,11 @@ class ReadingLlama(EvictingLlama):
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """The parent's `eval` of a batch; if that is broken off, it has left no trace."""
         if len(tokens) < LEAST_BREAKABLE or not self._breakable:
-            super().eval(tokens)
+            with explained():
+                super().eval(tokens)
             return
         try:
-            with breakable(address(self.ctx), self.while_reading):
+            with explained(), breakable(address(self.ctx), self.while_reading):
                 super().eval(tokens)
         except BaseException:
             self._requires_eval = True  # there are no logits

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broken_weights import POLICY, infinite_model
 from cli_fakes import (
     ENDLESS,
     PATIENCE,
@@ -79,6 +80,14 @@ def test_story_of_a_model_whose_positions_end(tmp_path: Path) -> None:
     assert (output.code, output.text) == (1, "")
     assert re.fullmatch(r"error: Requested tokens .*\n", output.notes)
     assert not (tmp_path / "s.txt").exists()
+
+
+def test_story_of_a_model_whose_attention_is_infinite(tmp_path: Path) -> None:
+    broken = str(infinite_model(tmp_path / "broken.gguf"))
+    cache = ["--hh", "16", "--recent", "16", "--policy", POLICY]
+    output = run("generate", "-m", broken, *cache, "-f", "-", stdin="word " * 100)
+    assert (output.code, output.text) == (1, "")
+    assert re.fullmatch(r"error: the attention of the model is infinite.*\n", output.notes)
 
 
 def test_story_that_fills_a_full_cache(tiny: Path) -> None:

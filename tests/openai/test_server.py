@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from broken_weights import POLICY, infinite_model
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
@@ -279,6 +280,20 @@ def test_a_failure_is_the_server_s_error(
     assert caught.value.type == "internal_server_error"
     monkeypatch.undo()
     assert chat(client).usage.completion_tokens == 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_attention_that_is_infinite_ends_no_server(
+    serve: Serve, tmp_path: Path, stream: bool
+) -> None:
+    broken = infinite_model(tmp_path / "broken.gguf", chat_template=CHAT_TEMPLATE)
+    with tiny_engine(broken, texts=2, **CACHE, policy=POLICY) as engine:
+        client = serve(engine)
+        long = [{"role": "user", "content": "word " * 100}]
+        with pytest.raises(openai.APIError, match="the attention of the model is inf") as caught:
+            list(chat(client, messages=long, stream=stream))
+        assert caught.value.type == "internal_server_error"
+        assert chat(client, max_tokens=1).usage.completion_tokens == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
