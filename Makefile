@@ -66,8 +66,8 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs, let disks fail and memory run out, damage models (KILLS=25)
-	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS)
+crash: .venv/tested ## kill programs, let disks fail, clocks jump, memory run out (KILLS=25)
+	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS) --clocks $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 

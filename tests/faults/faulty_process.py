@@ -1,14 +1,17 @@
-"""Runs `pyh2o` in forks of one process, whose files fail where a trial says.
+"""Runs `pyh2o` in forks of one process, whose files fail, or whose clocks jump, where a trial says.
 
 Starting Python and loading the libraries takes a hundred times as long as what a tiny model does,
-so it is done once. The process has to run with `faulty_files.c` in front of its libraries.
+so it is done once. The process has to run with `faulty_files.c` and `jumping_clock.c` in front of
+its libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -24,25 +28,30 @@ PREFIX = "pyh2o-faulty-"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
 COMPILE = {".c": ["cc", "-std=gnu11", *STRICT], ".cpp": ["c++", "-std=c++17", *STRICT]}
 PATIENCE = 120
+# That a program sleeps, by the clock that does not jump.
+NIGHT_SECONDS = (0.1, 2.0)
 
 
 class Fault(IntEnum):
-    """As in faulty_files.c."""
+    """As in faulty_files.c; the last two are of the clocks."""
 
     NONE = 0
     KILL = 1
     EIO = 2
     FULL = 3
     SHORT = 4
+    CLOCK = 5  # they jump all the time
+    SLEEP = 6  # the program stops for a while, and hours have passed
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What happens to the files of a program.
+    """What happens to a program.
 
     Attributes:
         fault: what.
-        at: number of the operation, from 0, that it begins with.
+        at: number of the operation on a file, from 0, that it begins with; milliseconds from its
+            beginning until it sleeps.
         seed: of what is drawn then, such as how much of a write is done.
     """
 
@@ -62,12 +71,14 @@ class Ended:
         code: its exit code; minus the signal that ended it.
         out, notes: what it wrote to standard output and standard error.
         n_operations: that it did to its files, if it was not killed.
+        n_jumps: of its clocks, likewise.
     """
 
     code: int
     out: str
     notes: str
     n_operations: int = 0
+    n_jumps: int = 0
 
     @property
     def killed(self) -> bool:
@@ -75,23 +86,29 @@ class Ended:
         return self.code == -signal.SIGKILL
 
 
-def in_front_of_libraries(source: Path) -> None:
-    """Have a library in front of all others: compile it, and run this program again with it."""
+def in_front_of_libraries(*sources: Path) -> None:
+    """Have libraries in front of all others: compile them, and run this program again with them."""
     loaded = os.environ.pop("LD_PRELOAD", "")  # of this process, and not of those that it starts
-    if Path(loaded).name.startswith(PREFIX):
-        Path(loaded).unlink()
+    if Path(loaded.partition(":")[0]).name.startswith(PREFIX):
+        for library in loaded.split(":"):
+            Path(library).unlink()
         return
-    handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so")
-    os.close(handle)
+    libraries = []
     try:
-        subprocess.run([*COMPILE[source.suffix], "-o", library, str(source), "-ldl"], check=True)
+        for source in sources:
+            handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so")
+            os.close(handle)
+            libraries.append(library)
+            command = [*COMPILE[source.suffix], "-o", library, str(source), "-ldl"]
+            subprocess.run(command, check=True)
     except BaseException:
-        Path(library).unlink()
+        for library in libraries:
+            Path(library).unlink()
         raise
     os.execve(
         sys.executable,
         [sys.executable, *sys.orig_argv[1:]],
-        {**os.environ, "LD_PRELOAD": library},
+        {**os.environ, "LD_PRELOAD": ":".join(libraries)},
     )
 
 
@@ -119,6 +136,7 @@ class Program:
                 self._run(arguments, trouble)
             finally:
                 os._exit(70)  # whatever went wrong: nothing of the parent is run here
+        self._night = Night(self, trouble) if trouble.fault is Fault.SLEEP else None
 
     def _run(self, arguments: Sequence[str], trouble: Trouble) -> None:
         for number, name in enumerate(("in", "out", "notes")):
@@ -136,6 +154,8 @@ class Program:
             ctypes.c_long(trouble.at),
             ctypes.c_ulonglong(trouble.seed),
         )
+        if trouble.fault in (Fault.CLOCK, Fault.SLEEP):
+            files.clock_arm(trouble.fault is Fault.CLOCK, ctypes.c_ulonglong(trouble.seed))
         code = 0
         try:
             app(list(arguments), prog_name="pyh2o")
@@ -148,8 +168,8 @@ class Program:
             code = 70
         sys.stdout.flush()
         sys.stderr.flush()
-        files.faulty_count.restype = ctypes.c_long
-        (self._said / "operations").write_text(str(files.faulty_count()))
+        files.faulty_count.restype = files.clock_jumps.restype = ctypes.c_long
+        (self._said / "counts").write_text(f"{files.faulty_count()} {files.clock_jumps()}")
         os._exit(code)
 
     def notes(self) -> str:
@@ -177,10 +197,53 @@ class Program:
                 os.waitpid(self.pid, 0)
                 raise AssertionError(f"it hung, and said: {self.notes()}")
             time.sleep(0.002)
+        if self._night is not None:
+            self._night.wait()
         _, status = os.waitpid(self.pid, 0)
-        count = _text(self._said / "operations")
+        counts = [int(count) for count in _text(self._said / "counts").split()]
         code = os.waitstatus_to_exitcode(status)
-        return Ended(code, _text(self._said / "out"), self.notes(), int(count or 0))
+        return Ended(code, _text(self._said / "out"), self.notes(), *counts)
+
+
+class Night:
+    """Has a program sleep, from a process of its own; meanwhile its locks must hold.
+
+    Args:
+        program: that runs.
+        trouble: when it sleeps, and for how long.
+    """
+
+    def __init__(self, program: Program, trouble: Trouble) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 70
+            try:
+                time.sleep(trouble.at / 1000)
+                os.kill(program.pid, signal.SIGSTOP)
+                time.sleep(random.Random(trouble.seed).uniform(*NIGHT_SECONDS))
+                code = any(_is_free(lock) for lock in program.folder.glob(".*.lock"))
+                os.kill(program.pid, signal.SIGCONT)
+            finally:
+                os._exit(code)
+
+    def wait(self) -> None:
+        """Wait until it is over.
+
+        Raises:
+            AssertionError: a session could have been opened by somebody else.
+        """
+        _, status = os.waitpid(self._pid, 0)
+        assert status == 0, f"a lock was free while the program slept ({status})"
+
+
+def _is_free(lock: Path) -> bool:
+    with suppress(FileNotFoundError), lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return lock.exists()
+    return False
 
 
 def run(
