@@ -27,9 +27,10 @@ from ..llama.failures import decode_error, listen_anew
 from .pace import Pace
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch
-# took, and at least so many seconds. Without it the others go on.
+# took, and so many seconds at least and at most. Without it the others go on.
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
+MOST_PATIENCE = 1.0  # also where the machine slept during that batch
 # What llama_decode returns then.
 BROKEN_OFF = 2
 
@@ -232,7 +233,7 @@ class Batcher:
             if piece[1] > 1:
                 self._decode_piece(piece)
         seconds = time.perf_counter() - started
-        self._patience = max(LEAST_PATIENCE, PATIENCE * seconds)
+        self._patience = min(max(LEAST_PATIENCE, PATIENCE * seconds), MOST_PATIENCE)
         n_read = sum(n for _, n in pieces if n > 1)
         self._pace.note(sum(n == 1 for _, n in pieces), n_read, seconds)
         self._expected = {job.seq_id for job, _ in pieces if job.error is None}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -234,15 +234,16 @@ class Engine:
         def is_my_turn() -> bool:
             return self._closed or (self._waiting[0] == me and self._places.any_free())
 
-        end = None if wait_seconds is None else time.monotonic() + wait_seconds
+        # Looks are counted: a clock would count the hours that the machine slept, too.
+        left = math.inf if wait_seconds is None else wait_seconds
         is_mine = False
         while not is_mine:
-            left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
-            is_mine = self._turn.wait_for(is_my_turn, max(0.0, left))
+            is_mine = self._turn.wait_for(is_my_turn, min(LOOK_SECONDS, left))
+            left -= min(LOOK_SECONDS, left)
             if self._closed:
                 raise ClosedError("the engine is closed: open it again")
             check()
-            if not is_mine and end is not None and time.monotonic() >= end:
+            if not is_mine and left == 0.0:
                 raise BusyError(
                     f"no place for a text in {wait_seconds:g} seconds: try again later, or "
                     "let the engine have more texts at once"

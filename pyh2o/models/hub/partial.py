@@ -85,4 +85,7 @@ def remove_old(folder: Path) -> None:
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):  # the other fetch has ended
             if age_seconds(path) > _KEPT_SECONDS:
-                path.unlink()
+                # The clock may have been set meanwhile: one that is written is young.
+                with path.open("rb") as file:
+                    if try_lock(file):
+                        path.unlink()

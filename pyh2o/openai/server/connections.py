@@ -22,6 +22,8 @@ ASKING_SECONDS = 60.0
 # In this time a client reads all that waits for it, or so many bytes of that: else it is gone.
 READING_SECONDS = 60.0
 LEAST_READ = 64 * 2**10
+# A wait that ends so much later than it should was slept through.
+SLEEP_SECONDS = 10.0
 # Of all connections: more would take time, and memory, from those that are answered.
 MOST_CONNECTIONS = 1000
 # New ones are taken so many at a time: what is in the system's queue meanwhile is no open file.
@@ -105,7 +107,18 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _wait_for_request(self) -> None:
-        self._asking = self.loop.call_later(ASKING_SECONDS, self.transport.abort)
+        end = self.loop.time() + ASKING_SECONDS
+        self._asking = self.loop.call_at(end, self._look_at_asker, end)
+
+    def _look_at_asker(self, end: float) -> None:
+        if self._slept_since(end):
+            self._wait_for_request()
+        else:
+            self.transport.abort()
+
+    def _slept_since(self, end: float) -> bool:
+        """Whether a wait ended much earlier: the machine slept, and the client may be no slower."""
+        return self.loop.time() - end > SLEEP_SECONDS
 
     # ---------------------------------------------------------------------------------------------
     # Answers that nobody reads
@@ -122,11 +135,12 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def _wait_for_reader(self) -> None:
-        n_left = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(READING_SECONDS, self._look_at_reader, n_left)
+        n_left, end = self.transport.get_write_buffer_size(), self.loop.time() + READING_SECONDS
+        self._reading = self.loop.call_at(end, self._look_at_reader, n_left, end)
 
-    def _look_at_reader(self, n_before: int) -> None:
-        if n_before - self.transport.get_write_buffer_size() < LEAST_READ:
+    def _look_at_reader(self, n_before: int, end: float) -> None:
+        n_read = n_before - self.transport.get_write_buffer_size()
+        if n_read < LEAST_READ and not self._slept_since(end):
             self.transport.abort()
         else:
             self._wait_for_reader()
