@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
@@ -96,16 +95,17 @@ class Autosave:
             self._saving = Future()
             self._saving.set_exception(error)
         else:
-            self._saving = self._worker.submit(self._save, conversation, self._chat.path)
+            self._saving = self._worker.submit(self._save, conversation, self._chat)
 
-    def _save(self, conversation: Conversation, path: Path) -> None:
+    def _save(self, conversation: Conversation, chat: SavedChat) -> None:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.sessions.copies import copy_session
 
         if self._before is not None:
-            copy_session(path, self._before.path)
+            copy_session(chat.path, self._before.path)
             self._before = None
-        conversation.save(path)
+        conversation.save(chat.path)
+        chat.note_saved()
 
     def _wait(self) -> None:
         while self._saving is not None:

@@ -16,10 +16,13 @@ import platformdirs
 
 from ..errors import SessionError, SessionOpenError
 from ..system.archives import of_session, remove_of_session
+from ..system.files import replacement
 from .session_file import is_of_kind
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
+# A file that names the conversation which was saved last, where dates say otherwise.
+LAST = ".last"
 # At the end of the name of what a session was before it was read again.
 BEFORE = ".before"
 
@@ -114,6 +117,16 @@ class SavedChat:
             before = SavedChat(f"{name}{BEFORE}-{number}")
         return before
 
+    def note_saved(self) -> None:
+        """Remember that it was saved last, where dates do not say so: the clock went back."""
+        note = chats_folder() / LAST
+        with contextlib.suppress(OSError):  # then the dates have to do
+            if saved_chats()[:1] == [self]:
+                note.unlink(missing_ok=True)
+            elif _noted(note) != self.name:
+                with replacement(note, prefix=f"{LAST}-", mode=0o600) as file:
+                    file.write(os.fsencode(self.name))
+
     @property
     def lock_path(self) -> Path:
         """A file of its own that is locked: the session file is another one after each save."""
@@ -129,13 +142,22 @@ def saved_chats() -> list[SavedChat]:
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
+def _noted(note: Path) -> str:
+    """The name in a note; "" if there is none."""
+    try:
+        return os.fsdecode(note.read_bytes())
+    except FileNotFoundError:
+        return ""
+
+
 def last_chat() -> SavedChat:
-    """The conversation that was last changed.
+    """The conversation that was last changed, also where the clock went back since.
 
     Raises:
         SessionError: none is saved.
     """
-    for chat in saved_chats():
+    noted = _noted(chats_folder() / LAST)
+    for chat in sorted(saved_chats(), key=lambda chat: chat.name != noted):
         if not is_of_kind(chat.path, "story"):
             return chat
     raise SessionError(

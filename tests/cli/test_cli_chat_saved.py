@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import pytest
@@ -50,6 +51,29 @@ def test_session_goes_on(model: ScriptedModel, tmp_path: Path) -> None:
     assert conversation.saves == [tmp_path / "chats" / "work.h2o"]
     assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
     assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
+
+
+def test_continue_takes_the_chat_last_changed_when_the_clock_goes_back(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
+    model.say(*["Hi"] * 7)
+    chats = tmp_path / "chats"
+
+    def say(name: str) -> None:
+        run("chat", "--session", name, stdin=f"{name}\n")
+
+    def continued() -> str:
+        run("chat", "-c", "--no-save", stdin="more\n")
+        return RecordedConversation.last.turns[0].user
+
+    say("one")
+    in_ten_years = time() + 10 * 365 * 86_400
+    os.utime(chats / "one.h2o", (in_ten_years, in_ten_years))
+    say("two")
+    assert continued() == "two"
+    say("one")
+    assert continued() == "one"
+    assert sorted(path.name for path in chats.iterdir()) == ["one.h2o", "two.h2o"]
 
 
 def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:

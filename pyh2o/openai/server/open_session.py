@@ -203,6 +203,8 @@ class OpenSession:
             passages = [start for start in text.notes.get("passages", ()) if start < len(whole)]
             text.notes = {**text.notes, "text": whole, "passages": passages}
         text.save(self.chat.path)
+        if self.kind == KIND:
+            self.chat.note_saved()
 
     def read_again(self) -> None:
         """Have the text loaded from its file the next time."""
