@@ -1,11 +1,12 @@
 // Memory that runs out, for libraries that are tested: loaded in front of the C++ library
 // (LD_PRELOAD). Of the allocations with `new` that functions at given addresses make, or that are
-// made for them, failing_arm() names one that fails.
+// made for them, each is asked about; the first one that is told to fail is the only one that does.
 
 #include <execinfo.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -25,7 +26,7 @@ std::vector<range> ours;   // sorted
 std::vector<range> theirs; // sorted; what they allocate for us is theirs
 std::atomic<bool> is_armed;
 std::atomic<long> n_done;
-std::atomic<long> fails_at;
+std::atomic<int (*)(long)> told_to_fail;
 std::atomic<bool> counts_kinds; // of one call stack only the first allocation counts
 thread_local bool is_looking;   // what is done here may allocate
 
@@ -55,16 +56,27 @@ bool is_new(void * const * frames, int n_frames) {
     return seen().insert(stack).second;
 }
 
+// Whether the caller of new is one of ours, and of another call stack than before if that counts.
+bool counts() {
+    void * frames[DEPTH];
+    const int n_frames = backtrace(frames, DEPTH);
+
+    return is_ours(frames, n_frames) && (!counts_kinds || is_new(frames, n_frames));
+}
+
 bool fails() {
     if (!is_armed || is_looking) {
         return false;
     }
-    is_looking = true;
-    void * frames[DEPTH];
-    const int n_frames = backtrace(frames, DEPTH);
-    const bool counts  = is_ours(frames, n_frames) && (!counts_kinds || is_new(frames, n_frames));
-    is_looking         = false;
-    return counts && n_done++ == fails_at;
+    is_looking        = true;
+    const int error   = errno;
+    const bool answer = counts() && told_to_fail.load()(n_done++);
+    errno             = error;
+    is_looking        = false;
+    if (answer) {
+        is_armed = false;
+    }
+    return answer;
 }
 
 void * allocated(size_t size, size_t alignment) {
@@ -98,13 +110,13 @@ void failing_watch(const uintptr_t * ranges, long n_ours, long n_theirs) {
     backtrace(frames, 1); // loads what it needs
 }
 
-// Allocations are counted from here on; the one with this number, from 0, fails. With `kinds` only the first of each call
-// stack counts, in one thread.
-void failing_arm(long at, int kinds) {
+// Allocations are counted from here on, and `fails` is asked about each, by its number from 0, until one fails. With `kinds`
+// only the first of each call stack counts, in one thread.
+void failing_arm(int (*fails)(long), int kinds) {
     seen().clear();
     counts_kinds = kinds != 0;
     n_done       = 0;
-    fails_at     = at;
+    told_to_fail = fails;
     is_armed     = true;
 }
 

@@ -14,12 +14,10 @@ with the option that repeats it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -29,6 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from forks import Fork, allow_seconds
 
 if TYPE_CHECKING:
     from gguf_image import Image
@@ -54,8 +54,6 @@ FILES_OF_A_FORK = 200
 ADDRESS_SPACE = 4 << 30
 SECONDS = 2
 """Of the processor's time that a file may take."""
-PATIENCE = 300
-"""Seconds after which a file hangs that takes no such time."""
 TEXT = b"Once upon a time, in a town by the sea, there lived a clockmaker."
 # What is told of a process that ended.
 _LAST_WORDS = re.compile(r"(?:GGML_ASSERT|GGML_ABORT|fatal error|what\(\):|terminate called).*")
@@ -155,28 +153,23 @@ def results_of_fork(
     images: Sequence[Image], seed: int, numbers: range, work: Path
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """What becomes of files in one fork, as far as it gets; the one that ends it is the last."""
-    get, give = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(get)
-        in_quiet_process(work / "log", lambda: try_files(images, seed, numbers, work, give))
-    os.close(give)
+    fork = Fork()
+    if fork.is_here:
+        in_quiet_process(work / "log", lambda: try_files(images, seed, numbers, work, fork))
     number = numbers.start
-    with os.fdopen(get) as lines:
-        for line in lines:
-            yield number, json.loads(line)
-            number += 1
-    os.waitpid(pid, 0)
+    for result in fork.answers():
+        yield number, result
+        number += 1
+    fork.end()
     if number < numbers.stop:
         yield number, judged(images, seed, number, work)
 
 
-def try_files(images: Sequence[Image], seed: int, numbers: range, work: Path, give: int) -> None:
-    """Try one after the other, and write a line for each into a pipe."""
+def try_files(images: Sequence[Image], seed: int, numbers: range, work: Path, fork: Fork) -> None:
+    """Try one after the other, and tell of each."""
     for number in numbers:
         path = write_anew(work / "damaged.gguf", damaged(images, seed, number)[0])
-        result = outcome(lambda path=path: use_ours(path))  # type: ignore[misc]
-        os.write(give, (json.dumps(result) + "\n").encode())
+        fork.tell(outcome(lambda path=path: use_ours(path)))  # type: ignore[misc]
 
 
 def judged(images: Sequence[Image], seed: int, number: int, work: Path) -> dict[str, str]:
@@ -206,11 +199,11 @@ def repeat(images: Sequence[Image], seed: int, number: int, work: Path) -> int:
 
 def alone(work: Callable[[], object], folder: Path) -> str | None:
     """How a process ends that does one thing: None if well, or by an exception."""
-    pid = os.fork()
-    if pid == 0:
-        in_quiet_process(folder / "log", lambda: (allow_seconds(), work()))
-    _, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
+    fork = Fork()
+    if fork.is_here:
+        in_quiet_process(folder / "log", lambda: (allow_seconds(SECONDS), work()))
+    ended = fork.end()
+    if ended is None:
         return None
     log = (folder / "log").read_text(errors="replace")
     if place := _PLACE.findall(log):
@@ -218,7 +211,7 @@ def alone(work: Callable[[], object], folder: Path) -> str | None:
         return f"{file}: {message}"
     if words := _LAST_WORDS.findall(log):
         return str(words[-1])
-    return signal.Signals(os.WTERMSIG(status)).name
+    return ended
 
 
 def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
@@ -233,14 +226,6 @@ def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(0)
-
-
-def allow_seconds() -> None:
-    """Let the kernel end this process if what comes next takes too long."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    until = int(usage.ru_utime + usage.ru_stime) + SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
-    signal.alarm(PATIENCE)
 
 
 def write_anew(path: Path, content: bytes) -> Path:
@@ -260,7 +245,7 @@ def outcome(use: Callable[[], bool]) -> dict[str, str]:
     from pyh2o.errors import PyH2OError
     from pyh2o.llama.failures import NO_NUMBERS
 
-    allow_seconds()
+    allow_seconds(SECONDS)
     try:
         return {"kind": "loaded" if use() else "nan", "text": ""}
     except (PyH2OError, RuntimeError) as error:

@@ -1,0 +1,114 @@
+"""Says which allocations fail: the Python side of failing_new.cpp.
+
+Which of them are ours is known from the call stack: the function is one of ours, or one of
+llama.cpp's or the standard library's that ours has called; ggml's own are not looked at.
+So it needs the library with its symbols, which is in the build folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+CHECKOUT = Path(__file__).parents[2]
+LIBRARY = "libllama.so"
+_ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long)
+
+
+class FailingNew:
+    """Asks about each of our allocations whether it fails, until one of them does.
+
+    Args:
+        fails: is asked, in the middle of the allocation; gets its number, from 0.
+        kinds: only the first one of each call stack counts.
+
+    Attributes:
+        n: allocations that were counted.
+    """
+
+    def __init__(self, fails: Callable[[int], bool], *, kinds: bool) -> None:
+        self.n = 0
+        self._fails = fails
+        self._kinds = kinds
+        self._shim = ctypes.CDLL(None)
+        self._shim.failing_disarm.restype = ctypes.c_long
+        self._ask = _ASK(self._asked)
+
+    def _asked(self, number: int) -> int:
+        try:
+            return self._fails(number)
+        except BaseException:  # nobody would notice
+            traceback.print_exc()
+            os._exit(1)
+
+    def __enter__(self) -> FailingNew:
+        self._shim.failing_arm(self._ask, ctypes.c_int(self._kinds))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.n = self._shim.failing_disarm()
+
+
+def watch_our_functions() -> None:
+    """Tell the library whose allocations are ours; what ggml allocates for us is its own."""
+    ours = sorted(_our_functions())
+    theirs = sorted((begin, end) for _, begin, end in _mapped("libggml"))
+    ranges = np.array(ours + theirs, dtype=np.uintp)
+    ctypes.CDLL(None).failing_watch(
+        ranges.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_long(len(ours)),
+        ctypes.c_long(len(theirs)),
+    )
+
+
+def _our_functions() -> Iterator[tuple[int, int]]:
+    """Begin and end of each of our functions in the library that is loaded."""
+    import llama_cpp  # noqa: F401
+
+    [(installed, base, _)] = _mapped(LIBRARY)
+    found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if _same(each, installed)]
+    if not found:
+        sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
+    names = subprocess.run(
+        ["nm", "--print-size", "--defined-only", str(found[0])],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for line in names.splitlines():
+        match = re.match(r"([0-9a-f]+) ([0-9a-f]+) [tTwWuV] (.*h2o.*)", line)
+        if match:
+            begin = base + int(match[1], 16)
+            yield begin, begin + int(match[2], 16)
+
+
+def _mapped(name: str) -> list[tuple[Path, int, int]]:
+    """Files of this name that are in memory: each with the begin and the end of where it is."""
+    found: dict[Path, tuple[int, int]] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split()[-1])
+        if path.name.startswith(name):
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            first, last = found.get(path, (begin, end))
+            found[path] = (min(first, begin), max(last, end))
+    return [(path, begin, end) for path, (begin, end) in found.items()]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two libraries were made by the same build."""
+    return _build_id(one) == _build_id(other)
+
+
+def _build_id(path: Path) -> str:
+    notes = subprocess.run(["readelf", "-n", str(path)], capture_output=True, text=True, check=True)
+    found = re.search(r"Build ID: (\w+)", notes.stdout)
+    return found[1] if found else str(path)
