@@ -116,6 +116,9 @@ void llama_h2o_mapped_file::sync() {
 const char * llama_h2o_mapped_file::map(uint64_t offset, uint64_t size) {
     const uint64_t before = offset % system_page();
 
+    // what is mapped and not remembered would hold the file and its lock for ever
+    mappings.reserve(mappings.size() + 1);
+
     void * data = mmap(nullptr, before + size, PROT_READ, MAP_SHARED, fd, off_t(offset - before));
     if (data == MAP_FAILED) {
         fail("read");
