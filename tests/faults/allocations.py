@@ -26,7 +26,7 @@ os.environ |= {"PYH2O_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 
 import numpy as np
 
-from failing_new import CHECKOUT, SOURCE, FailingNew, watch_our_functions
+from failing_new import CHECKOUT, SOURCE, FailingNew, our_calls, watch_our_functions
 from faulty_process import in_front_of_libraries
 from forked_folder import ForkedFolder
 from forks import Fork, allow_seconds, answer_of, in_fork, returned
@@ -52,10 +52,11 @@ FOLDER = Path("files")
 def main() -> int:
     """Run the trials; 1 if any of them found something."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("cache", nargs="*", choices=[*KINDS, []], help="kinds of caches; all")
+    kinds = f"kinds of caches: {', '.join(KINDS)}; all of them"
+    parser.add_argument("cache", nargs="*", choices=[*KINDS, []], metavar="cache", help=kinds)
     parser.add_argument("--every", type=int, default=1, help="only each so many-th allocation")
     parser.add_argument("--kinds", action="store_true", help="count one of each call stack only")
-    parser.add_argument("--at", type=int, help="only this one, as it was told")
+    parser.add_argument("--at", type=int, help="only this one, as it was told, with its calls")
     options = parser.parse_args()
     in_front_of_libraries(SOURCE)
     with tempfile.TemporaryDirectory(prefix="pyh2o-allocations-") as name:
@@ -147,6 +148,8 @@ class Trials:
             allow_seconds(SECONDS)
             self._folder.enter_copy()
             self._fork = fork
+            if at is not None:
+                print(our_calls(), flush=True)
             return True
         self._note(number, answer_of(fork))
         self._folder.drop_copy()

@@ -21,6 +21,7 @@ import numpy as np
 SOURCE = Path(__file__).with_suffix(".cpp")
 CHECKOUT = Path(__file__).parents[2]
 LIBRARY = "libllama.so"
+MOST_CALLS = 100
 _ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_long)
 
 
@@ -70,25 +71,35 @@ def watch_our_functions() -> None:
     )
 
 
+def our_calls() -> str:
+    """The functions of the library that this is called from, a line each, the innermost first."""
+    library, begin, end = _with_symbols()
+    frames = (ctypes.c_void_p * MOST_CALLS)()
+    n = ctypes.CDLL(None).backtrace(frames, MOST_CALLS)
+    places = [hex(at - begin - 1) for at in frames[:n] if at is not None and begin <= at < end]
+    return _output("addr2line", "-Cfs", "--pretty-print", f"--exe={library}", *places)
+
+
 def _our_functions() -> Iterator[tuple[int, int]]:
     """Begin and end of each of our functions in the library that is loaded."""
     import llama_cpp  # noqa: F401
 
-    [(installed, base, _)] = _mapped(LIBRARY)
-    found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if _same(each, installed)]
-    if not found:
-        sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
-    names = subprocess.run(
-        ["nm", "--print-size", "--defined-only", str(found[0])],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for line in names.splitlines():
+    library, base, _ = _with_symbols()
+    for line in _output("nm", "--print-size", "--defined-only", str(library)).splitlines():
         match = re.match(r"([0-9a-f]+) ([0-9a-f]+) [tTwWuV] (.*h2o.*)", line)
         if match:
             begin = base + int(match[1], 16)
             yield begin, begin + int(match[2], 16)
+
+
+def _with_symbols() -> tuple[Path, int, int]:
+    """The build of the library that is loaded, and begin and end of where that is in memory."""
+    [(installed, begin, end)] = _mapped(LIBRARY)
+    build = _build_id(installed)
+    found = [each for each in CHECKOUT.glob(f"build/*/bin/{LIBRARY}") if _build_id(each) == build]
+    if not found:
+        sys.exit(f"no build of {installed} with symbols: run `make .venv/tested`")
+    return found[0], begin, end
 
 
 def _mapped(name: str) -> list[tuple[Path, int, int]]:
@@ -103,12 +114,10 @@ def _mapped(name: str) -> list[tuple[Path, int, int]]:
     return [(path, begin, end) for path, (begin, end) in found.items()]
 
 
-def _same(one: Path, other: Path) -> bool:
-    """Whether two libraries were made by the same build."""
-    return _build_id(one) == _build_id(other)
-
-
 def _build_id(path: Path) -> str:
-    notes = subprocess.run(["readelf", "-n", str(path)], capture_output=True, text=True, check=True)
-    found = re.search(r"Build ID: (\w+)", notes.stdout)
+    found = re.search(r"Build ID: (\w+)", _output("readelf", "-n", str(path)))
     return found[1] if found else str(path)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
