@@ -27,6 +27,8 @@ class Fork:
         self._pid = os.fork()
         os.close(get if self.is_here else give)
         self._pipe = os.fdopen(give, "w") if self.is_here else os.fdopen(get)
+        if self.is_here:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     @property
     def is_here(self) -> bool:

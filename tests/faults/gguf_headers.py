@@ -220,7 +220,6 @@ def in_quiet_process(log: Path, work: Callable[[], object]) -> None:
         to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for standard in (1, 2):
             os.dup2(to, standard)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
         work()
     except BaseException as error:
