@@ -68,7 +68,7 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 
 crash: .venv/tested ## kill programs, let disks fail, clocks jump, memory run out (KILLS=25)
 	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS) --clocks $(KILLS)
-	$(BIN)/python tests/faults/allocations.py --every $$((1 + 2000 / $(KILLS)))
+	$(BIN)/python tests/faults/allocations.py --kinds
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 
 fuzz: .venv/tested ## change saved states and archives at random, FUZZ_SECONDS=60 each; needs clang
