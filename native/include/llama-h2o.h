@@ -169,7 +169,7 @@ struct llama_h2o_stats {
     uint32_t n_layer;          // layers of the model
     uint32_t n_pinned;         // first positions of the sequence that are never evicted
     int32_t pos_removable;     // first position of the tail that can be removed
-    int32_t pos_limit;         // first position that a text cannot reach; LLAMA_H2O_MOST_POSITIONS if there is a re-base
+    int32_t pos_limit;         // first position that a text cannot reach
     uint64_t n_compactions;    // of the sequence
     uint64_t n_cells_freed;    // by compactions of the sequence
     uint64_t n_rows_evicted;   // by compactions of the sequence, over all layers and KV heads
