@@ -71,9 +71,9 @@ def main() -> int:
     logs.mkdir()
     environment = surroundings(args.sanitizer, package, logs)
     tests = args.tests or sanitizer.tests
-    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider"]
     print(f"==> tests under the {args.sanitizer} sanitizer", flush=True)
-    status = subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
+    status = subprocess.run([*pytest, *tests], cwd=ROOT, env=environment, check=False).returncode
     return status or tell(logs)
 
 
