@@ -41,7 +41,7 @@ public:
 
     void step(uint8_t byte);
 
-    // rows of the model's text
+    // its length, and its rows
     void check() const;
 
     std::vector<float> future() { return future(text.state()); }
