@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .kv_cache import Counters
 from .settings import Budget, whole_blocks
+
+if TYPE_CHECKING:  # it loads llama.cpp, and `import pyh2o` must not
+    from .kv_cache import Counters
 
 
 @dataclass(frozen=True)
