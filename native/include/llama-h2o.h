@@ -146,9 +146,9 @@ struct llama_h2o_params {
     uint32_t n_pos;  // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
     uint32_t recall; // most rows that are recalled at a time, in cells beside the capacity; 0: there is no archive
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
-    enum llama_h2o_archive_type archive_type;
-    enum llama_h2o_positions positions;
-    enum llama_h2o_attention_type attention;
+    int32_t archive_type;  // a llama_h2o_archive_type; here and below an int can also hold what is refused
+    int32_t positions;     // a llama_h2o_positions
+    int32_t attention;     // a llama_h2o_attention_type
 
     // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Every policy has a file of its
     // own in native/src/policies, and a docstring with its source and its deviations in pyh2o/policies. The text is

@@ -47,7 +47,8 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     }
     if (params.recent < 1 || params.slack < 1 || params.positions < LLAMA_H2O_POSITIONS_ORIGINAL ||
             params.positions > LLAMA_H2O_POSITIONS_DENSE || params.attention < LLAMA_H2O_ATTENTION_AUTO ||
-            params.attention > LLAMA_H2O_ATTENTION_AVX512BF16 || params.n_pos > MAX_POSITIONS ||
+            params.attention > LLAMA_H2O_ATTENTION_AVX512BF16 || params.archive_type < LLAMA_H2O_ARCHIVE_F16 ||
+            params.archive_type > LLAMA_H2O_ARCHIVE_F32 || params.n_pos > MAX_POSITIONS ||
             llama_h2o_n_capacity(params) > MAX_POSITIONS) {
         return LLAMA_H2O_ERR_PARAMS;
     }
@@ -69,7 +70,7 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (!has_whole_blocks(hparams, *kv, kv->type_k(), llama_h2o::type_v(*kv))) {
         return LLAMA_H2O_ERR_ROW_BLOCKS;
     }
-    const ggml_type archived = llama_h2o_type_of(params.archive_type);
+    const ggml_type archived = llama_h2o_type_of(llama_h2o_archive_type(params.archive_type));
     if (params.recall > 0 && !has_whole_blocks(hparams, *kv, archived, archived)) {
         return LLAMA_H2O_ERR_ARCHIVE_TYPE;
     }

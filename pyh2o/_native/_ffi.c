@@ -2754,9 +2754,9 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->n_pos) | 0);  /* check that 'struct llama_h2o_params.n_pos' is an integer */
   (void)((p->recall) | 0);  /* check that 'struct llama_h2o_params.recall' is an integer */
   (void)((p->archive_size) | 0);  /* check that 'struct llama_h2o_params.archive_size' is an integer */
-  { enum llama_h2o_archive_type *tmp = &p->archive_type; (void)tmp; }
-  { enum llama_h2o_positions *tmp = &p->positions; (void)tmp; }
-  { enum llama_h2o_attention_type *tmp = &p->attention; (void)tmp; }
+  (void)((p->archive_type) | 0);  /* check that 'struct llama_h2o_params.archive_type' is an integer */
+  (void)((p->positions) | 0);  /* check that 'struct llama_h2o_params.positions' is an integer */
+  (void)((p->attention) | 0);  /* check that 'struct llama_h2o_params.attention' is an integer */
   { char const * *tmp = &p->policy; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
@@ -2966,13 +2966,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 145) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 130) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 133) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
               _CFFI_OP(_CFFI_OP_NOOP, 25) },

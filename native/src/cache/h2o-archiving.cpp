@@ -39,7 +39,7 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
     }
 
     return std::make_shared<llama_h2o_archive>(
-            layers, llama_h2o_type_of(parts.params.archive_type), parts.params.archive_size);
+            layers, llama_h2o_type_of(llama_h2o_archive_type(parts.params.archive_type)), parts.params.archive_size);
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {

@@ -62,7 +62,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
 
     std::vector<llama_h2o_memory> collected;
 
-    llama_h2o_choose_kernels(parts.layers, params.attention);
+    llama_h2o_choose_kernels(parts.layers, llama_h2o_attention_type(params.attention));
     llama_h2o_alloc_tensors(parts.layers, *parts.policy, parts.n_question(), kv.n_stream, n_tokens, collected, weights);
 
     // what is collected belongs to the cache: cleared with it, counted with it, freed with it
@@ -219,7 +219,7 @@ int32_t llama_h2o::reserve() {
 
     const bool can_rebase = llama_h2o_can_rebase(parts);
 
-    if (!llama_h2o_has_kernels(parts.layers, params.attention)) {
+    if (!llama_h2o_has_kernels(parts.layers, llama_h2o_attention_type(params.attention))) {
         return LLAMA_H2O_ERR_ATTENTION;
     }
     if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !can_rebase) {
