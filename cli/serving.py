@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyh2o.openai.limits import Limits
+from pyh2o.system.memory import share_freed_memory
 
 from . import loading
 from .errors import InputError
@@ -82,6 +83,7 @@ def started_server(
 
     from .served import model_sources
 
+    share_freed_memory()
     with closing(take_port()) as listener:
         sources = model_sources(options, given, texts=texts, store_mib=store_mib, limits=limits)
         with server.ServedModels(sources, limits) as models:
