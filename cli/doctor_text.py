@@ -46,8 +46,11 @@ def _program(program: Program) -> list[str]:
             f"patches {build['patches'][:DIGITS]}",
             f"backends {' '.join(build['backends'])}",
         ]
-    loads = "" if program.not_loaded is None else ", which cannot be loaded"
-    return [", ".join(parts), f"{program.library}{loads}"]
+    if program.not_loaded is None:
+        libraries = f"{program.library}, of which {program.cpu_library} computes on the processor"
+    else:
+        libraries = f"{program.library}, which cannot be loaded"
+    return [", ".join(parts), libraries]
 
 
 def _cores(cores: Cores) -> str:

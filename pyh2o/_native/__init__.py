@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import LibraryError
 from ..library import LIBRARY_FOLDER, check_library
+from .loading import load_backends, open_ggml
 
 check_library()
 # in a checkout the compiled module is that of the installed package
@@ -29,5 +30,6 @@ except ImportError as error:
     raise LibraryError(
         f"pyh2o's library cannot be loaded: {error}; {how_to_load(str(error))}"
     ) from error
+load_backends(open_ggml(LIBRARY_FOLDER), LIBRARY_FOLDER)
 
 __all__ = ["ffi", "lib"]

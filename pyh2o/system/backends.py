@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,17 @@ _memory = ggml_function(
 
 
 _set_abort_callback = ggml_function("ggml_set_abort_callback", _Pointer, _Pointer)
+
+
+class _Place(ctypes.Structure):
+    """Dl_info: what lies at an address, of which only the library's file is looked at."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", _Pointer),
+        ("symbol", ctypes.c_char_p),
+        ("address", _Pointer),
+    )
 
 
 class Device:
@@ -91,6 +103,13 @@ def discrete_gpus() -> list[Device]:
 def cpu() -> Device:
     """This machine's CPU."""
     return next(Device(_device(i)) for i in range(_count()) if _type(_device(i)) == _CPU)
+
+
+def cpu_library() -> str:
+    """The file that computes on the CPU: a wheel has one for each kind of processor."""
+    place = _Place()
+    ctypes.CDLL(None).dladdr(_Pointer(_reg_by_name(b"CPU")), ctypes.byref(place))
+    return os.fsdecode(place.file)
 
 
 def devices_of(registry: int) -> list[Device]:

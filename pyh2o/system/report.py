@@ -39,6 +39,7 @@ class Program:
         build: `pyh2o.build_info()`; empty where nothing was built.
         llama_cpp_python: the version that is installed, None for none.
         library: the folder of the libraries.
+        cpu_library: the one of them that computes on the CPU; "" if they cannot be loaded.
         not_loaded: why they cannot be loaded; None if they can.
         built_for: what llama.cpp says of its build, "CPU : AVX2 = 1 | ...".
         extras: of pyh2o, whose packages are all installed.
@@ -48,6 +49,7 @@ class Program:
     build: Mapping[str, Any]
     llama_cpp_python: str | None
     library: str
+    cpu_library: str
     not_loaded: str | None
     built_for: str
     extras: tuple[str, ...]
@@ -147,6 +149,7 @@ def _program() -> Program:
         build=_build_info(),
         llama_cpp_python=_installed("llama-cpp-python"),
         library=str(LIBRARY_FOLDER),
+        cpu_library="" if not_loaded else _cpu_library(),
         not_loaded=not_loaded,
         built_for="" if not_loaded else _built_for(),
         extras=installed_extras(),
@@ -158,6 +161,13 @@ def _build_info() -> Mapping[str, Any]:
         return pyh2o.build_info()
     except (OSError, ValueError):
         return {}
+
+
+def _cpu_library() -> str:
+    # imported here because it loads llama.cpp, which may not be possible
+    from .backends import cpu_library
+
+    return Path(cpu_library()).name
 
 
 def _built_for() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pyh2o
+from pyh2o._native.loading import load_backends
 from pyh2o.errors import LibraryError
 from pyh2o.library import LIBRARY_FOLDER
 
@@ -153,15 +155,69 @@ def test_the_package_lists_what_it_has() -> None:
 
 def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
     package = shutil.copytree(LIBRARY_FOLDER.parent, tmp_path / "pyh2o")
-    (library,) = (package / "lib").glob("libggml-cpu.*")
-    library.unlink()
+    # a wheel has one for each kind of processor
+    for library in (package / "lib").glob("libggml-cpu*"):
+        library.unlink()
     for module in ("llama", "system.devices"):
         result = run_python(f"import pyh2o.{module}", folder=tmp_path)
         assert result.returncode == 1
         message = result.stderr.splitlines()[-1]
         assert message.startswith("pyh2o.errors.LibraryError: ")
-        assert library.name in message
+        assert "libggml-cpu" in message
         assert message.endswith("install pyh2o again, on this machine")
+
+
+def test_libraries_in_the_current_folder_are_not_loaded(tmp_path: Path) -> None:
+    """ggml that is not told where to look takes those."""
+    here = shutil.copytree(LIBRARY_FOLDER, tmp_path / "here")
+    code = "from pyh2o.system.backends import cpu_library; print(cpu_library())"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=here, capture_output=True, text=True, check=True
+    )
+    library = Path(result.stdout.strip())
+    assert library.is_absolute()
+    assert library.parent.resolve() == LIBRARY_FOLDER.resolve()
+    assert result.stderr == ""
+
+
+class Ggml:
+    """ggml that is linked with no backend, and finds those that `found` names."""
+
+    def __init__(self, *found: bytes) -> None:
+        self.found = found
+        self.folders: list[bytes] = []
+        self.named: list[str | None] = []
+
+    def ggml_log_set(self, *_: object) -> None:
+        pass
+
+    def ggml_backend_load_all_from_path(self, folder: bytes) -> None:
+        self.folders.append(folder)
+        self.named.append(os.environ.get("GGML_BACKEND_PATH"))
+
+    def ggml_backend_reg_by_name(self, name: bytes) -> int:
+        return int(name in self.found)
+
+
+def test_backends_come_from_the_folder_of_the_libraries_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGML_BACKEND_PATH", "/elsewhere/libggml-other.so")
+    ggml = Ggml(b"CPU", b"RPC")
+    load_backends(ggml, tmp_path)
+    assert (ggml.folders, ggml.named) == ([os.fsencode(tmp_path)], [None])
+    assert os.environ["GGML_BACKEND_PATH"] == "/elsewhere/libggml-other.so"
+    with pytest.raises(LibraryError, match="install pyh2o again"):
+        load_backends(Ggml(b"RPC"), tmp_path)
+
+
+def test_ggml_that_is_linked_with_its_backends_loads_none(tmp_path: Path) -> None:
+    class Linked(Ggml):
+        ggml_backend_cpu_reg = None
+
+    ggml = Linked(b"CPU")
+    load_backends(ggml, tmp_path)
+    assert ggml.folders == []
 
 
 def test_missing_libraries_of_cuda_have_a_cure_of_their_own() -> None:

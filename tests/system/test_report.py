@@ -34,6 +34,7 @@ HEALTHY = Report(
         build={"llama_cpp_python": "0.3", "backends": ["cpu", "rpc"]},
         llama_cpp_python="0.3",
         library="/lib",
+        cpu_library="libggml-cpu.so",
         not_loaded=None,
         built_for="CPU : AVX2 = 1 | ",
         extras=(),
