@@ -23,7 +23,7 @@ MINUTES      ?= 5
 # address (with undefined behaviour) or thread
 SANITIZER    ?= address
 
-.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak arm audit clean
+.PHONY: help story page build test explore properties lint format crash fuzz sanitize soak arm wheel audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,9 @@ sanitize: .venv/tested ## tests of native code under SANITIZER=address or thread
 
 arm: .venv/tested ## compile for 64-bit ARM and run tests there, emulated, on Debian for another processor
 	$(BIN)/python scripts/arm_check.py
+
+wheel: .venv/tested ## a wheel for other machines, in dist, tried without a compiler
+	$(BIN)/python scripts/wheel_check.py
 
 soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)

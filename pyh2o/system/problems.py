@@ -38,7 +38,7 @@ def _of_library(report: Report) -> Iterator[str]:
 
 def _reinstall(program: Program) -> str:
     version = program.build["llama_cpp_python"]
-    return f'CMAKE_ARGS="-DLLAMA_BUILD=OFF" pip install --no-cache-dir llama-cpp-python=={version}'
+    return f"SKBUILD_WHEEL_CMAKE=false pip install --no-cache-dir llama-cpp-python=={version}"
 
 
 def _of_processor(report: Report) -> Iterator[str]:

