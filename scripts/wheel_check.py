@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -70,13 +71,15 @@ def main() -> int:
         draw_on_processors()
         say("tests")
         without_compiler("pytest", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
+        DIST.mkdir(exist_ok=True)
+        shutil.copy2(wheel, DIST)
     except subprocess.CalledProcessError as error:
         print(f"{Path(error.cmd[0]).name} failed, see above", file=sys.stderr)
         return 1
     except WrongWheelError as error:
         print(error, file=sys.stderr)
         return 1
-    say(f"{wheel.relative_to(ROOT)}, {wheel.stat().st_size / 1e6:.1f} MB")
+    say(f"dist/{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
@@ -113,8 +116,7 @@ def repair() -> Path:
     auditwheel = [str(TOOLS / "bin" / "auditwheel"), "repair", "--wheel-dir", str(repaired)]
     run([*auditwheel, str(built)], {"PATH": search})
     (wheel,) = repaired.glob("*.whl")
-    DIST.mkdir(exist_ok=True)
-    return Path(shutil.copy2(wheel, DIST))
+    return wheel
 
 
 def install(wheel: Path) -> None:
@@ -140,6 +142,8 @@ def draw_on_processors() -> None:
     say("processors")
     library, expected = draw_tokens()
     print(f"this one: {library}")
+    if platform.machine() != "x86_64":
+        return
     if shutil.which(EMULATOR) is None:
         print(f"no others, because {EMULATOR} is not found: on Debian, apt install qemu-user")
         return
