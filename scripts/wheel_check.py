@@ -134,7 +134,7 @@ def run_program() -> None:
     without_compiler("python", "-I", "-c", WRITE_MODEL, str(MODEL), str(HELPERS))
     without_compiler("pyh2o", "--version")
     without_compiler("pyh2o", "doctor")
-    without_compiler("pyh2o", "generate", "--model", str(MODEL), "--max-tokens", "8")
+    without_compiler("pyh2o", "generate", "--model", str(MODEL), "--prompt", "a", "-n", "8")
 
 
 def draw_on_processors() -> None:
