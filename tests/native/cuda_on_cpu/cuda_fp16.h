@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -35,18 +34,23 @@ inline dim3 gridDim;
 inline dim3 blockIdx;
 inline dim3 threadIdx;
 
+// not every compiler has _Float16
 struct __half {
-    _Float16 value;
+    uint16_t bits;
 };
 
 inline __half __ushort_as_half(uint16_t bits) {
-    __half res;
-    std::memcpy(&res, &bits, sizeof(bits));
-    return res;
+    return { bits };
 }
 
 inline float __half2float(__half x) {
-    return float(x.value);
+    const int exponent    = x.bits >> 10 & 31;
+    const float mantissa  = float(x.bits & 1023);
+    const float magnitude = exponent == 31 ? (mantissa == 0.0f ? INFINITY : NAN)
+                            : exponent > 0 ? std::ldexp(mantissa + 1024.0f, exponent - 25)
+                                           : std::ldexp(mantissa, -24);
+
+    return std::copysign(magnitude, x.bits >> 15 ? -1.0f : 1.0f);
 }
 
 namespace cuda_on_cpu {
