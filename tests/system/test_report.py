@@ -144,7 +144,7 @@ def test_nothing_is_wrong(report: Report) -> None:
     [
         (
             with_program(llama_cpp_python="0.4"),
-            "llama-cpp-python 0.4 is installed, and pyh2o was built for 0.3: CMAKE_ARGS=",
+            "llama-cpp-python 0.4 is installed, and pyh2o was built for 0.3: SKBUILD_WHEEL_CMAKE=",
         ),
         (
             with_program(built_for="CPU : AVX2 = 1 | AVX512 = 1 | "),
