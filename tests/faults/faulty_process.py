@@ -143,6 +143,8 @@ class Program:
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(self._said / name, flags, 0o600), number)
         faulthandler.enable()  # a program that hangs tells where
+        # as in a terminal, also where the tests run in the background and ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(self.folder)
         os.environ["PYH2O_CHATS"] = str(self.folder)
         from pyh2o.cli.app import app

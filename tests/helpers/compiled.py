@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,8 @@ NATIVE = ROOT / "native"
 CACHE = ROOT / "build" / "tests"
 
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
+# A library calls its own functions, such as an operator new, whatever else is in the process.
+OWN_FIRST = () if sys.platform == "darwin" else ("-Wl,-Bsymbolic",)
 
 
 def compile_library(
@@ -40,7 +43,7 @@ def compile_library(
     linked = [text for file in libraries for text in (str(file), f"-Wl,-rpath,{file.parent}")]
     headers = [file for folder in folders for file in sorted(folder.rglob("*.*h"))]
     texts = [
-        " ".join([*compiler, *linked]).encode(),
+        " ".join([*compiler, *OWN_FIRST, *linked]).encode(),
         *(file.read_bytes() for file in [*sources, *headers]),
     ]
     key = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
@@ -50,7 +53,7 @@ def compile_library(
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             unfinished = Path(folder) / library.name
             arguments = (*(f"-I{folder}" for folder in folders), *map(str, sources))
-            command = [*compiler, "-shared", *arguments, *linked, "-o", str(unfinished)]
+            command = [*compiler, "-shared", *OWN_FIRST, *arguments, *linked, "-o", str(unfinished)]
             # what is loaded into the tests, a sanitizer, is not for the compiler
             environment = {**os.environ, "LD_PRELOAD": ""}
             subprocess.run(command, env=environment, check=True)

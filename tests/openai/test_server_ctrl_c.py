@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli_fakes import ctrl_c_reaches_us
 from needed import needed
 from pyh2o.engine import Engine
 
@@ -31,7 +32,8 @@ def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.Monke
         return real(name)
 
     monkeypatch.setattr(time, "get_clock_info", pressed)
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(KeyboardInterrupt):
-        run(create_app(models), listener)
+    with ctrl_c_reaches_us(), socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(KeyboardInterrupt):
+            run(create_app(models), listener)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert ended == [True]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
