@@ -293,19 +293,28 @@ def test_a_state_of_an_earlier_version_says_so(tiny: Path, rng: np.random.Genera
     assert llm.n_tokens == llm.kv.used == 0
 
 
-@pytest.mark.parametrize("arch_variant", ["sliding_window", "lfm2"])
+@pytest.mark.parametrize(
+    ("arch_variant", "position", "other"),
+    [("sliding_window", 29, 65565), ("sliding_window", 20, 20 - 2**31), ("lfm2", 29, 65565)],
+)
 def test_parts_of_different_texts_are_refused(
-    tmp_path: Path, rng: np.random.Generator, arch_variant: str
+    tmp_path: Path, rng: np.random.Generator, arch_variant: str, position: int, other: int
 ) -> None:
-    """The position in a window or a recurrent state, the last one in a state, is another."""
+    """A position in a window or a recurrent state, which come last in a state, is another.
+
+    Behind it is how many sequences have it, and which.
+    """
+    behind = (1, 0) if arch_variant == "sliding_window" else (0,)
+    found, forged = (struct.pack(f"<{1 + len(behind)}i", pos, *behind) for pos in (position, other))
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=4, n_layer=4, n_ctx_train=N_POS, arch_variant=arch_variant
     )
     llm = llama_of(path)
     tokens = read_text(llm, rng, 30)
     state = llm.kv_state()
-    at = state.rindex(struct.pack("<iI", 29, 0))
-    later = state[:at] + struct.pack("<iI", 65565, 0) + state[at + 8 : -8]
+    front, _, end = state[:-8].rpartition(found)
+    data = front + forged + end
+    assert front
     with pytest.raises(StateError):
-        llm.load_kv_state(later + checksum(later[8:]), tokens)
+        llm.load_kv_state(data + checksum(data[8:]), tokens)
     llm.load_kv_state(state, tokens)
