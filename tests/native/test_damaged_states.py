@@ -13,6 +13,7 @@ import pytest
 from checksums import checksum
 from pyh2o import Llama
 from pyh2o.errors import StateError, StateVersionError
+from pyh2o.llama.states import read_kv_state
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -295,7 +296,12 @@ def test_a_state_of_an_earlier_version_says_so(tiny: Path, rng: np.random.Genera
 
 @pytest.mark.parametrize(
     ("arch_variant", "position", "other"),
-    [("sliding_window", 29, 65565), ("sliding_window", 20, 20 - 2**31), ("lfm2", 29, 65565)],
+    [
+        ("sliding_window", 29, 65565),
+        ("sliding_window", 20, 20 - 2**31),
+        ("lfm2", 29, 65565),
+        ("lfm2", 29, -5),
+    ],
 )
 def test_parts_of_different_texts_are_refused(
     tmp_path: Path, rng: np.random.Generator, arch_variant: str, position: int, other: int
@@ -310,11 +316,14 @@ def test_parts_of_different_texts_are_refused(
         tmp_path / "tiny.gguf", seed=4, n_layer=4, n_ctx_train=N_POS, arch_variant=arch_variant
     )
     llm = llama_of(path)
+    empty = llm.kv_state()
     tokens = read_text(llm, rng, 30)
     state = llm.kv_state()
     front, _, end = state[:-8].rpartition(found)
     data = front + forged + end
     assert front
+    llm.reset()
     with pytest.raises(StateError):
-        llm.load_kv_state(data + checksum(data[8:]), tokens)
+        read_kv_state(llm, data + checksum(data[8:]), tokens)
+    assert llm.kv_state() == empty
     llm.load_kv_state(state, tokens)

@@ -140,6 +140,18 @@ static void zero_data(const llama_h2o_parts & parts, uint32_t s) {
     }
 }
 
+// What may have positions below zero, which llama.cpp would not remove.
+static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id seq_id) {
+    if (parts.window) {
+        parts.window->clear(s);
+    }
+    if (parts.recurrent) {
+        for (auto & cell : parts.recurrent->cells) {
+            cell.pos = cell.has_seq_id(seq_id) ? std::max(0, cell.pos) : cell.pos;
+        }
+    }
+}
+
 // All parts of a memory have to be of the same text; seq_id < 0: of each sequence.
 static void expect_same_texts(const llama_h2o_caches & caches, llama_seq_id seq_id) {
     const llama_memory_i * others[] = { caches.window, caches.recurrent };
@@ -201,6 +213,7 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
         if (seq_id < 0) {
             memory.clear(true);
         } else {
+            empty_parts(h2o->parts, h2o->stream_of(seq_id), seq_id);
             memory.seq_rm(seq_id, -1, -1);
             zero_data(h2o->parts, h2o->stream_of(seq_id));
         }

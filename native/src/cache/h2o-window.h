@@ -34,6 +34,8 @@ public:
     // The rows of a stream, all rotated on by the same.
     std::vector<llama_h2o_turn> turns(uint32_t s, llama_pos by) const;
 
+    void clear(uint32_t s) { cells.clear(s); }
+
     // First position of the tail that can be removed: what a query there would look at must still be in the window.
     llama_pos removable(uint32_t s) const;
 
