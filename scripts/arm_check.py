@@ -11,11 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from steps import ROOT, run, say
+
 FOLDER = ROOT / "build" / "aarch64"
 SYSTEM = FOLDER / "root"
 PACKAGES = FOLDER / "packages"
@@ -140,15 +140,6 @@ def emulated(
         capture_output=capture,
         text=True,
     )
-
-
-def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raises subprocess.CalledProcessError if it fails."""
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **(environment or {})}, check=True)
-
-
-def say(text: str) -> None:
-    print(f"==> {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,15 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+
+from steps import ROOT, run, say
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheel"
 TOOLS = FOLDER / "tools"
 UNREPAIRED = FOLDER / "unrepaired"
@@ -171,25 +171,6 @@ def without_compiler(
     variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false"}
     emulator = tuple(shutil.which(word) or word for word in emulator)
     return run([*emulator, str(EMPTY / "bin" / program), *arguments], variables, capture)
-
-
-def run(
-    command: list[str], variables: Mapping[str, str] | None = None, capture: bool = False
-) -> str:
-    """Raises subprocess.CalledProcessError if it fails."""
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **(variables or {})},
-        check=True,
-        stdout=subprocess.PIPE if capture else None,
-        text=True,
-    )
-    return result.stdout or ""
-
-
-def say(text: str) -> None:
-    print(f"==> {text}", flush=True)
 
 
 if __name__ == "__main__":
