@@ -10,8 +10,11 @@ from tiny_gguf import write_tiny_gguf
 if __name__ == "__main__":
     # all layers alike, every other one with a window, every other one recurrent
     for name in ("llama", "gemma2", "lfm2"):
+        path = Path(sys.argv[1]) / f"{name}.gguf"
+        # another run may have the file of before in its memory, so that it is replaced as a whole
+        unfinished = path.with_suffix(".unfinished")
         write_tiny_gguf(
-            Path(sys.argv[1]) / f"{name}.gguf",
+            unfinished,
             arch_variant=name,
             seed=4,
             n_layer=2,
@@ -21,3 +24,4 @@ if __name__ == "__main__":
             n_ff=32,
             n_vocab=288,
         )
+        unfinished.replace(path)
