@@ -72,7 +72,8 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
             used.append((status_bytes("RssAnon", pid) or 0) / 2**20)
             if time.monotonic() >= started + 60 * (minutes + 1):
                 minutes += 1
-                print(f"{minutes} min: {used[-1]:.1f} MiB, {load.statuses[200]:,} requests")
+                line = f"{minutes} min: {used[-1]:.1f} MiB, {load.statuses[200]:,} requests"
+                print(line, flush=True)
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     looking = asyncio.create_task(look())
