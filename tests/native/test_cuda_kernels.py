@@ -109,6 +109,33 @@ def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator
     np.testing.assert_allclose(out, np.einsum("shtk,skge->sthe", probs, v), atol=1e-5)
 
 
+@pytest.mark.parametrize("n_infinite", [1, 256])  # two parts have no others
+def test_attention_over_rows_that_are_no_numbers(
+    kernels: ctypes.CDLL, rng: np.random.Generator, n_infinite: int
+) -> None:
+    """What sees them is no number; masked ones, of the first stream, change nothing."""
+    q = rng.normal(size=(2, 1, 1, 64)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 320, 1, 64)).astype(np.float32)
+    k[:, :n_infinite] = np.resize([np.inf, -np.inf], 64)
+    mask, out = np.zeros((2, 1, 320), np.float16), np.zeros((2, 1, 1, 64), np.float32)
+    mask[0, :, :n_infinite] = -np.inf
+    scores = np.zeros((2, 1, 320), np.float32)
+    kernels.attend(
+        sizes_of(64, 64, 1, 1, 320, 1, 2),
+        ctypes.c_int(int(TYPES["f32"])),
+        ctypes.c_size_t(256),
+        ctypes.c_size_t(256),
+        ctypes.c_float(1.0),
+        *map(pointer, (q, k, v, mask, None, scores, None, out)),
+    )
+    probs = softmax(q[0, :, 0] @ k[0, n_infinite:, 0].T)
+    np.testing.assert_allclose(out[0, :, 0], probs @ v[0, n_infinite:, 0], atol=1e-5)
+    np.testing.assert_allclose(scores[0, :, n_infinite:], probs, atol=1e-5)
+    assert not scores[0, :, :n_infinite].any()
+    assert np.isnan(out[1]).all()
+    assert np.isnan(scores[1]).any()
+
+
 @pytest.mark.parametrize("has_credit", [False, True])
 def test_sum_of_probabilities(
     kernels: ctypes.CDLL, rng: np.random.Generator, has_credit: bool

@@ -82,9 +82,9 @@ __device__ float team_sum(float x) {
     return x;
 }
 
-// exp(x - max), where there may be nothing but masked cells
+// exp(x - max), where there may be nothing but masked cells, or logits that are no numbers
 __device__ inline float exp_from(float x, float max) {
-    return max == MINUS_INF ? 0.0f : expf(x - max);
+    return expf(max == MINUS_INF ? x : x - max);
 }
 
 //
@@ -159,7 +159,8 @@ __device__ inline void compute_weights(const llama_h2o_attention & a,
 
         float max = MINUS_INF;
         for (uint32_t cell = lane; cell < n; cell += N_WARP) {
-            const float logit = of_row[cell] + to_float(reinterpret_cast<const uint16_t *>(mask)[cell]);
+            const float masked = to_float(reinterpret_cast<const uint16_t *>(mask)[cell]);
+            const float logit  = masked == MINUS_INF ? MINUS_INF : of_row[cell] + masked;
 
             of_row[cell] = logit;
             left[cell]   = logit;

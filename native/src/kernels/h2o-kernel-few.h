@@ -237,7 +237,8 @@ void few_exps(const llama_h2o_attention & a, const few_work & w, uint32_t s, ran
 
             vec top = v_set(MINUS_INF);
             for (uint32_t j = cells.begin; j < cells.end; j += W) {
-                const vec y = v_fma(v_load(x + j), v_set(a.scale), v_load_f16(mask + j * sizeof(ggml_fp16_t)));
+                const vec y =
+                        v_add_mask(v_mul(v_load(x + j), v_set(a.scale)), v_load_f16(mask + j * sizeof(ggml_fp16_t)));
                 v_store(x + j, y);
                 top = v_max(top, y);
             }
@@ -303,13 +304,13 @@ struct few_total {
             top = w.top(t, i) > top ? w.top(t, i) : top;
         }
         for (uint32_t t = 0; t < nth; ++t) {
-            sum += w.sum(t, i) > 0.0f ? w.sum(t, i) * std::exp(w.top(t, i) - top) : 0.0f;
+            sum += w.sum(t, i) == 0.0f ? 0.0f : w.sum(t, i) * std::exp(w.top(t, i) - top);
         }
     }
 
     // what the exps of a thread have to be multiplied with to become probabilities
     float factor(const few_work & w, size_t i, uint32_t slot) const {
-        return w.sum(slot, i) > 0.0f ? std::exp(w.top(slot, i) - top) / sum : 0.0f;
+        return w.sum(slot, i) == 0.0f ? 0.0f : std::exp(w.top(slot, i) - top) / sum;
     }
 };
 

@@ -93,7 +93,7 @@ void add_mask(const llama_h2o_attention & a, const many_work & w, const block & 
     for (uint32_t j = 0; j < TILE; ++j) {
         float * x = w.exps + (cell + j) * BLOCK;
         for (uint32_t r = 0; r < b.n_lanes(); r += W) {
-            v_store(x + r, v_add(v_load(x + r), v_load(w.mask + j * BLOCK + r)));
+            v_store(x + r, v_add_mask(v_load(x + r), v_load(w.mask + j * BLOCK + r)));
         }
     }
 }
@@ -175,7 +175,7 @@ void many_mix(
     }
 
     for (uint32_t r = 0; r < BLOCK; ++r) {
-        factors[r] = r < b.n && sums[r] > 0.0f ? 1.0f / sums[r] : 0.0f;
+        factors[r] = r < b.n && sums[r] != 0.0f ? 1.0f / sums[r] : 0.0f;
     }
 }
 

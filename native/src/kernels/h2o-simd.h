@@ -90,9 +90,15 @@ inline vec v_scale2(vec a, vec n) {
     return { _mm512_scalef_ps(a.v, n.v) };
 }
 
-// a where x is at least the limit, else 0
-inline vec v_where_ge(vec x, float limit, vec a) {
-    return { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), a.v) };
+// 0 where x is below the limit, else a, also where x is no number
+inline vec v_unless_below(vec x, float limit, vec a) {
+    return { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), a.v) };
+}
+
+// a + mask, or minus infinity where the mask is that, whatever a is
+inline vec v_add_mask(vec a, vec mask) {
+    const __mmask16 is_masked = _mm512_cmp_ps_mask(mask.v, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    return { _mm512_mask_mov_ps(_mm512_add_ps(a.v, mask.v), is_masked, mask.v) };
 }
 
 // the sums of four vectors
@@ -226,8 +232,13 @@ inline vec v_scale2(vec a, vec n) {
     return { _mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23))) };
 }
 
-inline vec v_where_ge(vec x, float limit, vec a) {
-    return { _mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_GE_OQ), a.v) };
+inline vec v_unless_below(vec x, float limit, vec a) {
+    return { _mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_NLT_UQ), a.v) };
+}
+
+inline vec v_add_mask(vec a, vec mask) {
+    const __m256 is_masked = _mm256_cmp_ps(mask.v, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    return { _mm256_blendv_ps(_mm256_add_ps(a.v, mask.v), mask.v, is_masked) };
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
@@ -309,8 +320,12 @@ inline vec v_scale2(vec a, vec n) {
     return { vmulq_f32(a.v, vreinterpretq_f32_s32(vshlq_n_s32(e, 23))) };
 }
 
-inline vec v_where_ge(vec x, float limit, vec a) {
-    return { vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x.v, vdupq_n_f32(limit)), vreinterpretq_u32_f32(a.v))) };
+inline vec v_unless_below(vec x, float limit, vec a) {
+    return { vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.v), vcltq_f32(x.v, vdupq_n_f32(limit)))) };
+}
+
+inline vec v_add_mask(vec a, vec mask) {
+    return { vbslq_f32(vceqq_f32(mask.v, vdupq_n_f32(-INFINITY)), mask.v, vaddq_f32(a.v, mask.v)) };
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
@@ -387,10 +402,13 @@ inline vec v_round(vec a) {
     return v_each([&](int i) { return std::nearbyint(a.v[i]); });
 }
 inline vec v_scale2(vec a, vec n) {
-    return v_each([&](int i) { return std::ldexp(a.v[i], int(n.v[i])); });
+    return v_each([&](int i) { return std::isfinite(n.v[i]) ? std::ldexp(a.v[i], int(n.v[i])) : n.v[i]; });
 }
-inline vec v_where_ge(vec x, float limit, vec a) {
-    return v_each([&](int i) { return x.v[i] >= limit ? a.v[i] : 0.0f; });
+inline vec v_unless_below(vec x, float limit, vec a) {
+    return v_each([&](int i) { return x.v[i] < limit ? 0.0f : a.v[i]; });
+}
+inline vec v_add_mask(vec a, vec mask) {
+    return v_each([&](int i) { return mask.v[i] == -INFINITY ? mask.v[i] : a.v[i] + mask.v[i]; });
 }
 
 inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
@@ -402,12 +420,12 @@ inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
 
 #endif
 
-// e^x for x <= 0, to 2 units in the last place, and exactly 0 below the smallest normal number. The
-// polynomial is that of expf() in the Cephes library.
+// e^x for x <= 0, to 2 units in the last place, and exactly 0 below the smallest normal number; no number where x is
+// none, for which the order of the arguments of v_max() matters. The polynomial is that of expf() in the Cephes library.
 inline vec v_exp(vec x) {
     constexpr float LOWEST = -87.0f;
 
-    const vec y = v_max(x, v_set(LOWEST));
+    const vec y = v_max(v_set(LOWEST), x);
     const vec n = v_round(v_mul(y, v_set(1.44269504088896341f)));
 
     vec r = v_fma(n, v_set(-0.693359375f), y);
@@ -421,7 +439,7 @@ inline vec v_exp(vec x) {
     p     = v_fma(p, r, v_set(5.0000001201e-1f));
     p     = v_fma(v_mul(p, r), r, v_add(r, v_set(1.0f)));
 
-    return v_where_ge(x, LOWEST, v_scale2(p, n));
+    return v_unless_below(x, LOWEST, v_scale2(p, n));
 }
 
 inline vec v_tanh(vec x) {
@@ -432,7 +450,7 @@ inline vec v_tanh(vec x) {
     const vec e     = v_exp(v_mul(v_max(x, minus), v_set(-2.0f)));
     const vec t     = v_div(v_sub(one, e), v_add(one, e));
 
-    return v_sub(v_where_ge(x, 0.0f, t), v_where_ge(minus, 0.0f, t));
+    return v_sub(v_unless_below(x, 0.0f, t), v_unless_below(minus, 0.0f, t));
 }
 
 } // namespace
