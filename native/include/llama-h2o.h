@@ -270,6 +270,10 @@ LLAMA_H2O_API int32_t llama_h2o_pin_spans(
 LLAMA_H2O_API int32_t llama_h2o_share_fairly(
         struct llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts);
 
+// Set the rows of a sequence without text to zero. To be called after a text with rows that are no numbers: masked cells
+// count by a weight of 0 in the next one, and 0 times those is no number either.
+LLAMA_H2O_API int32_t llama_h2o_zero_rows(struct llama_context * ctx, int32_t seq_id);
+
 // Remember what the policy has collected at the present end of a sequence. Removing the tail down to exactly such a mark
 // restores it, and the text goes on bit for bit as if the tail had never been there. A few marks are kept, the oldest one
 // goes. Removing a tail drops those behind it; compactions, re-bases, clearing, loading a state, a larger cache and

@@ -147,6 +147,21 @@ int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o
     return change_claims(ctx, seq_id, [&](llama_h2o_claims & claims) { claims.spans.assign(spans, spans + n_spans); });
 }
 
+int32_t llama_h2o_zero_rows(llama_context * ctx, int32_t seq_id) {
+    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
+        const llama_kv_cache & kv = *llama_h2o::cache_of(ctx);
+        if (!llama_h2o_has_seq(kv, seq_id)) {
+            return LLAMA_H2O_ERR_ARGUMENT;
+        }
+        if (kv.seq_pos_max(seq_id) >= 0) {
+            return LLAMA_H2O_ERR_NOT_EMPTY;
+        }
+        h2o.zero_rows(seq_id);
+
+        return LLAMA_H2O_OK;
+    });
+}
+
 int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_t * starts, uint32_t n_starts) {
     if (n_starts > 0 && !starts) {
         return LLAMA_H2O_ERR_ARGUMENT;

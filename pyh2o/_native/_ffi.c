@@ -2704,6 +2704,54 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
 #  define _cffi_f_llama_h2o_supports _cffi_d_llama_h2o_supports
 #endif
 
+static int32_t _cffi_d_llama_h2o_zero_rows(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_zero_rows(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_zero_rows(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_zero_rows", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(7), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_zero_rows(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_zero_rows _cffi_d_llama_h2o_zero_rows
+#endif
+
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_breaker(struct llama_h2o_breaker *p)
 {
@@ -2897,6 +2945,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_strerror },
   { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 102), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_zero_rows },
   { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 127), (void *)pyh2o_ask },
 };
 
@@ -3124,7 +3173,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  80,  /* num_globals */
+  81,  /* num_globals */
   9,  /* num_struct_unions */
   6,  /* num_enums */
   0,  /* num_typenames */

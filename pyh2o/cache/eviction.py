@@ -66,6 +66,9 @@ class Eviction:
         with self._refusing(f"spans of {n_tokens} tokens to pin"):
             self._kv.pin_spans(spans)
 
+    def zero_rows(self) -> None:
+        self._kv.zero_rows()
+
     def share_fairly(self, starts: Sequence[int]) -> None:
         with self._refusing("starts of parts of the text"):
             self._kv.share_fairly(starts)

@@ -49,6 +49,9 @@ class FullCache:
     def share_fairly(self, starts: Sequence[int]) -> None:
         pass
 
+    def zero_rows(self) -> None:
+        pass
+
     def check_positions(self, n_tokens: int) -> None:
         # llama.cpp allocates whole blocks of cells, and would go on in the rest of the last one
         if n_tokens > self.position_limit:

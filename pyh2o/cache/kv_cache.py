@@ -177,6 +177,14 @@ class KVCache:
         native = ffi.new("int32_t[]", list(starts))
         _check(lib.llama_h2o_share_fairly(*self._text, native, len(starts)))
 
+    def zero_rows(self) -> None:
+        """Set the rows to zero, when the text is gone.
+
+        Raises:
+            NativeError: it is not.
+        """
+        _check(lib.llama_h2o_zero_rows(*self._text))
+
     def mark(self) -> None:
         """Remember what the policy has collected at the present end of the text.
 

@@ -40,6 +40,9 @@ class TextCache(Protocol):
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Share the heavy rows out (see `Llama.share_fairly`)."""
 
+    def zero_rows(self) -> None:
+        """Set the rows to zero, when the text is gone: some of them were no numbers."""
+
     def check_positions(self, n_tokens: int) -> None:
         """Refuse a text of so many tokens if there are not so many positions.
 

@@ -19,6 +19,7 @@ from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache
 from ..errors import PyH2OError, SettingsError
 from ..generation.candidates import Candidates
+from ..generation.logits import check_logits
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
@@ -114,9 +115,11 @@ class Place(Llama):
     def _guard_of_logits(self) -> AbstractContextManager[None]:
         return self.guard.without_context()  # they are a copy: other texts can be drawn meanwhile
 
-    def _empty_cache(self) -> None:
+    def _empty_cache(self, *, zero: bool) -> None:
         memory = llama_cpp.llama_get_memory(self.ctx)
         llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
+        if zero:
+            self._cache.zero_rows()
 
     def begin_prompt(self, tokens: Sequence[int]) -> int:
         """Take the tokens of the prompt that is completed next, and count them.
@@ -312,7 +315,11 @@ class PlaceSampler:
         Args:
             context: of the text.
             idx: of its last evaluation's logits.
+
+        Raises:
+            DecodeError: they are no numbers.
         """
+        check_logits(context.rows[idx])
         candidates = Candidates(context.rows[idx])
         candidates.apply(self._chain.sampler)
         token = candidates.selected

@@ -17,6 +17,7 @@ from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from ..errors import ModelError, PyH2OError
 from ..generation.grammar import GrammarGuard, GuardedSampler
+from ..generation.logits import CheckedSampler
 from ..openai.chat import OpenAIChat, as_json_object
 from ..system.devices import why_no_gpu
 from ..system.rpc import Offloading
@@ -199,10 +200,14 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's chain of samplers, without a grammar."""
-        return super()._init_sampler(*args, **kwargs)
+        return CheckedSampler(super()._init_sampler(*args, **kwargs), self._n_vocab)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """The parent's."""
+        """The parent's.
+
+        Raises:
+            DecodeError: the logits are no numbers.
+        """
         with self._guard_of_logits():
             return int(super().sample(*args, **kwargs))
 

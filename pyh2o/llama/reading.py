@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import llama_cpp
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cache.breaking import breakable
-from ..errors import EvictedError, SettingsError
+from ..errors import DecodeError, EvictedError, SettingsError
+from ..generation.logits import are_numbers, last_logits
 from . import recall as recalling
 from .evicting import EvictingLlama, address
 from .failures import explained
@@ -59,6 +61,7 @@ class ReadingLlama(EvictingLlama):
         self.pauses: dict[int, Callable[[], None]] = {}
         self.while_reading: Callable[[], None] | None = None
         self._holds_recalled = False
+        self._has_failed = False  # to evaluate tokens of the text
         self._n_alone = NEVER
         self._n_last = 1  # tokens of the last evaluation
         super().__init__(model_path, **kwargs)
@@ -66,17 +69,25 @@ class ReadingLlama(EvictingLlama):
     def reset(self) -> None:
         """Empty the text and the cache."""
         with self.guard:
+            is_sound = self._is_sound()
             super().reset()
-            self._holds_recalled = False
+            self._holds_recalled = self._has_failed = False
             self._n_alone = NEVER
-            self._empty_cache()
+            self._empty_cache(zero=not is_sound)
             if self._archive is not None:
                 self._archive.begin_text()
 
-    def _empty_cache(self) -> None:
+    def _is_sound(self) -> bool:
+        """Whether rows are numbers: if not, neither are the logits of tokens that see them."""
+        if self._has_failed:
+            return False
+        return self.n_tokens == 0 or self._requires_eval or are_numbers(last_logits(self))
+
+    def _empty_cache(self, *, zero: bool) -> None:
+        """Remove all rows; `zero`: as the next text would not be sound with them in free cells."""
         memory = llama_cpp.llama_get_memory(self.ctx)
         if memory is not None:
-            llama_cpp.llama_memory_clear(memory, False)
+            llama_cpp.llama_memory_clear(memory, zero)
 
     def close(self) -> None:
         """Free the model; a file of an archive that no session was saved with goes."""
@@ -143,15 +154,15 @@ class ReadingLlama(EvictingLlama):
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """The parent's `eval` of a batch; if that is broken off, it has left no trace."""
-        if len(tokens) < LEAST_BREAKABLE or not self._breakable:
-            with explained():
-                super().eval(tokens)
-            return
+        breaking: AbstractContextManager[None] = nullcontext()
+        if len(tokens) >= LEAST_BREAKABLE and self._breakable:
+            breaking = breakable(address(self.ctx), self.while_reading)
         try:
-            with explained(), breakable(address(self.ctx), self.while_reading):
+            with explained(), breaking:
                 super().eval(tokens)
-        except BaseException:
+        except BaseException as error:
             self._requires_eval = True  # there are no logits
+            self._has_failed |= isinstance(error, DecodeError)
             raise
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:

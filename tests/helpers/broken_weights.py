@@ -16,9 +16,18 @@ POLICY = "snap"
 
 def infinite_model(path: Path, **settings: Any) -> Path:
     """A model of which one key is infinite for every token."""
+    return _with_infinity(path, "blk.1.attn_k.weight", 0, **settings)
+
+
+def model_with_infinite_token(path: Path, token: int, **settings: Any) -> Path:
+    """A model that is sound, but for one token."""
+    return _with_infinity(path, "token_embd.weight", token, **settings)
+
+
+def _with_infinity(path: Path, name: str, row: int, **settings: Any) -> Path:
     write_tiny_gguf(path, seed=1, n_ctx_train=1024, **settings)
     reader = GGUFReader(path, "r+")
-    (keys,) = [each for each in reader.tensors if each.name == "blk.1.attn_k.weight"]
-    keys.data[0, 0] = np.inf
+    (weights,) = [each for each in reader.tensors if each.name == name]
+    weights.data[row, 0] = np.inf
     reader.data.flush()
     return path

@@ -102,6 +102,7 @@ def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
         assert lib.llama_h2o_pin_spans(context, seq_id, span, 1) == wrong
         assert lib.llama_h2o_share_fairly(context, seq_id, start, 1) == wrong
         assert lib.llama_h2o_mark(context, seq_id) == wrong
+        assert lib.llama_h2o_zero_rows(context, seq_id) == wrong
         assert lib.llama_h2o_marked(context, seq_id, 3) == wrong
         assert lib.llama_h2o_get_rows(context, seq_id, 0, 0, ffi.NULL, ffi.NULL) == wrong
         stats = ffi.new("struct llama_h2o_stats *")

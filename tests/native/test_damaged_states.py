@@ -299,6 +299,7 @@ def test_a_state_of_an_earlier_version_says_so(tiny: Path, rng: np.random.Genera
     [
         ("sliding_window", 29, 65565),
         ("sliding_window", 20, 20 - 2**31),
+        ("sliding_window", 20, 19),
         ("lfm2", 29, 65565),
         ("lfm2", 29, -5),
     ],

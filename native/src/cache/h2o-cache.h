@@ -88,6 +88,9 @@ struct llama_h2o {
     static void write_memory(llama_context & ctx, llama_io_write_i & io, llama_seq_id seq_id, uint32_t flags);
     static void read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq_id seq_id, uint32_t flags);
 
+    // of a sequence without text, in all parts of the memory
+    void zero_rows(llama_seq_id seq_id);
+
     // the part of it that is evicted
     void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id);

@@ -106,7 +106,7 @@ static void zero_part(ggml_tensor * tensor, size_t i, size_t n_parts) {
     ggml_backend_tensor_set(tensor, zeros.data(), i * zeros.size(), zeros.size());
 }
 
-static void zero_rows(const std::vector<llama_h2o_layer> & layers, uint32_t s, size_t n_stream) {
+static void zero_stream(const std::vector<llama_h2o_layer> & layers, uint32_t s, size_t n_stream) {
     for (const auto & layer : layers) {
         for (const auto & [tensor, layout] : layer.rows()) {
             zero_part(tensor, s, n_stream);
@@ -130,10 +130,12 @@ static void zero_free_cells(const llama_memory_recurrent & recurrent) {
 }
 
 // An empty cell counts nothing by a weight of 0, which is of no use where its rows are no numbers.
-static void zero_data(const llama_h2o_parts & parts, uint32_t s) {
-    zero_rows(parts.layers, s, parts.streams.size());
+void llama_h2o::zero_rows(llama_seq_id seq_id) {
+    const uint32_t s = stream_of(seq_id);
+
+    zero_stream(parts.layers, s, parts.streams.size());
     if (parts.window) {
-        zero_rows(parts.window->layers, s, parts.streams.size());
+        zero_stream(parts.window->layers, s, parts.streams.size());
     }
     if (parts.recurrent) {
         zero_free_cells(*parts.recurrent);
@@ -152,8 +154,10 @@ static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id 
     }
 }
 
-// All parts of a memory have to be of the same text; seq_id < 0: of each sequence.
-static void expect_same_texts(const llama_h2o_caches & caches, llama_seq_id seq_id) {
+// All parts of a memory have to be of the same text, and have what its next token needs; seq_id < 0: of each sequence.
+static void expect_whole_texts(const llama_h2o & h2o, const llama_h2o_caches & caches, llama_seq_id seq_id) {
+    const auto & window = h2o.parts.window;
+
     const llama_memory_i * others[] = { caches.window, caches.recurrent };
 
     const llama_seq_id begin = std::max(0, seq_id);
@@ -166,6 +170,8 @@ static void expect_same_texts(const llama_h2o_caches & caches, llama_seq_id seq_
                     !other || (other->seq_pos_max(id) == newest && other->seq_pos_min(id) >= std::min(0, newest)),
                     "parts of different texts");
         }
+        llama_h2o_expect(
+                !window || window->is_whole(h2o.stream_of(id)), "a window with rows that are missing or twice");
     }
 }
 
@@ -206,7 +212,7 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
         memory.state_read(in, seq_id, flags);
         llama_h2o_expect(in.read_checksum(), "another checksum: it is damaged");
         if (!(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
-            expect_same_texts(caches, seq_id);
+            expect_whole_texts(*h2o, caches, seq_id);
         }
     } catch (...) {
         // what is there of it is of no use
@@ -215,7 +221,7 @@ void llama_h2o::read_memory(llama_context & ctx, llama_io_read_i & io, llama_seq
         } else {
             empty_parts(h2o->parts, h2o->stream_of(seq_id), seq_id);
             memory.seq_rm(seq_id, -1, -1);
-            zero_data(h2o->parts, h2o->stream_of(seq_id));
+            h2o->zero_rows(seq_id);
         }
         h2o->empty_streams(seq_id);
         throw;

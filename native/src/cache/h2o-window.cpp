@@ -50,6 +50,16 @@ llama_pos llama_h2o_window::removable(uint32_t s) const {
     return unseen;
 }
 
+bool llama_h2o_window::is_whole(uint32_t s) const {
+    std::vector<llama_pos> pos = cells.positions(s, cells.used(s));
+    std::sort(pos.begin(), pos.end());
+
+    const bool is_gapless = std::adjacent_find(pos.begin(), pos.end(),
+                                    [](llama_pos a, llama_pos b) { return b - a != 1; }) == pos.end();
+
+    return is_gapless && removable(s) <= cells.newest(s) + 1;
+}
+
 void llama_h2o_window::check_state(llama_state_seq_flags flags) {
     if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
         throw std::runtime_error("with eviction, a window is saved and restored with the whole state only");

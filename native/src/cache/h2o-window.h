@@ -39,6 +39,9 @@ public:
     // First position of the tail that can be removed: what a query there would look at must still be in the window.
     llama_pos removable(uint32_t s) const;
 
+    // Whether it has the rows that the next token would look at, and no position twice.
+    bool is_whole(uint32_t s) const;
+
     // Throws where the window is to be saved or restored without the rest, whose re-bases it follows.
     static void check_state(llama_state_seq_flags flags);
 
