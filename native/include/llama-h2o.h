@@ -64,6 +64,7 @@
 extern "C" {
 #endif
 
+struct gguf_context;
 struct llama_context;
 struct llama_model;
 
@@ -228,6 +229,10 @@ struct llama_h2o_layer_info {
 
 // The text for a return code: one line that names the cause and, where there is one, the cure.
 LLAMA_H2O_API const char * llama_h2o_strerror(int32_t status);
+
+// The first token of a model's file whose text an earlier one has, or -1: llama.cpp aborts on those. ctx is what
+// gguf_init_from_file() returned.
+LLAMA_H2O_API int32_t llama_h2o_find_repeated_token(const struct gguf_context * ctx, int64_t * token);
 
 // Whether rows of this model can be evicted at all. Asks before memory is taken for a context.
 LLAMA_H2O_API int32_t llama_h2o_supports(const struct llama_model * model);

@@ -584,154 +584,159 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 20), // _Bool()(void *)
-/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // void *
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 24), // _Bool()(void *)
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(int32_t)
+/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(int32_t)
 /*  4 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 25), // char const *()(struct llama_context *, int32_t)
-/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context *
+/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(struct llama_context *, int32_t)
+/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_context *
 /*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
-/* 11 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t)
-/* 14 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct gguf_context const *, int64_t *)
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct gguf_context const *
+/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // int64_t *
+/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
+/* 15 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 16 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, _Bool)
+/* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t)
 /* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 19 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
-/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
-/* 23 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // char const *
-/* 26 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // uint8_t const *
-/* 27 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 28 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
-/* 29 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 30 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 31 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t const *
-/* 32 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 33 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 34 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t)
-/* 35 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, _Bool)
+/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
+/* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
+/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 28 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // char const *
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // uint8_t const *
+/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 34 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t const *
+/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t)
+/* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 42 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
-/* 45 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // float *
-/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
-/* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 50 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // struct llama_h2o_lost_rows *
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
-/* 53 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 55 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_lost_rows
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
-/* 58 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_recalled_span *
-/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 66 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_span const *
-/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 69 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 70 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
-/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 78 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
-/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_breaker *
+/* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
+/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // float *
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
+/* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_h2o_lost_rows *
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
+/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 59 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_lost_rows
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
+/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 64 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // struct llama_h2o_recalled_span *
+/* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 68 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // struct llama_h2o_span const *
+/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 74 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
+/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 82 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 86 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_params
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_h2o_breaker *
 /* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
+/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
 /* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 90 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_params
 /* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 93 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context const *
-/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 95 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_layer_info *
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 98 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
-/* 99 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 100 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_h2o_stats *
-/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
-/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_model const *
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
-/* 106 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // void const *
-/* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
+/* 93 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
+/* 97 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_context const *
+/* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // struct llama_h2o_layer_info *
+/* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
+/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 104 */ _CFFI_OP(_CFFI_OP_POINTER, 148), // struct llama_h2o_stats *
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
+/* 107 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_model const *
 /* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 137), // int64_t()(struct llama_context const *)
-/* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 93),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 32), // uint32_t()(struct llama_model const *)
-/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
-/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION, 32), // uint32_t()(struct llama_model const *, uint32_t)
-/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
-/* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
+/* 110 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // void const *
+/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 141), // int64_t()(struct llama_context const *)
+/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
+/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *)
+/* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
 /* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 145), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 103),
-/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 127 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 130 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 131 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
-/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
-/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
-/* 135 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct llama_context
-/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_h2o_breaker
-/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_layer_info
-/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_recalled_span
-/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
-/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
-/* 144 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
-/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *, uint32_t)
+/* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 150), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 131 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
+/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 135 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 136 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
+/* 137 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
+/* 138 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
+/* 139 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
+/* 140 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 141 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
+/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
+/* 144 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
+/* 145 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_layer_info
+/* 146 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_recalled_span
+/* 147 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_span
+/* 148 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_h2o_stats
+/* 149 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // struct llama_model
+/* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 151 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 152 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -1261,10 +1266,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg2, (char **)&x2);
+      _cffi_type(54), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_lost_rows *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(54), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1322,19 +1327,19 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(25), arg2, (char **)&x2);
+      _cffi_type(29), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (char const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(25), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(29), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(26), arg3, (char **)&x3);
+      _cffi_type(30), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint8_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(26), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(30), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1389,7 +1394,7 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
   if (x1 == (int32_t)-1 && PyErr_Occurred())
     return NULL;
 
-  if (_cffi_to_c((char *)&x2, _cffi_type(55), arg2) < 0)
+  if (_cffi_to_c((char *)&x2, _cffi_type(59), arg2) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1452,7 +1457,7 @@ _cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -1489,7 +1494,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(86), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(90), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1527,10 +1532,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(93), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1573,7 +1578,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
   return pyresult;
 }
 #else
@@ -1676,6 +1681,59 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_enlarge _cffi_d_llama_h2o_enlarge
 #endif
 
+static int32_t _cffi_d_llama_h2o_find_repeated_token(struct gguf_context const * x0, int64_t * x1)
+{
+  return llama_h2o_find_repeated_token(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_find_repeated_token(PyObject *self, PyObject *args)
+{
+  struct gguf_context const * x0;
+  int64_t * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_find_repeated_token", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(11), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct gguf_context const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(12), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (int64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(12), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_find_repeated_token(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_find_repeated_token _cffi_d_llama_h2o_find_repeated_token
+#endif
+
 static int32_t _cffi_d_llama_h2o_get_layer(struct llama_context const * x0, int32_t x1, struct llama_h2o_layer_info * x2)
 {
   return llama_h2o_get_layer(x0, x1, x2);
@@ -1699,10 +1757,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(93), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1712,10 +1770,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(95), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_layer_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(95), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1773,10 +1831,10 @@ _cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg2, (char **)&x2);
+      _cffi_type(64), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(64), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1850,19 +1908,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(44), arg4, (char **)&x4);
+      _cffi_type(48), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(44), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(48), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(45), arg5, (char **)&x5);
+      _cffi_type(49), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(45), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(49), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1905,10 +1963,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(93), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(93), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1918,10 +1976,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(100), arg2, (char **)&x2);
+      _cffi_type(104), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(100), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(104), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2128,10 +2186,10 @@ _cffi_f_llama_h2o_n_pos(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(103), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2170,10 +2228,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(103), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2285,10 +2343,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(66), arg2, (char **)&x2);
+      _cffi_type(70), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(66), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2402,10 +2460,10 @@ _cffi_f_llama_h2o_set_breaker(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(82), arg1, (char **)&x1);
+      _cffi_type(86), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (struct llama_h2o_breaker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(82), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(86), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2463,10 +2521,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(31), arg2, (char **)&x2);
+      _cffi_type(35), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(31), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(35), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2553,10 +2611,10 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(103), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2609,10 +2667,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(106), arg0, (char **)&x0);
+      _cffi_type(110), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(106), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(110), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2659,7 +2717,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(25));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
   return pyresult;
 }
 #else
@@ -2681,10 +2739,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(103), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(103), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2913,76 +2971,77 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_archive_close },
-  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_archive_flush },
-  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_in_states },
-  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_llama_h2o_archive_lost },
-  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_open },
-  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 52), (void *)_cffi_d_llama_h2o_archive_restore },
+  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_close },
+  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_flush },
+  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_archive_in_states },
+  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_llama_h2o_archive_lost },
+  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_archive_open },
+  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_archive_restore },
   { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_archive_trouble },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 111), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 115), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_drop_recalled },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_get_layer },
-  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 57), (void *)_cffi_d_llama_h2o_get_recalled },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 97), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_mark },
-  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 34), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 109), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_n_few },
-  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 117), (void *)_cffi_d_llama_h2o_n_pos },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 114), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 69), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 63), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_llama_h2o_recall },
-  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 80), (void *)_cffi_d_llama_h2o_set_breaker },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 28), (void *)_cffi_d_llama_h2o_share_fairly },
-  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 10), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_drop_recalled },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_find_repeated_token", (void *)_cffi_f_llama_h2o_find_repeated_token, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_find_repeated_token },
+  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_llama_h2o_get_layer },
+  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_llama_h2o_get_recalled },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_mark },
+  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_marked },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 113), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_n_few },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_n_pos },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 118), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 73), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 67), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 78), (void *)_cffi_d_llama_h2o_recall },
+  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_set_breaker },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 102), (void *)_cffi_d_llama_h2o_supports },
-  { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 13), (void *)_cffi_d_llama_h2o_zero_rows },
-  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 127), (void *)pyh2o_ask },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 106), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_zero_rows },
+  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 131), (void *)pyh2o_ask },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "ask", offsetof(struct llama_h2o_breaker, ask),
            sizeof(((struct llama_h2o_breaker *)0)->ask),
-           _CFFI_OP(_CFFI_OP_NOOP, 127) },
+           _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "data", offsetof(struct llama_h2o_breaker, data),
             sizeof(((struct llama_h2o_breaker *)0)->data),
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
                    sizeof(((struct llama_h2o_breaker *)0)->interval_us),
-                   _CFFI_OP(_CFFI_OP_NOOP, 137) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 141) },
   { "next_us", offsetof(struct llama_h2o_breaker, next_us),
                sizeof(((struct llama_h2o_breaker *)0)->next_us),
-               _CFFI_OP(_CFFI_OP_NOOP, 137) },
+               _CFFI_OP(_CFFI_OP_NOOP, 141) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
                _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "window", offsetof(struct llama_h2o_layer_info, window),
               sizeof(((struct llama_h2o_layer_info *)0)->window),
-              _CFFI_OP(_CFFI_OP_NOOP, 32) },
+              _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "chunked", offsetof(struct llama_h2o_layer_info, chunked),
                sizeof(((struct llama_h2o_layer_info *)0)->chunked),
-               _CFFI_OP(_CFFI_OP_NOOP, 20) },
+               _CFFI_OP(_CFFI_OP_NOOP, 24) },
   { "recurrent", offsetof(struct llama_h2o_layer_info, recurrent),
                  sizeof(((struct llama_h2o_layer_info *)0)->recurrent),
-                 _CFFI_OP(_CFFI_OP_NOOP, 20) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 24) },
   { "n_head_kv", offsetof(struct llama_h2o_layer_info, n_head_kv),
                  sizeof(((struct llama_h2o_layer_info *)0)->n_head_kv),
-                 _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_embd_head_k", offsetof(struct llama_h2o_layer_info, n_embd_head_k),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_k),
-                     _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_embd_head_v", offsetof(struct llama_h2o_layer_info, n_embd_head_v),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_v),
-                     _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "begin", offsetof(struct llama_h2o_lost_rows, begin),
              sizeof(((struct llama_h2o_lost_rows *)0)->begin),
              _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -2994,25 +3053,25 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 32) },
+             _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 32) },
+              _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 32) },
+              _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 32) },
+             _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 32) },
+             _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "recall", offsetof(struct llama_h2o_params, recall),
               sizeof(((struct llama_h2o_params *)0)->recall),
-              _CFFI_OP(_CFFI_OP_NOOP, 32) },
+              _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
                     _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3024,7 +3083,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 25) },
+              _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "p0", offsetof(struct llama_h2o_recalled_span, p0),
           sizeof(((struct llama_h2o_recalled_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3033,7 +3092,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "weight", offsetof(struct llama_h2o_recalled_span, weight),
               sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 129) },
+              _CFFI_OP(_CFFI_OP_NOOP, 133) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3042,16 +3101,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 32) },
+               _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 32) },
+              _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 32) },
+               _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
                      _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3060,103 +3119,105 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 145) },
+              _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 145) },
+              _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
                   sizeof(((struct llama_h2o_stats *)0)->n_recalled),
-                  _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
-                  _CFFI_OP(_CFFI_OP_NOOP, 32) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
                  sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
   { "hidden", offsetof(struct llama_h2o_stats, hidden),
               sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 129) },
+              _CFFI_OP(_CFFI_OP_NOOP, 133) },
   { "missed", offsetof(struct llama_h2o_stats, missed),
               sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 129) },
+              _CFFI_OP(_CFFI_OP_NOOP, 133) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "llama_context", 138, _CFFI_F_OPAQUE,
+  { "gguf_context", 142, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_breaker", 139, _CFFI_F_CHECK_FIELDS,
+  { "llama_context", 143, _CFFI_F_OPAQUE,
+    (size_t)-1, -1, -1, 0 /* opaque */ },
+  { "llama_h2o_breaker", 144, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
-  { "llama_h2o_layer_info", 140, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_layer_info", 145, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 4, 7 },
-  { "llama_h2o_lost_rows", 55, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_lost_rows", 59, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 11, 3 },
-  { "llama_h2o_params", 86, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_params", 90, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 14, 11 },
-  { "llama_h2o_recalled_span", 141, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_recalled_span", 146, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 25, 3 },
-  { "llama_h2o_span", 142, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 147, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 28, 2 },
-  { "llama_h2o_stats", 143, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 148, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 30, 27 },
-  { "llama_model", 144, _CFFI_F_OPAQUE,
+  { "llama_model", 149, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 130, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 134, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 131, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 135, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_limits", 132, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
+  { "llama_h2o_limits", 136, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
     "LLAMA_H2O_MOST_POSITIONS" },
-  { "llama_h2o_positions", 133, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 137, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 134, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 138, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 135, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 139, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
@@ -3173,12 +3234,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  81,  /* num_globals */
-  9,  /* num_struct_unions */
+  82,  /* num_globals */
+  10,  /* num_struct_unions */
   6,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  148,  /* num_types */
+  153,  /* num_types */
   1,  /* flags */
 };
 

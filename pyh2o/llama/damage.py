@@ -16,6 +16,8 @@ LOGGER = logging.getLogger("llama-cpp-python")
 _MOST_LAYERS = 512
 _MOST_EXPERTS = 1024
 _MOST_TOKENS = 2**31 - 1
+_NO_VOCABULARY = ("no_vocab", "none")
+_TENSOR_ALIGNMENT = 32  # of ggml's buffers, in bytes
 _BYTE = 6  # the type of a token that stands for a byte
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Weights that matrices of tokens are multiplied with, or that tokens are looked up in.
@@ -28,7 +30,7 @@ _VECTOR = re.compile(r"(norm\.weight|\.bias)$")
 _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
-def check_header(model_path: str, *, verbose: bool = False) -> None:
+def check_header(model_path: str, *, verbose: bool = False) -> bool:
     """Refuse a model whose header llama.cpp would end the process for, or that was cut off.
 
     Headers alone are read, of all its files. What llama.cpp refuses by itself is left to it.
@@ -37,17 +39,24 @@ def check_header(model_path: str, *, verbose: bool = False) -> None:
         model_path: of a file that is there.
         verbose: show llama.cpp's log.
 
+    Returns:
+        whether llama.cpp may map the model into memory, for which it asserts where tensors begin.
+
     Raises:
         ModelError: the file is damaged.
     """
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:
-        _refuse(first, [*_wrong_tensors(file, first), *_wrong_numbers(file)])
+        wrong = [*_wrong_tensors(file, first), *_wrong_numbers(file), *_wrong_tokens(file)]
+        _refuse(first, wrong)
+        can_be_mapped = _can_be_mapped(file)
         n_files = file.n_files()
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
             _refuse(path, [*wrong, *_wrong_tensors(file, path)])
+            can_be_mapped &= _can_be_mapped(file)
+    return can_be_mapped
 
 
 def _opened(path: Path, *, verbose: bool) -> GgufFile:
@@ -82,6 +91,19 @@ def _wrong_tensors(file: GgufFile, path: Path) -> Iterator[str]:
             yield f"its vector {tensor.name} is of a type for other things"
         if not tensor.multiplies and _MATRIX.search(tensor.name):
             yield f"its matrix {tensor.name} is of a type for other things"
+
+
+def _can_be_mapped(file: GgufFile) -> bool:
+    return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in file.tensors())
+
+
+def _wrong_tokens(file: GgufFile) -> Iterator[str]:
+    """Whether texts of tokens are there twice, in a vocabulary that is read."""
+    if file.text("tokenizer.ggml.model") in _NO_VOCABULARY:
+        return
+    token = file.repeated_token()
+    if token is not None:
+        yield f"its token {token} has the text of an earlier one"
 
 
 def _wrong_numbers(file: GgufFile) -> Iterator[str]:

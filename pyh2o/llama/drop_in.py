@@ -73,12 +73,12 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self.guard = Guard()
         self._load_progress = load_progress
         self._weights = weights
-        if not weights:
-            kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         self._load_error: BaseException | None = None
         check_file(model_path)
         self.model_file = identify(model_path)
-        check_header(model_path, verbose=bool(kwargs.get("verbose")))
+        can_be_mapped = check_header(model_path, verbose=bool(kwargs.get("verbose")))
+        if not weights or not can_be_mapped:
+            kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
         self._offloading = Offloading(rpc_servers) if rpc_servers else None

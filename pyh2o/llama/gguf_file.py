@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._native import ffi, lib
 from ..errors import ModelError
 from ..system.backends import ggml_function
 
@@ -53,13 +54,14 @@ class Tensor:
 
     Attributes:
         size: bytes.
-        end: where it ends in the file, in bytes.
+        start, end: where it lies in the file, in bytes.
         quantised: whether its numbers are in blocks.
         multiplies: whether its type is one that weights are multiplied in.
     """
 
     name: str
     size: int
+    start: int
     end: int
     quantised: bool
     multiplies: bool
@@ -126,6 +128,18 @@ class GgufFile:
             return None
         return list((ctypes.c_uint32 * n).from_address(_array_data(self._file, index)))
 
+    def repeated_token(self) -> int | None:
+        """The first token with the text of an earlier one; None if there is none.
+
+        Raises:
+            MemoryError: there is too little to look.
+        """
+        token = ffi.new("int64_t *")
+        file = ffi.cast("struct gguf_context *", self._file)
+        if lib.llama_h2o_find_repeated_token(file, token) != lib.LLAMA_H2O_OK:
+            raise MemoryError("there is too little memory for the model's vocabulary")
+        return None if token[0] < 0 else int(token[0])
+
     def tensors(self) -> Iterator[Tensor]:
         """All tensors, in the order of the file."""
         begin = _data_offset(self._file)
@@ -134,8 +148,8 @@ class GgufFile:
             name = _name(self._file, i).decode(errors="replace")
             kind = _ggml_type(self._file, i)
             quantised = _is_quantized(kind)
-            end = begin + _offset(self._file, i) + size
-            yield Tensor(name, size, end, quantised, quantised or kind in _FLOATS)
+            start = begin + _offset(self._file, i)
+            yield Tensor(name, size, start, start + size, quantised, quantised or kind in _FLOATS)
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))

@@ -62,6 +62,7 @@ private:
     void load(uint32_t i);
     void load_damaged(uint32_t i);
     void clear();
+    void begin_anew();
 
     // logits and rows of what follows, over a compaction
     std::vector<float> future(const bytes & state);
@@ -198,12 +199,16 @@ void sequence::load_damaged(uint32_t i) {
     const size_t at  = N_FRONT + random.next(uint32_t(state.size() - N_FRONT));
     state[at]       ^= uint8_t(1 << random.next(8));
     expect(!text.load(state), "what is damaged is refused");
-    clear();
+    begin_anew();
 }
 
 void sequence::clear() {
     text.clear();
-    expect(text.is_empty(), "a cleared cache is empty");
+    begin_anew();
+}
+
+void sequence::begin_anew() {
+    expect(text.is_empty(), "a cache that was cleared, or has refused a state, is empty");
     now          = {};
     now.n_pinned = text.n_pinned();
 }

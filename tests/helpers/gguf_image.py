@@ -67,6 +67,7 @@ class Image:
     Attributes:
         data: what follows the header.
         more_pairs, more_tensors: that the header counts beyond those that there are.
+        alignment: of where the data begin, in bytes.
     """
 
     data: bytes
@@ -75,6 +76,7 @@ class Image:
     version: int = 3
     more_pairs: int = 0
     more_tensors: int = 0
+    alignment: int = _ALIGNMENT
 
     def header(self) -> bytes:
         """What stands before the data, padded to where that begins."""
@@ -99,7 +101,7 @@ class Image:
                 struct.pack("<IQ", tensor.kind % 2**32, tensor.offset % 2**64),
             ]
         content = b"".join(parts)
-        return content + bytes(-len(content) % _ALIGNMENT)
+        return content + bytes(-len(content) % self.alignment)
 
 
 def read_image(path: Path) -> Image:

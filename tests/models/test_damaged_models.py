@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -15,6 +16,7 @@ from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT16, UINT32, Image, Pai
 from pyh2o.errors import ModelError
 from pyh2o.llama.damage import check_header
 from pyh2o.llama.header import read_header
+from reference_rows import last_logits
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -107,6 +109,43 @@ def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
         pair.value = b"bert"
 
     refused(changed(tmp_path, change), "it has tokens for bytes")
+
+
+@pytest.mark.parametrize("text", [b"the same", b"", b"[EMPTY_301]"])
+def test_tokens_with_the_same_text(tmp_path: Path, text: bytes) -> None:
+    """Two without any are no harm: llama.cpp names them by their numbers."""
+
+    def change(image: Image) -> None:
+        [tokens] = [each for each in image.pairs if each.key == b"tokenizer.ggml.tokens"]
+        tokens.value[300], tokens.value[301] = text, b"" if b"EMPTY" in text else text
+
+    path = changed(tmp_path, change)
+    if text:
+        refused(path, "its token 301 has the text of an earlier one")
+    else:
+        with tiny_llama(path, hh=8, recent=8) as llm:
+            assert llm.detokenize([301]) == b"[EMPTY_301]"
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 16])
+def test_tensors_that_cannot_be_mapped(tmp_path: Path, alignment: int) -> None:
+    """llama.cpp asserts where they begin, unless it copies them into memory of its own."""
+
+    def change(image: Image) -> None:
+        image.pairs.append(Pair(b"general.alignment", UINT32, 0, alignment))
+        image.alignment = alignment
+        image.pairs.append(Pair(b"any", STRING, 0, b""))
+        while len(image.header()) % 32 == 0:
+            image.pairs[-1].value += b" "
+
+    with tiny_llama(changed(tmp_path, lambda image: None)) as llm:
+        llm.eval([5, 6, 7])
+        expected = last_logits(llm)
+    path = changed(tmp_path, change)
+    assert not check_header(str(path))
+    with tiny_llama(path) as llm:
+        llm.eval([5, 6, 7])
+        np.testing.assert_array_equal(last_logits(llm), expected)
 
 
 @pytest.mark.parametrize(
