@@ -41,19 +41,38 @@ server.run = count
 main()
 """
 
+# Ends the server once it gives memory back.
+GIVING_BACK = """
+import os, signal
+from pyh2o.cli.app import main
+from pyh2o.openai.server import app
+
+def give_back():
+    print("given back", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+app.SECONDS_TO_GIVE_BACK = 0
+app.give_back_freed_memory = give_back
+main()
+"""
+
 
 def n_parts(model: Path, **variables: str) -> int:
     """In how many parts malloc has its memory when the server begins to answer."""
     environment = {key: os.environ[key] for key in os.environ if key != "MALLOC_ARENA_MAX"}
-    told = subprocess.run(
-        [sys.executable, "-c", COUNTING, "serve", "--model", str(model), "--port", "0"],
-        env={**environment, "PYH2O_THREADS": "1", **variables},
+    return said(COUNTING, model, {**environment, **variables}).count("<heap nr=")
+
+
+def said(program: str, model: Path, environment: dict[str, str]) -> str:
+    """What a program prints that is called as `pyh2o serve` is."""
+    return subprocess.run(
+        [sys.executable, "-c", program, "serve", "--model", str(model), "--port", "0"],
+        env={**environment, "PYH2O_THREADS": "1"},
         cwd=serving.OUTSIDE,
         capture_output=True,
         text=True,
-        check=True,
+        timeout=120,
     ).stdout
-    return told.count("<heap nr=")
 
 
 @pytest.mark.skipif(
@@ -63,3 +82,8 @@ def test_threads_share_the_memory_that_was_freed(tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx_train=1024)
     assert n_parts(model) == 1
     assert n_parts(model, MALLOC_ARENA_MAX="3") == 3
+
+
+def test_memory_is_given_back_again_and_again(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_ctx_train=1024)
+    assert said(GIVING_BACK, model, dict(os.environ)).startswith("given back")

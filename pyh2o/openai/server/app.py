@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ... import __version__
+from ...system.memory import give_back_freed_memory
 from .answers import Answer, Threads, refused
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
 from .connections import server_config
@@ -31,6 +32,8 @@ from .requests import answer, check_key, models_of, read, takes
 from .served_model import ServedModel
 from .session_routes import session_routes
 
+# After so many seconds again and again.
+SECONDS_TO_GIVE_BACK = 60
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -76,9 +79,19 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
     """
     log_level = "info" if verbose else "warning"
     try:
-        _Server(server_config(app, log_level=log_level)).run(sockets=[listener])
+        config = server_config(
+            app,
+            log_level=log_level,
+            timeout_notify=SECONDS_TO_GIVE_BACK,
+            callback_notify=_give_back_memory,
+        )
+        _Server(config).run(sockets=[listener])
     finally:
         app.state.sessions.close()
+
+
+async def _give_back_memory() -> None:
+    await to_thread.run_sync(give_back_freed_memory)
 
 
 class _Server(uvicorn.Server):
