@@ -32,7 +32,7 @@ class EvictedError(PyH2OError, RuntimeError):
 
 
 class DecodeError(PyH2OError, RuntimeError):
-    """Tokens that llama.cpp could not evaluate."""
+    """Tokens that llama.cpp could not evaluate, or whose logits are no numbers."""
 
 
 class StateError(PyH2OError, ValueError):

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 
 from ..cache.breaking import breakable
 from ..errors import ClosedError
+from ..generation.logits import LogitsArray
 from ..llama.evicting import address
 from ..llama.failures import decode_error, listen_anew
 from .pace import Pace
@@ -33,8 +33,6 @@ LEAST_PATIENCE = 0.002
 MOST_PATIENCE = 1.0  # also where the machine slept during that batch
 # What llama_decode returns then.
 BROKEN_OFF = 2
-
-LogitsArray = npt.NDArray[np.single]
 
 
 @dataclass

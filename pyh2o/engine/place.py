@@ -19,13 +19,13 @@ from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache
 from ..errors import PyH2OError, SettingsError
 from ..generation.candidates import Candidates
-from ..generation.logits import check_logits
+from ..generation.logits import LogitsArray, check_logits
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
 from ..llama.reading import LEAST_BREAKABLE
 from ..openai import completion
-from .batcher import Batcher, Job, LogitsArray
+from .batcher import Batcher, Job
 from .shared_model import SharedModel
 
 
