@@ -194,9 +194,10 @@ def test_what_one_text_alone_can_have_is_refused(tiny: Path, tmp_path: Path) -> 
 def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
     tiny: Path, tmp_path: Path, ending: signal.Signals
 ) -> None:
-    write_requests(12, max_tokens=1200, seed=4)  # it is not to be over before it is ended
-    with Path("in.jsonl").open("a") as file:
-        file.write("\nwrong")
+    write_requests(12, max_tokens=1200, seed=4)
+    # three have results soon, and the rest has none before the program is ended
+    requests = Path("in.jsonl").read_text().replace("1200", "20", 3)
+    Path("in.jsonl").write_text(requests + "\nwrong")
     arguments = ["batch", "in.jsonl", "-o", "out.jsonl", *small(tiny), "--texts", "3"]
     program = start_program(*arguments, "--seed", "8")
     wait_until(lambda: n_done() >= 3)
