@@ -19,7 +19,7 @@ from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache
 from ..errors import PyH2OError, SettingsError
 from ..generation.candidates import Candidates
-from ..generation.logits import LogitsArray, check_logits
+from ..generation.logits import LogitsArray
 from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
@@ -315,11 +315,7 @@ class PlaceSampler:
         Args:
             context: of the text.
             idx: of its last evaluation's logits.
-
-        Raises:
-            DecodeError: they are no numbers.
         """
-        check_logits(context.rows[idx])
         candidates = Candidates(context.rows[idx])
         candidates.apply(self._chain.sampler)
         token = candidates.selected

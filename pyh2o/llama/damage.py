@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ModelError
-from .gguf_file import UINT16, GgufFile, files_of
+from .gguf_file import UINT16, GgufFile, Tensor, files_of
 
 # Whose level says what of llama.cpp's log is shown.
 LOGGER = logging.getLogger("llama-cpp-python")
@@ -47,16 +47,17 @@ def check_header(model_path: str, *, verbose: bool = False) -> bool:
     """
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:
-        wrong = [*_wrong_tensors(file, first), *_wrong_numbers(file), *_wrong_tokens(file)]
+        tensors = list(file.tensors())
+        wrong = [*_wrong_tensors(tensors, first), *_wrong_numbers(file), *_wrong_tokens(file)]
         _refuse(first, wrong)
-        can_be_mapped = _can_be_mapped(file)
         n_files = file.n_files()
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
-            _refuse(path, [*wrong, *_wrong_tensors(file, path)])
-            can_be_mapped &= _can_be_mapped(file)
-    return can_be_mapped
+            of_file = list(file.tensors())
+            _refuse(path, [*wrong, *_wrong_tensors(of_file, path)])
+            tensors += of_file
+    return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
 
 
 def _opened(path: Path, *, verbose: bool) -> GgufFile:
@@ -79,10 +80,9 @@ def _refuse(path: Path, wrong: list[str]) -> None:
         raise ModelError(f"{path} is damaged: {wrong[0]}; fetch it again")
 
 
-def _wrong_tensors(file: GgufFile, path: Path) -> Iterator[str]:
+def _wrong_tensors(tensors: Sequence[Tensor], path: Path) -> Iterator[str]:
     """Whether tensors end behind the file, or are of types that nothing is computed with."""
     size = path.stat().st_size
-    tensors = list(file.tensors())
     end = max((tensor.end for tensor in tensors), default=0)
     if end > size:
         yield f"it has {size:,} bytes of at least {end:,}"
@@ -91,10 +91,6 @@ def _wrong_tensors(file: GgufFile, path: Path) -> Iterator[str]:
             yield f"its vector {tensor.name} is of a type for other things"
         if not tensor.multiplies and _MATRIX.search(tensor.name):
             yield f"its matrix {tensor.name} is of a type for other things"
-
-
-def _can_be_mapped(file: GgufFile) -> bool:
-    return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in file.tensors())
 
 
 def _wrong_tokens(file: GgufFile) -> Iterator[str]:

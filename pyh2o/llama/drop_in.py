@@ -192,15 +192,18 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     ) -> Any:
         """The parent's; a grammar that cannot be read or followed is refused (`GrammarError`)."""
         if grammar is None:
-            return self._stock_sampler(*args, logits_processor=logits_processor, **kwargs)
+            return self._checked_sampler(*args, logits_processor=logits_processor, **kwargs)
         guard = GrammarGuard(self, grammar)
         processors = [*(logits_processor or []), guard.mask]
-        sampler = self._stock_sampler(*args, logits_processor=processors, **kwargs)
+        sampler = self._checked_sampler(*args, logits_processor=processors, **kwargs)
         return GuardedSampler(sampler, guard)
+
+    def _checked_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return CheckedSampler(self._stock_sampler(*args, **kwargs), self._n_vocab)
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's chain of samplers, without a grammar."""
-        return CheckedSampler(super()._init_sampler(*args, **kwargs), self._n_vocab)
+        return super()._init_sampler(*args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """The parent's.

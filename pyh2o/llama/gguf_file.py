@@ -54,7 +54,7 @@ class Tensor:
 
     Attributes:
         size: bytes.
-        start, end: where it lies in the file, in bytes.
+        start: where it begins in the file, in bytes.
         quantised: whether its numbers are in blocks.
         multiplies: whether its type is one that weights are multiplied in.
     """
@@ -62,9 +62,13 @@ class Tensor:
     name: str
     size: int
     start: int
-    end: int
     quantised: bool
     multiplies: bool
+
+    @property
+    def end(self) -> int:
+        """Where it ends in the file, in bytes."""
+        return self.start + self.size
 
 
 class GgufFile:
@@ -149,7 +153,7 @@ class GgufFile:
             kind = _ggml_type(self._file, i)
             quantised = _is_quantized(kind)
             start = begin + _offset(self._file, i)
-            yield Tensor(name, size, start, start + size, quantised, quantised or kind in _FLOATS)
+            yield Tensor(name, size, start, quantised, quantised or kind in _FLOATS)
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))

@@ -13,10 +13,9 @@ from broken_weights import POLICY, infinite_model, model_with_infinite_token
 from many_texts import tiny_engine
 from pyh2o import Llama
 from pyh2o.errors import DecodeError
-from pyh2o.generation.logits import check_logits
+from pyh2o.generation.logits import check_logits, last_logits
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
-from reference_rows import last_logits
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 

@@ -71,6 +71,7 @@ def said(program: str, model: Path, environment: dict[str, str]) -> str:
         cwd=serving.OUTSIDE,
         capture_output=True,
         text=True,
+        check=True,
         timeout=120,
     ).stdout
 

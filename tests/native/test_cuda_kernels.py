@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,18 +94,32 @@ def test_attention_of_few_queries(
     np.testing.assert_allclose(squares, before[1] + (by_group**2).mean(2).sum(2), atol=1e-5)
 
 
+def attend_f32(
+    kernels: ctypes.CDLL,
+    sizes: Any,
+    q: FloatArray,
+    k: FloatArray,
+    v: FloatArray,
+    mask: npt.NDArray[np.float16],
+    scores: FloatArray | None,
+    out: FloatArray,
+) -> None:
+    """Attention of 64 numbers to a row, without a scale, credit and squares."""
+    kernels.attend(
+        sizes,
+        ctypes.c_int(int(TYPES["f32"])),
+        ctypes.c_size_t(k[0, 0, 0].nbytes),
+        ctypes.c_size_t(v[0, 0, 0].nbytes),
+        ctypes.c_float(1.0),
+        *map(pointer, (q, k, v, mask, None, scores, None, out)),
+    )
+
+
 def test_attention_without_scores(kernels: ctypes.CDLL, rng: np.random.Generator) -> None:
     q = rng.normal(size=(1, 1, 2, 64)).astype(np.float32)
     k, v = rng.normal(size=(2, 1, 64, 1, 64)).astype(np.float32)
     mask, out = np.zeros((1, 1, 64), np.float16), np.zeros((1, 1, 2, 64), np.float32)
-    kernels.attend(
-        sizes_of(64, 64, 2, 1, 64, 1, 1),
-        ctypes.c_int(int(TYPES["f32"])),
-        ctypes.c_size_t(256),
-        ctypes.c_size_t(256),
-        ctypes.c_float(1.0),
-        *map(pointer, (q, k, v, mask, None, None, None, out)),
-    )
+    attend_f32(kernels, sizes_of(64, 64, 2, 1, 64, 1, 1), q, k, v, mask, None, out)
     probs = softmax(np.einsum("sthe,skge->shtk", q, k))
     np.testing.assert_allclose(out, np.einsum("shtk,skge->sthe", probs, v), atol=1e-5)
 
@@ -120,14 +135,7 @@ def test_attention_over_rows_that_are_no_numbers(
     mask, out = np.zeros((2, 1, 320), np.float16), np.zeros((2, 1, 1, 64), np.float32)
     mask[0, :, :n_infinite] = -np.inf
     scores = np.zeros((2, 1, 320), np.float32)
-    kernels.attend(
-        sizes_of(64, 64, 1, 1, 320, 1, 2),
-        ctypes.c_int(int(TYPES["f32"])),
-        ctypes.c_size_t(256),
-        ctypes.c_size_t(256),
-        ctypes.c_float(1.0),
-        *map(pointer, (q, k, v, mask, None, scores, None, out)),
-    )
+    attend_f32(kernels, sizes_of(64, 64, 1, 1, 320, 1, 2), q, k, v, mask, scores, out)
     probs = softmax(q[0, :, 0] @ k[0, n_infinite:, 0].T)
     np.testing.assert_allclose(out[0, :, 0], probs @ v[0, n_infinite:, 0], atol=1e-5)
     np.testing.assert_allclose(scores[0, :, n_infinite:], probs, atol=1e-5)
