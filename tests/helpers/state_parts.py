@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,64 @@ N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 2, 4, 2, 32
 SIZES = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_head_kv": N_HEAD_KV, "head_size": HEAD_SIZE}
 
 
+class RecallPart:
+    """What a state says of a stream's archive and of the rows that are recalled."""
+
+    HEAD = np.dtype(
+        [(name, "<u4") for name in ("n_question", "n_tokens", "n_rows", "n_spans")]
+        + [("hidden", "<f8"), ("missed", "<f8")]
+    )
+    SPAN = np.dtype([("p0", "<i4"), ("p1", "<i4"), ("weight", "<f8")])
+    SLOT = np.dtype([("pos", "<i4"), ("rope", "<i4")])
+    # in front of the pages, which have the same numbers
+    ARCHIVE = np.dtype(
+        [("magic", "<u8"), ("layout", "<u8")]
+        + [(name, "<i4") for name in ("begin", "first", "next", "page")]
+        + [("text", "<u8")]
+    )
+    PAGE = np.dtype(
+        [("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4"), ("count", "<u4")]
+    )
+    MAGIC = struct.pack("<Q", 0x68326F6172636802)
+
+    def __init__(self, data: bytes, bytes_archive: int) -> None:
+        self.at = at = data.index(self.MAGIC)
+        self.archive = np.frombuffer(data, self.ARCHIVE, 1, at).copy()
+        at += self.ARCHIVE.itemsize
+        self.pages = data[at : at + bytes_archive]
+        at += bytes_archive
+        self.head = np.frombuffer(data, self.HEAD, 1, at).copy()
+        at += self.HEAD.itemsize
+        n_rows, n_spans = int(self.head["n_rows"][0]), int(self.head["n_spans"][0])
+        self.pieces: dict[str, npt.NDArray[Any]] = {}
+        for name, dtype, n in (
+            ("question", self.SLOT, int(self.head["n_question"][0])),
+            ("tokens", np.dtype("<i4"), int(self.head["n_tokens"][0])),
+            ("spans", self.SPAN, n_spans),
+            ("cells", np.dtype("<u4"), n_rows),
+            ("pos", np.dtype("<i4"), n_rows * N_LAYER * N_HEAD_KV),
+        ):
+            self.pieces[name] = np.frombuffer(data, dtype, n, at).copy()
+            at += self.pieces[name].nbytes
+        self.size = at - self.at
+
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        pieces: dict[str, npt.NDArray[Any]] = self.__dict__["pieces"]
+        return pieces[name]
+
+    def bytes(self) -> bytes:
+        data = self.archive.tobytes() + self.pages + self.head.tobytes()
+        return data + b"".join(each.tobytes() for each in self.pieces.values())
+
+
 class State:
-    """A state of one stream, taken apart into the arrays it is made of."""
+    """A state of one stream, taken apart into the arrays it is made of.
+
+    Args:
+        data: the state.
+        n_used: cells in use.
+        bytes_archive: that the pages of its archive take; None without recall.
+    """
 
     HEAD = np.dtype(
         [(name, "<u4") for name in ("n_used", "n_span", "v_head", "n_pinned", "n_spans")]
@@ -27,8 +84,9 @@ class State:
     )
     N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
 
-    def __init__(self, data: bytes, n_used: int) -> None:
+    def __init__(self, data: bytes, n_used: int, bytes_archive: int | None = None) -> None:
         self._data = data
+        self.recall: Any = None if bytes_archive is None else RecallPart(data, bytes_archive)
         self._at = next(at for at in range(8, 1000) if self._fits(at, n_used))
         self.front = data[: self._at]
         self.head = self._take(self.HEAD, 1)
@@ -36,6 +94,9 @@ class State:
         self.starts = self._take("<i4", int(self.head["n_starts"][0]))
         n_queries, n_span = int(self.head["n_queries"][0]), int(self.head["n_span"][0])
         self.queries = self._take("<i4", 2 * n_queries)
+        if self.recall:
+            assert self._at == self.recall.at
+            self._at += self.recall.size
         self.used, self.cell_positions = self._take("<u4", n_used), self._take("<i4", n_used)
         self.listed = self._take("<u1", n_used)
         self.positions, self.rotary, self.scores, self.rows = [], [], [], []
@@ -43,7 +104,9 @@ class State:
             self.positions.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
             self.rotary.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
             self.scores.append([self._take("<f4", n_span) for _ in range(N_HEAD_KV)])
-            n_bytes = n_queries * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
+            n_bytes = (
+                n_queries + self._n_question()
+            ) * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
             self.rows.append(self._take("<u1", n_bytes))
         assert self._at + 8 == len(data)
 
@@ -55,8 +118,13 @@ class State:
         n_span, n_queries = int(head["n_span"]), int(head["n_queries"])
         lists = 8 * int(head["n_spans"]) + 4 * int(head["n_starts"]) + 8 * n_queries + 9 * n_used
         layer = N_HEAD_KV * (8 * self.N_CELLS + (4 + 2 * self.ROW) * n_span)
-        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + n_queries * self.RING) + 8
+        rings = (n_queries + self._n_question()) * self.RING
+        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + rings) + 8
+        rest += self.recall.size if self.recall else 0
         return int(head["n_used"]) == n_used and at + rest == len(self._data)
+
+    def _n_question(self) -> int:
+        return int(self.recall.head["n_question"][0]) if self.recall else 0
 
     def _take(self, dtype: Any, n: int) -> npt.NDArray[Any]:
         array = np.frombuffer(self._data, dtype, n, self._at).copy()
@@ -69,10 +137,12 @@ class State:
 
     def bytes(self) -> bytes:
         self.head["n_spans"], self.head["n_starts"] = len(self.spans) // 2, len(self.starts)
-        pieces = [self.head, self.spans, self.starts, self.queries]
-        pieces += [self.used, self.cell_positions, self.listed]
+        fronts = [self.head, self.spans, self.starts, self.queries]
+        pieces = [self.used, self.cell_positions, self.listed]
         for layer in range(N_LAYER):
             pieces += [self.positions[layer], self.rotary[layer]]
             pieces += [*self.scores[layer], self.rows[layer]]
-        data = self.front + b"".join(piece.tobytes() for piece in pieces)
+        data = self.front + b"".join(piece.tobytes() for piece in fronts)
+        data += self.recall.bytes() if self.recall else b""
+        data += b"".join(piece.tobytes() for piece in pieces)
         return data + checksum(data[8:])

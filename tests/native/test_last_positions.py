@@ -5,23 +5,35 @@ Nobody reads so many: a state says that they have been, with the rows of a short
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from checksums import checksum
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import MOST_POSITIONS
 from pyh2o.errors import ContextLimitError
 from pyh2o.llama.states import read_kv_state
 from reference_rows import last_logits
-from state_parts import N_LAYER, SIZES, State
+from state_parts import N_LAYER, SIZES, RecallPart, State
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import tiny_llama
+from tiny_llama import told_to_recall
 
 N_VOCAB, N_POS, PINNED = 384, 96, 4  # as many as `streaming` has sinks
 N_READ, N_LEFT = 130, 600
+RECALL, RECENT = 24, 12
+N_PAGE = 64  # tokens in a page of an archive
+ARCHIVE_PAGE = np.dtype(
+    [
+        *RecallPart.PAGE.descr,
+        ("token", "<i4", N_PAGE),
+        ("text_before", "<u8"),
+        ("shift", "<i4", N_PAGE),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +42,47 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(path, seed=4, n_ctx_train=N_POS, **SIZES)
 
 
-def llama_of(path: Path, policy: str) -> Llama:
-    sizes: dict[str, Any] = {"hh": 20, "recent": 12, "slack": 8, "n_ctx": 200}
-    llm = tiny_llama(path, policy=policy, pinned=PINNED, **sizes)
+def llama_of(path: Path, policy: str, recall: int = 0) -> Llama:
+    sizes: dict[str, Any] = {"hh": 20, "recent": RECENT, "slack": 8, "n_ctx": 200}
+    llm = told_to_recall(path, policy=policy, pinned=PINNED, recall=recall, **sizes)
     llm.pin(PINNED)
     return llm
 
 
 def later_state(llm: Llama, by: int) -> bytes:
     """The state as if so many more tokens had come behind the pinned ones, before all others."""
-    state = State(llm.kv_state(), llm.kv.used)
+    has_archive = llm.kv.archived > 0
+    state = State(llm.kv_state(), llm.kv.used, llm.kv.bytes_archive if has_archive else None)
     for name in ("shift", "pos_removable", "pos_forgotten"):
         state.head[name] += by
     for positions in (state.cell_positions, state.queries[0::2], *state.positions):
         positions[positions >= PINNED] += by
+    if has_archive:
+        put_archive_later(state.recall, by)
     return state.bytes()
+
+
+def put_archive_later(recall: RecallPart, by: int) -> None:
+    """Without its first page, which has the pinned ones."""
+    assert by % N_PAGE == 0
+    n_pages = (int(recall.archive["next"][0]) - 1) // N_PAGE + 1
+    n_bytes = len(recall.pages) // n_pages
+    pages = bytearray(recall.pages[n_bytes:])
+    text = np.uint64(1)
+    recall.archive["first"] = N_PAGE
+    for name, step in (("first", by), ("next", by), ("page", by // N_PAGE + 1)):
+        recall.archive[name] += step
+    recall.archive["text"] = text
+    for at in range(0, len(pages), n_bytes):
+        header = np.frombuffer(pages, ARCHIVE_PAGE, 1, at)
+        header["page"] += by // N_PAGE
+        header["first"] += by
+        header["shift"][0, : header["count"][0]] += by
+        header["text_before"] = text
+        end = at + ARCHIVE_PAGE.fields["shift"][1]
+        (text,) = np.frombuffer(checksum(bytes(pages[at:end])), "<u8")
+    recall.pages = bytes(pages)
+    recall.question["pos"] += by
 
 
 def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
@@ -81,6 +119,37 @@ def test_a_text_goes_on_to_the_last_position(
         np.testing.assert_array_equal(np.where(positions < PINNED, 0, by) + positions, later)
         if policy != "streaming":  # its scores are positions
             np.testing.assert_array_equal(scores, other)
+
+
+def test_rows_are_recalled_to_the_last_position(
+    tiny: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    near, far = llama_of(tiny, "h2o", RECALL), llama_of(tiny, "h2o", RECALL)
+    tokens: list[int] = rng.integers(0, N_VOCAB, N_READ + N_LEFT + 3 * N_PAGE).tolist()
+    near.eval(tokens[:N_READ])
+    # whole pages, and whole rings of the last queries, of which there are as many as recent rows
+    step = math.lcm(N_PAGE, RECENT)
+    by = (MOST_POSITIONS - N_READ - N_LEFT) // step * step
+    states = later_state(near, 0), later_state(near, by)
+    go_far(near, states[0], N_READ, tmp_path / "near")
+    go_far(far, states[1], N_READ + by, tmp_path / "far")
+    for llm in (near, far):
+        llm._holds_recalled = True
+
+    rest = tokens[N_READ : MOST_POSITIONS - by]
+    for start in range(0, len(rest), 5 * near.n_batch):
+        for llm in (near, far):
+            llm.eval(rest[start : start + 5 * near.n_batch])
+            llm._cache._kv.recall(RECALL)
+        later = [(span.start + by, span.end + by) for span in near.recalled()]
+        assert later == [(span.start, span.end) for span in far.recalled()] != []
+    assert far.n_tokens == MOST_POSITIONS
+    assert far.kv.rebases == near.kv.rebases > 5
+    np.testing.assert_array_equal(last_logits(far), last_logits(near))
+
+    state = far.kv_state()
+    go_far(far, state, MOST_POSITIONS, tmp_path / "again")
+    assert far.kv_state() == state
 
 
 def test_there_is_no_position_behind_the_last(

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 // Without gaps, so that every byte that is written has a value.
 struct recall_head {
@@ -126,13 +127,13 @@ static void check_recalled(const llama_h2o_parts & parts, uint32_t s) {
 }
 
 // A key was rotated to its position less what re-bases had taken off by then. Rows that were computed again may have more
-// taken off than the text has now, but nothing that numbers overflow with.
-static void check_shifts(const llama_h2o_archive & archive) {
-    static constexpr int32_t MAX_SHIFT = 1 << 30;
+// taken off than the text has now, but from there to any of the n_pos positions must be a number.
+static void check_shifts(const llama_h2o_archive & archive, uint32_t n_pos) {
+    static constexpr int64_t MAX_TURN = std::numeric_limits<int32_t>::max();
 
     for (int32_t p = archive.first(); p < archive.next(); ++p) {
-        const int32_t shift = archive.shift(p);
-        llama_h2o_expect(shift >= 0 && shift <= MAX_SHIFT, "an archive of positions that are out of range");
+        const int64_t shift = archive.shift(p);
+        llama_h2o_expect(shift >= 0 && shift - p + n_pos <= MAX_TURN, "an archive of positions that are out of range");
     }
 }
 
@@ -152,6 +153,6 @@ void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t s
     const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
     llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
             "an archive that ends before the tokens behind it");
-    check_shifts(*st.archive);
+    check_shifts(*st.archive, parts.params.n_pos);
     check_recalled(parts, s);
 }
