@@ -23,6 +23,8 @@ TOOLCHAIN = ROOT / "native" / "aarch64-linux-gnu.cmake"
 
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
+# It keeps a table of all addresses that were ever mapped: without an end they would take gigabytes.
+ADDRESSES = ("-R", hex(2**34))
 TOOLS = (COMPILER, EMULATOR, "apt-get", "dpkg-deb")
 
 # With all that they need, down to the C library.
@@ -133,7 +135,14 @@ def emulated(
 ) -> subprocess.CompletedProcess[str]:
     """Python for ARM with these arguments."""
     return subprocess.run(
-        [EMULATOR, "-L", str(SYSTEM), str(SYSTEM / "usr" / "bin" / "python3"), *arguments],
+        [
+            EMULATOR,
+            *ADDRESSES,
+            "-L",
+            str(SYSTEM),
+            str(SYSTEM / "usr" / "bin" / "python3"),
+            *arguments,
+        ],
         cwd=ROOT,
         env={**os.environ, **environment},
         check=capture,
