@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.errors import NativeError
+from scarce_memory import limits_memory
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
@@ -190,8 +190,7 @@ print("done")
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="it takes all addresses")
+@limits_memory
 @pytest.mark.parametrize(
     ("n_queries", "n_batch", "mib"),
     [

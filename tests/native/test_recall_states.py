@@ -7,6 +7,7 @@ import resource
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.statistics import KVStatistics
-from pyh2o.errors import StateError
-from state_parts import N_LAYER, RecallPart, State
+from pyh2o.errors import DecodeError, NativeError, StateError
+from state_parts import HEAD_SIZE, N_LAYER, RecallPart, State
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, told_to_recall
 
 N_VOCAB, N_POS = 384, 160
+PADDING = 4096  # bytes in front of a page's keys
 HEAVY, RECENT, SLACK, RECALL = 20, 16, 9, 60
 
 
@@ -389,3 +391,28 @@ def test_a_state_behind_an_archive_that_was_closed(path: Path, rng: np.random.Ge
         assert other.kv.archived == llm.kv.archived
     assert llm.kv.archived > 0
     assert_same_future(llm, other, random_tokens(rng, 50))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 1e20])
+@pytest.mark.parametrize("n_rows", [1, 64, 4 * 64])
+def test_archived_keys_that_are_no_numbers(
+    path: Path, rng: np.random.Generator, value: float, n_rows: int
+) -> None:
+    """Forged: what comes of them is an error, or logits that are numbers; it can be saved."""
+    llm = recalling_llama(path, recall_type="f32")
+    tokens = random_tokens(rng, 150)
+    llm.eval(tokens)
+    state = state_of(llm.kv_state(), llm.kv)
+    pages = np.frombuffer(state.recall.pages, "<f4").copy()
+    keys = pages[PADDING // 4 :][: n_rows * HEAD_SIZE]
+    keys[:] = value
+    state.recall.pages = pages.tobytes()
+    load(llm, state.bytes(), tokens)
+    with suppress(NativeError):
+        recall(llm)
+    saved = llm.kv_state()
+    load(llm, saved, tokens)
+    assert llm.kv_state() == saved
+    with suppress(DecodeError):
+        llm.eval(random_tokens(rng, 20))
+        assert np.isfinite(llm.scores[150:170]).all()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,7 @@ from archive import (
 from compiled import pointer
 from random_cases import Cases
 from row_types import TYPES
+from scarce_memory import limits_memory
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -140,8 +139,7 @@ def test_positions_go_to_their_end(native: ctypes.CDLL, rng: np.random.Generator
     archive.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="others do not limit memory")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="it takes all addresses")
+@limits_memory
 def test_without_memory_nothing_changes(native: ctypes.CDLL) -> None:
     archive = Archive(native, layers=((64, 2048, 2048),))
     ids = np.zeros(64 * N_PAGE, np.int32)  # more than this process may have at hand
