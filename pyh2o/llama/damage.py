@@ -26,17 +26,20 @@ _MATRIX = re.compile(
 )
 # Vectors that are added or multiplied element by element.
 _VECTOR = re.compile(r"(norm\.weight|\.bias)$")
+# llama.cpp knows their recurrent layers with twice the elements of a token, and no others.
+_RECURRENT_TWICE_AS_WIDE = ("jamba", "granitehybrid")
 # llama.cpp takes their number of experts for none if it is 1.
 _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
-def check_header(model_path: str, *, verbose: bool = False) -> bool:
+def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False) -> bool:
     """Refuse a model whose header llama.cpp would end the process for, or that was cut off.
 
     Headers alone are read, of all its files. What llama.cpp refuses by itself is left to it.
 
     Args:
         model_path: of a file that is there.
+        on_cpu: all layers will be computed there, where ggml knows less types of vectors.
         verbose: show llama.cpp's log.
 
     Returns:
@@ -49,13 +52,14 @@ def check_header(model_path: str, *, verbose: bool = False) -> bool:
     with _opened(first, verbose=verbose) as file:
         tensors = list(file.tensors())
         wrong = [*_wrong_tensors(tensors, first), *_wrong_numbers(file), *_wrong_tokens(file)]
-        _refuse(first, wrong)
+        _refuse(first, [*wrong, *_inexact_vectors(tensors, on_cpu=on_cpu)])
         n_files = file.n_files()
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
             of_file = list(file.tensors())
-            _refuse(path, [*wrong, *_wrong_tensors(of_file, path)])
+            wrong += [*_wrong_tensors(of_file, path), *_inexact_vectors(of_file, on_cpu=on_cpu)]
+            _refuse(path, wrong)
             tensors += of_file
     return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
 
@@ -93,6 +97,13 @@ def _wrong_tensors(tensors: Sequence[Tensor], path: Path) -> Iterator[str]:
             yield f"its matrix {tensor.name} is of a type for other things"
 
 
+def _inexact_vectors(tensors: Sequence[Tensor], *, on_cpu: bool) -> Iterator[str]:
+    """Those that ggml's CPU backend aborts for when it adds or multiplies them."""
+    for tensor in tensors if on_cpu else []:
+        if not tensor.exact and _VECTOR.search(tensor.name):
+            yield f"its vector {tensor.name} is not in f32, which the CPU needs"
+
+
 def _wrong_tokens(file: GgufFile) -> Iterator[str]:
     """Whether texts of tokens are there twice, in a vocabulary that is read."""
     if file.text("tokenizer.ggml.model") in _NO_VOCABULARY:
@@ -123,6 +134,7 @@ def _wrong_numbers(file: GgufFile) -> Iterator[str]:
         yield "it has tokens for bytes, which its tokenizer has not"
     yield from _wrong_rotation(file, architecture)
     yield from _wrong_experts(file, architecture)
+    yield from _wrong_recurrence(file, architecture)
 
 
 def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
@@ -160,3 +172,12 @@ def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:
         yield f"its {n_experts} experts are in {n_groups} groups"
     elif n_groups > 1 and (n_experts % n_groups or not 0 < n_groups_used < n_groups):
         yield f"a token takes {n_groups_used} of {n_groups} groups of its {n_experts} experts"
+
+
+def _wrong_recurrence(file: GgufFile, architecture: str) -> Iterator[str]:
+    n_embd = file.number(f"{architecture}.embedding_length")
+    n_inner = file.number(f"{architecture}.ssm.inner_size")
+    if architecture not in _RECURRENT_TWICE_AS_WIDE or n_embd is None or n_inner is None:
+        return
+    if n_inner != 2 * n_embd:
+        yield f"its recurrent layers have {n_inner} elements, not twice the {n_embd} of a token"

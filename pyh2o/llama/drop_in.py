@@ -76,14 +76,17 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._load_error: BaseException | None = None
         check_file(model_path)
         self.model_file = identify(model_path)
-        can_be_mapped = check_header(model_path, verbose=bool(kwargs.get("verbose")))
+        missing_gpu = None if rpc_servers else why_no_gpu()
+        on_cpu = weights and bool(missing_gpu or not kwargs.get("n_gpu_layers"))
+        verbose = bool(kwargs.get("verbose"))
+        can_be_mapped = check_header(model_path, on_cpu=on_cpu, verbose=verbose)
         if not weights or not can_be_mapped:
             kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
         self._offloading = Offloading(rpc_servers) if rpc_servers else None
-        if kwargs.get("n_gpu_layers") and not rpc_servers and (missing := why_no_gpu()):
-            warnings.warn(missing, RuntimeWarning, stacklevel=3)
+        if kwargs.get("n_gpu_layers") and missing_gpu:
+            warnings.warn(missing_gpu, RuntimeWarning, stacklevel=3)
         try:
             super().__init__(model_path, **kwargs)
         except PyH2OError:

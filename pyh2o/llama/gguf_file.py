@@ -45,7 +45,8 @@ _offset = ggml_function("gguf_get_tensor_offset", ctypes.c_size_t, _Pointer, _In
 # Every file of a model in several says which one it is: this is the first.
 _FIRST_FILE = "-00001-of-"
 # ggml's types of floating point numbers that all operations on weights know, beside quantised ones
-_FLOATS = (0, 1, 30)  # F32, F16, BF16
+_F32 = 0
+_FLOATS = (_F32, 1, 30)  # and F16, BF16
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Tensor:
         start: where it begins in the file, in bytes.
         quantised: whether its numbers are in blocks.
         multiplies: whether its type is one that weights are multiplied in.
+        exact: whether its numbers are in f32.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Tensor:
     start: int
     quantised: bool
     multiplies: bool
+    exact: bool
 
     @property
     def end(self) -> int:
@@ -153,7 +156,8 @@ class GgufFile:
             kind = _ggml_type(self._file, i)
             quantised = _is_quantized(kind)
             start = begin + _offset(self._file, i)
-            yield Tensor(name, size, start, quantised, quantised or kind in _FLOATS)
+            multiplies = quantised or kind in _FLOATS
+            yield Tensor(name, size, start, quantised, multiplies, exact=kind == _F32)
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))

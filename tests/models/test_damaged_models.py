@@ -35,6 +35,23 @@ def with_values(values: dict[str, Any], kind: int = UINT32) -> Callable[[Image],
     return change
 
 
+def with_type(name: bytes, kind: GGMLQuantizationType) -> Callable[[Image], None]:
+    """A change: a tensor gets another type, and the others their places behind it."""
+
+    def change(image: Image) -> None:
+        end = 0
+        for tensor in image.tensors:
+            if tensor.name == name:
+                tensor.kind = kind
+            n_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+            tensor.offset = end
+            end += math.prod(tensor.shape) // n_block * n_bytes
+            end += -end % 32
+        image.data = image.data.ljust(end, b"\0")
+
+    return change
+
+
 DAMAGES: dict[str, tuple[Callable[[Image], None], str]] = {
     "no layers": (with_values({"block_count": 0}), "it has 0 layers, not 1 to 512"),
     "many layers": (with_values({"block_count": 513}), "it has 513 layers"),
@@ -103,6 +120,15 @@ def test_sections_of_a_rotation(tmp_path: Path) -> None:
     refused(changed(tmp_path, change), "rotates 40 of the 32 elements")
 
 
+def test_recurrent_layers_of_a_width_that_nobody_knows(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="jamba")
+    image = read_image(path)
+    [pair] = [each for each in image.pairs if each.key == b"jamba.ssm.inner_size"]
+    pair.value += 64
+    path.write_bytes(image.header() + image.data)
+    refused(path, "its recurrent layers have 320 elements, not twice the 128 of a token")
+
+
 def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
     def change(image: Image) -> None:
         [pair] = [each for each in image.pairs if each.key == b"tokenizer.ggml.model"]
@@ -160,18 +186,15 @@ def test_tensors_that_cannot_be_mapped(tmp_path: Path, alignment: int) -> None:
 def test_tensor_of_a_type_for_other_things(
     tmp_path: Path, name: bytes, kind: GGMLQuantizationType, message: str
 ) -> None:
-    def change(image: Image) -> None:
-        end = 0
-        for tensor in image.tensors:
-            if tensor.name == name:
-                tensor.kind = kind
-            n_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-            tensor.offset = end
-            end += math.prod(tensor.shape) // n_block * n_bytes
-            end += -end % 32
-        image.data = image.data.ljust(end, b"\0")
+    refused(changed(tmp_path, with_type(name, kind)), message)
 
-    refused(changed(tmp_path, change), message)
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_vector_that_the_cpu_cannot_add(tmp_path: Path, kind: str) -> None:
+    """A GPU can."""
+    path = changed(tmp_path, with_type(b"output_norm.weight", GGMLQuantizationType[kind]))
+    refused_by(tiny_llama, path, "its vector output_norm.weight is not in f32, which the CPU needs")
+    check_header(str(path))
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 100_000])
@@ -246,13 +269,13 @@ def test_text_of_a_model_that_was_trained_on_long_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ALL_VARIANTS)
 def test_sound_model_is_not_refused(tmp_path: Path, variant: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=4, arch_variant=variant)
-    check_header(str(path))
+    check_header(str(path), on_cpu=True)
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 def test_type_of_matrices_is_not_refused(tmp_path: Path, name: str) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, dtype=GGMLQuantizationType[name])
-    check_header(str(path))
+    check_header(str(path), on_cpu=True)
 
 
 def changed(folder: Path, change: Callable[[Image], object], *, name: str = "tiny.gguf") -> Path:
@@ -267,9 +290,13 @@ def changed(folder: Path, change: Callable[[Image], object], *, name: str = "tin
 def refused(path: Path, message: str) -> None:
     """Expect a line that says what is wrong and what to do, wherever a model is opened."""
     for use in (tiny_llama, read_header):
-        with pytest.raises(ModelError) as error:
-            use(path)
-        assert message in str(error.value)
-        assert "is damaged" in str(error.value)
-        assert "fetch it again" in str(error.value)
-        assert "\n" not in str(error.value)
+        refused_by(use, path, message)
+
+
+def refused_by(use: Callable[[Path], object], path: Path, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        use(path)
+    assert message in str(error.value)
+    assert "is damaged" in str(error.value)
+    assert "fetch it again" in str(error.value)
+    assert "\n" not in str(error.value)
