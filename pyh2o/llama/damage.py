@@ -155,6 +155,9 @@ def _wrong_rotation(file: GgufFile, architecture: str) -> Iterator[str]:
     for n_wanted in (n_rotated, sum(sections)):
         if n_wanted > size:
             yield f"it rotates {n_wanted} of the {size} elements of a key"
+    latent = file.number(f"{architecture}.attention.key_length_mla")
+    if latent is not None and n_rotated >= latent:
+        yield f"it rotates {n_rotated} of the {latent} elements of a key, of which some are latent"
 
 
 def _wrong_experts(file: GgufFile, architecture: str) -> Iterator[str]:

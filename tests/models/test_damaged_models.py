@@ -120,13 +120,32 @@ def test_sections_of_a_rotation(tmp_path: Path) -> None:
     refused(changed(tmp_path, change), "rotates 40 of the 32 elements")
 
 
-def test_recurrent_layers_of_a_width_that_nobody_knows(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant="jamba")
+@pytest.mark.parametrize(
+    ("variant", "key", "value", "message"),
+    [
+        (
+            "jamba",
+            b"jamba.ssm.inner_size",
+            320,
+            "its recurrent layers have 320 elements, not twice the 128 of a token",
+        ),
+        (
+            "mla",
+            b"deepseek2.attention.key_length_mla",
+            16,
+            "it rotates 16 of the 16 elements of a key, of which some are latent",
+        ),
+    ],
+)
+def test_sizes_that_an_architecture_does_not_have(
+    tmp_path: Path, variant: str, key: bytes, value: int, message: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, arch_variant=variant)
     image = read_image(path)
-    [pair] = [each for each in image.pairs if each.key == b"jamba.ssm.inner_size"]
-    pair.value += 64
+    [pair] = [each for each in image.pairs if each.key == key]
+    pair.value = value
     path.write_bytes(image.header() + image.data)
-    refused(path, "its recurrent layers have 320 elements, not twice the 128 of a token")
+    refused(path, message)
 
 
 def test_tokens_for_bytes_in_a_tokenizer_that_has_none(tmp_path: Path) -> None:
