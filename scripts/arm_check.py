@@ -24,7 +24,7 @@ TOOLCHAIN = ROOT / "native" / "aarch64-linux-gnu.cmake"
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 # It keeps a table of all addresses that were ever mapped: without an end they would take gigabytes.
-ADDRESSES = ("-R", hex(2**34))
+ADDRESSES = ("-R", hex(2**36))
 TOOLS = (COMPILER, EMULATOR, "apt-get", "dpkg-deb")
 
 # With all that they need, down to the C library.
