@@ -23,6 +23,9 @@ MINUTES      ?= 5
 # address (with undefined behaviour) or thread
 SANITIZER    ?= address
 
+# matplotlib would make a folder in the user's settings
+export MPLCONFIGDIR ?= $(CURDIR)/build/matplotlib
+
 .PHONY: help story page build test explore properties lint format crash fuzz sanitize soak arm wheel audit clean
 
 help: ## show this list
