@@ -39,7 +39,7 @@ def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False
 
     Args:
         model_path: of a file that is there.
-        on_cpu: all layers will be computed there, where ggml knows less types of vectors.
+        on_cpu: all layers will be computed there, where ggml knows fewer types of vectors.
         verbose: show llama.cpp's log.
 
     Returns:
@@ -51,15 +51,15 @@ def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False
     first, *others = files_of(Path(model_path)) or [Path(model_path)]
     with _opened(first, verbose=verbose) as file:
         tensors = list(file.tensors())
-        wrong = [*_wrong_tensors(tensors, first), *_wrong_numbers(file), *_wrong_tokens(file)]
-        _refuse(first, [*wrong, *_inexact_vectors(tensors, on_cpu=on_cpu)])
+        wrong = [*_wrong_tensors(tensors, first, on_cpu=on_cpu)]
+        wrong += [*_wrong_numbers(file), *_wrong_tokens(file)]
+        _refuse(first, wrong)
         n_files = file.n_files()
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
             of_file = list(file.tensors())
-            wrong += [*_wrong_tensors(of_file, path), *_inexact_vectors(of_file, on_cpu=on_cpu)]
-            _refuse(path, wrong)
+            _refuse(path, [*wrong, *_wrong_tensors(of_file, path, on_cpu=on_cpu)])
             tensors += of_file
     return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
 
@@ -84,24 +84,23 @@ def _refuse(path: Path, wrong: list[str]) -> None:
         raise ModelError(f"{path} is damaged: {wrong[0]}; fetch it again")
 
 
-def _wrong_tensors(tensors: Sequence[Tensor], path: Path) -> Iterator[str]:
-    """Whether tensors end behind the file, or are of types that nothing is computed with."""
+def _wrong_tensors(tensors: Sequence[Tensor], path: Path, *, on_cpu: bool) -> Iterator[str]:
+    """Whether tensors end behind the file, or are of types that nothing is computed with.
+
+    ggml's CPU backend aborts where it adds or multiplies vectors that are not in f32.
+    """
     size = path.stat().st_size
     end = max((tensor.end for tensor in tensors), default=0)
     if end > size:
         yield f"it has {size:,} bytes of at least {end:,}"
     for tensor in tensors:
-        if (tensor.quantised or not tensor.multiplies) and _VECTOR.search(tensor.name):
-            yield f"its vector {tensor.name} is of a type for other things"
+        if not tensor.exact and _VECTOR.search(tensor.name):
+            if tensor.quantised or not tensor.multiplies:
+                yield f"its vector {tensor.name} is of a type for other things"
+            elif on_cpu:
+                yield f"its vector {tensor.name} is not in f32, which the CPU needs"
         if not tensor.multiplies and _MATRIX.search(tensor.name):
             yield f"its matrix {tensor.name} is of a type for other things"
-
-
-def _inexact_vectors(tensors: Sequence[Tensor], *, on_cpu: bool) -> Iterator[str]:
-    """Those that ggml's CPU backend aborts for when it adds or multiplies them."""
-    for tensor in tensors if on_cpu else []:
-        if not tensor.exact and _VECTOR.search(tensor.name):
-            yield f"its vector {tensor.name} is not in f32, which the CPU needs"
 
 
 def _wrong_tokens(file: GgufFile) -> Iterator[str]:

@@ -76,8 +76,9 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._load_error: BaseException | None = None
         check_file(model_path)
         self.model_file = identify(model_path)
-        missing_gpu = None if rpc_servers else why_no_gpu()
-        on_cpu = weights and bool(missing_gpu or not kwargs.get("n_gpu_layers"))
+        wants_gpu = bool(kwargs.get("n_gpu_layers"))
+        missing_gpu = why_no_gpu() if wants_gpu and not rpc_servers else None
+        on_cpu = weights and (not wants_gpu or missing_gpu is not None)
         verbose = bool(kwargs.get("verbose"))
         can_be_mapped = check_header(model_path, on_cpu=on_cpu, verbose=verbose)
         if not weights or not can_be_mapped:
@@ -85,7 +86,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         for name in ("n_threads", "n_threads_batch"):
             kwargs[name] = kwargs.get(name) or physical_cores()
         self._offloading = Offloading(rpc_servers) if rpc_servers else None
-        if kwargs.get("n_gpu_layers") and missing_gpu:
+        if missing_gpu is not None:
             warnings.warn(missing_gpu, RuntimeWarning, stacklevel=3)
         try:
             super().__init__(model_path, **kwargs)

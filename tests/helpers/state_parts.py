@@ -30,8 +30,13 @@ class RecallPart:
         + [(name, "<i4") for name in ("begin", "first", "next", "page")]
         + [("text", "<u8")]
     )
+    N_PAGE = 64  # tokens
     PAGE = np.dtype(
-        [("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4"), ("count", "<u4")]
+        [
+            *(("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4")),
+            *(("count", "<u4"), ("token", "<i4", N_PAGE), ("text_before", "<u8")),
+            ("shift", "<i4", N_PAGE),
+        ]
     )
     MAGIC = struct.pack("<Q", 0x68326F6172636802)
 
@@ -59,6 +64,11 @@ class RecallPart:
     def __getattr__(self, name: str) -> npt.NDArray[Any]:
         pieces: dict[str, npt.NDArray[Any]] = self.__dict__["pieces"]
         return pieces[name]
+
+    @property
+    def page_size(self) -> int:
+        """Bytes of a page, of a text that is archived from its start."""
+        return len(self.pages) // ((int(self.archive["next"][0]) - 1) // self.N_PAGE + 1)
 
     def bytes(self) -> bytes:
         data = self.archive.tobytes() + self.pages + self.head.tobytes()

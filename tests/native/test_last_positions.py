@@ -25,15 +25,7 @@ from tiny_llama import told_to_recall
 N_VOCAB, N_POS, PINNED = 384, 96, 4  # as many as `streaming` has sinks
 N_READ, N_LEFT = 130, 600
 RECALL, RECENT = 24, 12
-N_PAGE = 64  # tokens in a page of an archive
-ARCHIVE_PAGE = np.dtype(
-    [
-        *RecallPart.PAGE.descr,
-        ("token", "<i4", N_PAGE),
-        ("text_before", "<u8"),
-        ("shift", "<i4", N_PAGE),
-    ]
-)
+N_PAGE = RecallPart.N_PAGE
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +57,7 @@ def later_state(llm: Llama, by: int) -> bytes:
 def put_archive_later(recall: RecallPart, by: int) -> None:
     """Without its first page, which has the pinned ones."""
     assert by % N_PAGE == 0
-    n_pages = (int(recall.archive["next"][0]) - 1) // N_PAGE + 1
-    n_bytes = len(recall.pages) // n_pages
+    n_bytes = recall.page_size
     pages = bytearray(recall.pages[n_bytes:])
     text = np.uint64(1)
     recall.archive["first"] = N_PAGE
@@ -74,12 +65,12 @@ def put_archive_later(recall: RecallPart, by: int) -> None:
         recall.archive[name] += step
     recall.archive["text"] = text
     for at in range(0, len(pages), n_bytes):
-        header = np.frombuffer(pages, ARCHIVE_PAGE, 1, at)
+        header = np.frombuffer(pages, recall.PAGE, 1, at)
         header["page"] += by // N_PAGE
         header["first"] += by
         header["shift"][0, : header["count"][0]] += by
         header["text_before"] = text
-        end = at + ARCHIVE_PAGE.fields["shift"][1]
+        end = at + recall.PAGE.fields["shift"][1]
         (text,) = np.frombuffer(checksum(bytes(pages[at:end])), "<u8")
     recall.pages = bytes(pages)
     recall.question["pos"] += by

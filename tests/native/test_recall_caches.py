@@ -431,4 +431,4 @@ def test_an_exact_prefill_archives_what_was_read_in_full(
         mine = [span[:2] for span in cache_of(llm).recalled()]
         assert mine == [(span.start, span.end) for span in reference.recalled.spans]
         more = random_tokens(rng, 12)
-        np.testing.assert_allclose(logits_of(llm, more), read(reference, more), atol=1e-4, rtol=0)
+        np.testing.assert_allclose(logits_of(llm, more), read(reference, more), atol=1e-3, rtol=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import resource
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -220,7 +219,7 @@ def archive_behind(state: State) -> None:
 
 def move_end(state: State, n_tokens: int) -> None:
     """The last page has so many tokens more."""
-    n_page = len(state.recall.pages) // (int(state.recall.archive["next"][0] - 1) // 64 + 1)
+    n_page = state.recall.page_size
     pages = bytearray(state.recall.pages)
     last = np.frombuffer(pages, RecallPart.PAGE, 1, len(pages) - n_page)
     room = 64 - int(last["count"][0])
@@ -242,8 +241,7 @@ def archive_begun_late(state: State) -> None:
 def shift_of(value: int) -> Callable[[State], None]:
     def change(state: State) -> None:
         pages = bytearray(state.recall.pages)
-        # behind the numbers in front of the first page, its 64 tokens and a checksum of the text
-        struct.pack_into("<i", pages, RecallPart.PAGE.itemsize + 4 * 64 + 8 + 4 * 5, value)
+        np.frombuffer(pages, RecallPart.PAGE, 1)["shift"][0, 5] = value
         state.recall.pages = bytes(pages)
 
     return change
@@ -370,7 +368,7 @@ def scramble(state: State, rng: np.random.Generator) -> None:
     arrays = [state.recall.archive.view("<i4")]
     arrays += [state.recall.pieces[name].view("<i4") for name in state.recall.pieces]
     pages = bytearray(state.recall.pages)
-    n_page = len(pages) // (int(state.recall.archive["next"][0] - 1) // 64 + 1)
+    n_page = state.recall.page_size
     first = n_page * int(rng.integers(len(pages) // n_page))
     header = np.frombuffer(pages, "<i4", 160, first)
     array = [*arrays, header, header][int(rng.integers(len(arrays) + 2))]
