@@ -172,7 +172,7 @@ class Journal:
             )
 
     def _read(self) -> None:
-        """Read head and results, up to a line that was cut off or damaged: that one comes again."""
+        """Read head and results, but for lines that are damaged or cut off: those come again."""
         self._file.seek(0)
         reader = io.BufferedReader(self._file)
         for line in reader:
@@ -181,8 +181,10 @@ class Journal:
                 if not is_whole and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
                     break
                 self.head = self._read_head(line)
-            elif not is_whole or not self._note(line):
+            elif not is_whole:
                 break
+            else:
+                self._note(line)
             self._size += len(line)
         reader.detach()
 
@@ -195,17 +197,12 @@ class Journal:
                 "give another name for the results"
             ) from None
 
-    def _note(self, line: bytes) -> bool:
-        """Remember where a result lies, at the end of what was read; whether it is one."""
-        try:
+    def _note(self, line: bytes) -> None:
+        """Remember where a result lies, at the end of what was read, if it is one."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             number, result = json.loads(line)
-            if type(number) is not int:
-                return False
-            entry = _Entry(self._size, len(line), failed(result))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return False
-        self._entries[number] = entry
-        return True
+            if type(number) is int:
+                self._entries[number] = _Entry(self._size, len(line), failed(result))
 
     # ---------------------------------------------------------------------------------------------
     # Writing

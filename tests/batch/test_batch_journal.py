@@ -83,16 +83,19 @@ def test_what_was_cut_off_comes_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"\0" * 20, b"[7]", b'{"a": 1}', b'["x", {}]', b"[1, 2]", b'["1", {"error": {}}]']
 )
-def test_what_comes_after_damage_comes_again(tmp_path: Path, damage: bytes) -> None:
-    out = written(tmp_path / "out", 0, 1)
+def test_damage_costs_no_other_result(tmp_path: Path, damage: bytes) -> None:
+    out = written(tmp_path / "out", 0, 1, 2)
     path = tmp_path / "out.partial"
-    head, first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(head + first + damage + b"\n" + second)
+    head, first, _, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + first + damage + b"\n" + third)
     with journals.Journal(out) as journal:
-        assert done(journal) == {0}
+        assert done(journal) == {0, 2}
         journal.begin(HEAD, anew=False)
         journal.add(1, result(1))
-    assert path.read_bytes() == head + first + second
+    with journals.Journal(out) as journal:
+        assert done(journal) == {0, 1, 2}
+        journal.finish(3)
+    assert [json.loads(line) for line in out.open()] == [result(number) for number in range(3)]
 
 
 def test_a_full_disk_keeps_what_was_added(tmp_path: Path) -> None:
