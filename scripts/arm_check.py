@@ -8,6 +8,7 @@ and nothing is installed. Arguments are those of pytest; without any, the tests 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,9 @@ TOOLS = (COMPILER, EMULATOR, "apt-get", "dpkg-deb")
 
 # With all that they need, down to the C library.
 FROM_DEBIAN = ("python3", "libpython3-dev", "libstdc++6", "libgomp1")
+
+# Beside Debian's Python, and starts it: what asks for `sys.executable` gets this one, emulated too.
+PYTHON = SYSTEM / "usr" / "bin" / "python-emulated"
 
 # What pyh2o, llama_cpp and the tests import, in the versions that are installed here.
 FROM_WHEELS = (
@@ -52,6 +56,7 @@ def main() -> int:
     try:
         if not SYSTEM.exists():
             fetch_system()
+        write_python()
         fetch_packages()
         build()
     except subprocess.CalledProcessError as error:
@@ -90,6 +95,16 @@ def fetch_system() -> None:
     for package in sorted((state / "archives").glob("*.deb")):
         run(["dpkg-deb", "--extract", str(package), str(unfinished)])
     unfinished.rename(SYSTEM)
+
+
+def write_python() -> None:
+    """The kernel runs no program of another processor, but it runs a script, which does."""
+    emulator = [str(shutil.which(EMULATOR)), *ADDRESSES, "-L", str(SYSTEM)]
+    program = str(SYSTEM / "usr" / "bin" / "python3")
+    PYTHON.write_text(
+        f'#!/bin/sh\nexec {shlex.join(emulator)} -0 "$0" {shlex.quote(program)} "$@"\n'
+    )
+    PYTHON.chmod(0o755)
 
 
 def fetch_packages() -> None:
@@ -135,14 +150,7 @@ def emulated(
 ) -> subprocess.CompletedProcess[str]:
     """Python for ARM with these arguments."""
     return subprocess.run(
-        [
-            EMULATOR,
-            *ADDRESSES,
-            "-L",
-            str(SYSTEM),
-            str(SYSTEM / "usr" / "bin" / "python3"),
-            *arguments,
-        ],
+        [str(PYTHON), *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         check=capture,
