@@ -13,7 +13,7 @@ NATIVE  := find native/src native/include tests/native tests/faults tests/fuzz \
 
 # of each property: make properties EXAMPLES=10000 for a night
 EXAMPLES     ?= 1000
-# How often each kind of program is killed: make crash KILLS=1000 for a night
+# How often each kind of program is killed, and loses its power: make crash KILLS=1000 for a night
 KILLS        ?= 25
 # of each target, and which: make fuzz FUZZ_SECONDS=36000 for a night
 FUZZ_SECONDS ?= 60
@@ -69,8 +69,8 @@ format: .venv/tested ## rewrite the sources in the project's style, and what is 
 	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
-crash: .venv/tested ## kill programs, let disks fail, clocks jump, memory run out (KILLS=25)
-	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --failures $(KILLS) --clocks $(KILLS)
+crash: .venv/tested ## kill programs, let power and disks fail, clocks jump, memory run out (KILLS=25)
+	$(BIN)/python tests/faults/faults.py --kills $(KILLS) --cuts $(KILLS) --failures $(KILLS) --clocks $(KILLS)
 	$(BIN)/python tests/faults/allocations.py --kinds
 	$(BIN)/python tests/faults/gguf_headers.py --files $$((40 * $(KILLS)))
 

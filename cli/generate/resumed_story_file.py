@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import BinaryIO
+
+from pyh2o.system.files import flush_to_disk
 
 from ..errors import InputError
 from .story_file import CHECKPOINT, StoryFile, beside, new_name
@@ -110,8 +111,7 @@ class ResumedStoryFile(StoryFile):
             self.aside = new_name(self.path)
             with self.aside.open("xb") as file:
                 file.write(self._rest)
-                file.flush()
-                os.fsync(file.fileno())
+                flush_to_disk(file)
         if self._rest:
             self._file.truncate()
         self._rest, self._end = b"", None

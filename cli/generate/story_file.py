@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from pyh2o.system.files import try_lock
+from pyh2o.system.files import flush_to_disk, try_lock
 
 from ..errors import InputError
 
@@ -110,12 +110,13 @@ class StoryFile:
             raise self._unwritable(error) from None
 
     def _sync(self, file: BinaryIO) -> None:
-        file.flush()
-        if not self.special:
-            os.fsync(file.fileno())
+        if self.special:
+            file.flush()
+        else:
+            flush_to_disk(file)
 
     def record(self, line: str) -> None:
-        """Append a line to the records; one that a crash has cut off is dropped.
+        """Append a line to the records; one that a crash or a power cut has damaged is dropped.
 
         Raises:
             OSError: they cannot be written.
@@ -123,6 +124,7 @@ class StoryFile:
         with beside(self.path, RECORDS).open("ab+") as file:
             _end_last_line(file)
             file.write(f"{line}\n".encode())
+            flush_to_disk(file)
 
     def settle(self) -> None:
         """The text ends here: nothing that an earlier run wrote comes after it."""
@@ -165,18 +167,17 @@ def new_name(path: Path) -> Path:
 
 
 def _end_last_line(file: BinaryIO) -> None:
-    """End a line of JSON that somebody has edited; what is none was cut off, and goes."""
-    if file.tell() == 0:
-        return
-    file.seek(-1, os.SEEK_END)
-    if file.read(1) == b"\n":
-        return
+    """Drop a last line of JSON that is not whole, and end one that somebody has edited."""
     file.seek(0)
     content = file.read()
-    begin = content.rfind(b"\n") + 1
-    try:
-        json.loads(content[begin:])
-    except ValueError:
+    begin = content.rfind(b"\n", 0, -1) + 1
+    line = content[begin:]
+    if b"\0" in line:  # what a disk has not written when the power fails
         file.truncate(begin)
-    else:
-        file.write(b"\n")
+    elif line and not line.endswith(b"\n"):
+        try:
+            json.loads(line)
+        except ValueError:
+            file.truncate(begin)
+        else:
+            file.write(b"\n")

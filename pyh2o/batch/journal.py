@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import IO, Any
 
 from ..errors import BatchError
 from ..sessions.records import record_of
-from ..system.files import replacement, try_lock
+from ..system.files import flush_to_disk, replacement, sync_folder, try_lock
 from .answering import Manner, failed
 from .reading import BatchInput
 from .workplace import Workplace
@@ -177,12 +176,10 @@ class Journal:
         reader = io.BufferedReader(self._file)
         for line in reader:
             is_whole = line.endswith(b"\n")
-            if self.head is None:
-                if not is_whole and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
-                    break
-                self.head = self._read_head(line)
-            elif not is_whole:
+            if not is_whole and (self.head is not None or _is_begun_head(line)):
                 break
+            if self.head is None:
+                self.head = self._read_head(line)
             else:
                 self._note(line)
             self._size += len(line)
@@ -228,6 +225,7 @@ class Journal:
         self._entries = {}
         self._size = 0
         self._append(json.dumps({FORMAT: asdict(head)}))
+        sync_folder(self.path.parent)
         self.head = head
 
     def add(self, number: int, result: Mapping[str, Any]) -> None:
@@ -247,7 +245,7 @@ class Journal:
             left = memoryview(data)
             while left:
                 left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
+            flush_to_disk(self._file)
         except OSError as error:
             raise self._unwritable(error) from None
         self._size += len(data)
@@ -282,3 +280,8 @@ class Journal:
             f"({len(self._entries):,}) stay in {self.path}: make room, and give the same command "
             "again"
         )
+
+
+def _is_begun_head(line: bytes) -> bool:
+    """Whether a crash, or a power cut, which leaves zeros, may have left this of a head."""
+    return _BEGINNING.startswith(line[: len(_BEGINNING)]) or not line.strip(b"\0")

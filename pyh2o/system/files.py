@@ -31,10 +31,30 @@ def replacement(target: Path, *, prefix: str, mode: int | None = None) -> Iterat
         if mode is not None:
             temporary.chmod(mode)
         yield file
-        file.flush()
-        os.fsync(file.fileno())
+        flush_to_disk(file)
         os.replace(temporary, target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
+
+
+def flush_to_disk(file: IO[bytes]) -> None:
+    """Make what was written survive a power cut."""
+    file.flush()
+    # fsync() of macOS leaves it in the memory of the disk; not every disk can do more
+    if (all_of_it := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(file, all_of_it)
+            return
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new and other names in it survive a power cut, where the system can do that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def copy_content(source: IO[bytes], target: IO[bytes]) -> None:
@@ -97,13 +117,3 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system can do that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

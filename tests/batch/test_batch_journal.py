@@ -80,6 +80,16 @@ def test_what_was_cut_off_comes_again(tmp_path: Path) -> None:
         assert (tmp_path / "out.partial").read_bytes() == whole
 
 
+def test_a_power_cut_at_the_beginning_leaves_an_empty_batch(tmp_path: Path) -> None:
+    """As long as it was, and nothing of it written."""
+    (tmp_path / "out.partial").write_bytes(b"\0" * 300)
+    out = written(tmp_path / "out", 0)
+    with journals.Journal(out) as journal:
+        assert done(journal) == {0}
+        journal.finish(1)
+    assert out.read_text() == f"{json.dumps(result(0), ensure_ascii=False)}\n"
+
+
 @pytest.mark.parametrize(
     "damage", [b"\0" * 20, b"[7]", b'{"a": 1}', b'["x", {}]', b"[1, 2]", b'["1", {"error": {}}]']
 )

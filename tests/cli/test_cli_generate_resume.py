@@ -52,11 +52,12 @@ def test_resumed_story_is_the_uninterrupted_one(
     assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
 
 
-def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ['{"tok', "\0" * 40, "\0" * 40 + "5}\n"])
+def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path, damage: str) -> None:
     fake.script = [TALE]
     begin("-n", "25", "--checkpoint", "10")
     with (tmp_path / "story.txt.jsonl").open("a") as file:
-        file.write('{"tok')  # the power failed
+        file.write(damage)  # the power failed
     resume("-n", "45")
     lines = (tmp_path / "story.txt.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

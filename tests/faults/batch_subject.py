@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from faulty_process import NO_TROUBLE, Ended, Trouble, run
+from faulty_process import NO_TROUBLE, Ended, Fault, Trouble, run
 from subject import CACHE, SAMPLING, Found, check_end, emptied
 
 
@@ -40,7 +40,11 @@ class Batch:
         check_end(ended, trouble)
         results, journal = folder / "out.jsonl", folder / "out.jsonl.partial"
         complete = results.exists()
+        assert complete or ended.code != 0, "it was said to be complete"
         before = results_in(results if complete else journal)
+        if trouble.fault in (Fault.KILL, Fault.POWER) and ended.killed:
+            # the file and its head take five operations, each result three
+            assert len(before) >= min((trouble.at - 5) // 3, len(self.prompts)), "results are gone"
         if not complete:
             rest = self._run(folder)
             assert rest.code == 0, rest.notes

@@ -1,6 +1,6 @@
-"""Kills programs in the midst of their writing, and lets disks fail and clocks jump under them.
+"""Kills programs in the midst of their writing; lets power and disks fail, and clocks jump.
 
-    python tests/faults/faults.py --kills 1000 --failures 200 --clocks 200
+    python tests/faults/faults.py --kills 1000 --cuts 1000 --failures 200 --clocks 200
 
 For each subject (*_subject.py) so many trials: the operation on a file that the trouble begins
 with is drawn, and how much of a write is done then. Clocks jump by amounts that are drawn, or the
@@ -47,6 +47,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("subjects", nargs="*", help="chat, story, batch, server; default: all")
     parser.add_argument("--kills", type=int, default=25, help="of each subject")
+    parser.add_argument("--cuts", type=int, default=25, help="of the power, of each subject")
     parser.add_argument("--failures", type=int, default=10, help="of each subject and kind")
     parser.add_argument("--clocks", type=int, default=10, help="of each subject and kind")
     parser.add_argument("--seed", type=int, default=None)
@@ -98,11 +99,14 @@ def try_subject(subject: Subject, options: argparse.Namespace, seed: int, work: 
 
     rng = random.Random(f"{seed} {subject.name}")
     kinds = [Fault.KILL] * options.kills
+    kinds += [Fault.POWER] * options.cuts
     kinds += [Fault[kind] for kind in FAILURES for _ in range(options.failures)]
     kinds += [Fault[kind] for kind in CLOCKS for _ in range(options.clocks)]
     troubles = []
     for kind in kinds:
         places = LONGEST_EVENING if kind is Fault.SLEEP else subject.n_operations
+        if kind is Fault.POWER:  # a fifth of the cuts come after the end
+            places += places // 4
         troubles.append(Trouble(kind, rng.randrange(places), rng.randrange(2**32)))
     if options.repeat:
         kind, at, drawn = options.repeat.split(":")

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from power_cut import leave_what_a_disk_has
+
 PREFIX = "pyh2o-faulty-"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
 COMPILE = {".c": ["cc", "-std=gnu11", *STRICT], ".cpp": ["c++", "-std=c++17", *STRICT]}
@@ -40,8 +42,9 @@ class Fault(IntEnum):
     EIO = 2
     FULL = 3
     SHORT = 4
-    CLOCK = 5  # they jump all the time
-    SLEEP = 6  # the program stops for a while, and hours have passed
+    POWER = 5  # killed, and what was not flushed may be gone
+    CLOCK = 6  # they jump all the time
+    SLEEP = 7  # the program stops for a while, and hours have passed
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Program:
     """A command of `pyh2o` in a fork.
 
     Args:
-        folder: whose files fail; also the working folder.
+        folder: whose files fail; also the working folder. Empty, where the power fails.
         arguments: of the command.
         trouble: what happens to them.
         typed: standard input.
@@ -125,6 +128,7 @@ class Program:
     def __init__(
         self, folder: Path, arguments: Sequence[str], trouble: Trouble, typed: str = ""
     ) -> None:
+        self._trouble = trouble
         self._said = folder.with_name(folder.name + ".said")
         shutil.rmtree(self._said, ignore_errors=True)
         self._said.mkdir()
@@ -133,12 +137,13 @@ class Program:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self._run(arguments, trouble)
+                self._run(arguments)
             finally:
                 os._exit(70)  # whatever went wrong: nothing of the parent is run here
         self._night = Night(self, trouble) if trouble.fault is Fault.SLEEP else None
 
-    def _run(self, arguments: Sequence[str], trouble: Trouble) -> None:
+    def _run(self, arguments: Sequence[str]) -> None:
+        trouble = self._trouble
         for number, name in enumerate(("in", "out", "notes")):
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             os.dup2(os.open(self._said / name, flags, 0o600), number)
@@ -150,6 +155,8 @@ class Program:
         from pyh2o.cli.app import app
 
         files = ctypes.CDLL(None)
+        if trouble.fault is Fault.POWER:
+            files.faulty_log(os.fsencode(self._said / "disk"))
         files.faulty_arm(
             os.fsencode(self.folder.resolve()),
             ctypes.c_int(trouble.fault),
@@ -204,6 +211,8 @@ class Program:
         _, status = os.waitpid(self.pid, 0)
         counts = [int(count) for count in _text(self._said / "counts").split()]
         code = os.waitstatus_to_exitcode(status)
+        if self._trouble.fault is Fault.POWER:
+            leave_what_a_disk_has(self.folder, self._said / "disk", self._trouble.seed)
         return Ended(code, _text(self._said / "out"), self.notes(), *counts)
 
 

@@ -62,7 +62,7 @@ def check_end(ended: Ended, trouble: Trouble) -> None:
     """A program in trouble ends by itself, in order, and says in a line what is wrong."""
     said = f"exit code {ended.code}: {ended.notes}"
     assert "Traceback" not in ended.notes, said
-    if trouble.fault is Fault.KILL:
+    if trouble.fault in (Fault.KILL, Fault.POWER):
         assert ended.killed or ended.code == 0, said
     elif trouble.fault in (Fault.SHORT, Fault.CLOCK, Fault.SLEEP):
         assert ended.code == 0, said

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
 from ...errors import ModelError
-from ...system.files import try_lock
+from ...system.files import flush_to_disk, try_lock
 from ..folder import Progress, age_seconds, sha256_of
 from .quantisations import HubFile
 
@@ -58,8 +57,7 @@ class Partial(io.BufferedWriter):
         Raises:
             ModelError: it is not what the hub promised; it is then gone.
         """
-        self.flush()
-        os.fsync(self.fileno())
+        flush_to_disk(self)
         if sha256_of(self.path, progress) != self.file.sha256:
             self.path.unlink()
             raise ModelError(
