@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from pyh2o.system.files import flush_to_disk
+from pyh2o.system.files import flush_to_disk, replacement
 
 from ..errors import InputError
 from .story_file import CHECKPOINT, StoryFile, beside, new_name
+
+# How the name of a file begins until all of the text is in it.
+TEMPORARY = ".pyh2o-story-"
 
 
 class ResumedStoryFile(StoryFile):
@@ -82,17 +87,27 @@ class ResumedStoryFile(StoryFile):
             content = file.read()
             if not self._is_known(content):
                 raise InputError(f"{self.name} was changed just now: give the command again")
-            if content.strip():
-                file.seek(len(self._text))
-                self._rest = content[len(self._text) :]
-            else:
-                file.truncate(0)
-                file.seek(0)
-                file.write(self._text)
+            is_there = bool(content.strip()) or content == self._text
+            if not is_there:
+                self._bring_back(file)
         except BaseException:
             file.close()
             raise
+        if not is_there:
+            file.close()
+            return self._open()
+        file.seek(len(self._text))
+        self._rest = content[len(self._text) :]
         return file
+
+    def _bring_back(self, file: BinaryIO) -> None:
+        """Have the text in the file again, all of it at once: a part would be taken for an edit."""
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        try:
+            with replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
+                whole.write(self._text)
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def write(self, text: str) -> None:
         """Write text over the same text of the run before, or behind it."""

@@ -20,6 +20,7 @@ from fake_story import (
     resume,
     wrote,
 )
+from full_disk import full_disk
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -92,6 +93,27 @@ def test_text_that_is_missing_comes_back(
     begin("-n", "8")
     story = tmp_path / "story.txt"
     story.unlink() if changed is None else story.write_text(changed)
+    output = resume("-n", "13")
+    assert "was edited" not in output.notes
+    assert (output.code, story.read_text()) == (0, "I: Once upon a t\n")
+
+
+def test_text_that_comes_back_to_a_full_disk_comes_back_later(
+    fake: FakeModel, tmp_path: Path
+) -> None:
+    """A beginning of it would be taken for what somebody has made of it."""
+    fake.script = [TALE]
+    begin("-n", "8")
+    story = tmp_path / "story.txt"
+    story.unlink()
+    with full_disk(5):
+        output = resume("-n", "13")
+    assert output == Output(
+        1,
+        "",
+        "error: cannot write story.txt: File too large; what is in it stays: make room and go on "
+        "with --resume, or give another --output\n",
+    )
     output = resume("-n", "13")
     assert "was edited" not in output.notes
     assert (output.code, story.read_text()) == (0, "I: Once upon a t\n")
