@@ -1,4 +1,4 @@
-"""Rows of the archive that its file has lost are computed again before a text goes on."""
+"""The archive of a saved text, before that goes on: what it has lost, and whose file it is."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def restore_archive(llm: Llama, bars: Bars, interrupts: Interrupts) -> bool:
     if is_whole:
         terminal.say("the archive is whole again", style="dim")
     return is_whole
+
+
+def leave_file_alone(llm: Llama) -> None:
+    """Go on in a copy of the archive's file that has no name and ends with the program.
+
+    For a text that is not saved: nothing that is said from now on may stay on the disk.
+
+    Args:
+        llm: with a saved text, right after it was loaded.
+    """
+    if llm.archive is None or not llm.archive.is_of_session:
+        return
+    llm.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())  # makes the copy
+    llm.archive.remove_unsaved()

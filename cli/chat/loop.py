@@ -16,6 +16,7 @@ from pyh2o.generation.finish import (
     FINISH_STOP,
 )
 
+from ..archive import leave_file_alone
 from ..endings import why_ended
 from ..errors import InputError, one_line, say_error
 from ..terminal.terminal import harmless, terminal
@@ -291,7 +292,7 @@ class Chat:
             loaded = self._moved(_reread, path, session)
             is_kept = session is not None and self.autosave.enabled
             say_reread(loaded, self.autosave.keep(session) if is_kept and session else None, speed)
-        restored = self._answers.restore_archive(loaded.llm)
+        restored = self._restore(loaded.llm)
         self.say_last_exchange()
         if restored or session is None:
             self.autosave.save(loaded)
@@ -330,9 +331,15 @@ class Chat:
 
     def restore_archive(self) -> None:
         """Make good what the archive of a saved conversation has lost."""
-        if self._answers.restore_archive(self.conversation.llm):
+        if self._restore(self.conversation.llm):
             self.autosave.save(self.conversation)
             self.autosave.settle()
+
+    def _restore(self, llm: Llama) -> bool:
+        """Make good what an archive has lost, in its file only if the chat is saved."""
+        if not self.autosave.enabled:
+            leave_file_alone(llm)
+        return self._answers.restore_archive(llm)
 
     def say_last_exchange(self) -> None:
         """Show what a conversation that is continued was about."""

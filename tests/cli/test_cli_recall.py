@@ -226,6 +226,33 @@ LOST = re.compile(
 )
 
 
+@pytest.mark.parametrize("way", ["session", "load", "file"])
+def test_a_chat_that_is_not_saved_leaves_nothing_in_the_archive(
+    tiny: Path, tmp_path: Path, way: str
+) -> None:
+    """What is said in it is in no file, and it goes on as if it were saved."""
+    options = small(tiny, "--recall=32")
+    run("chat", *options, "--session", "x", stdin=f"{MESSAGE}\nWhat is in it?\n")
+    if way == "file":
+        run("sessions", "export", "x", "out")
+    folders = chats_folder(), tmp_path
+    before = [{file: file.read_bytes() for file in files_in(folder)} for folder in folders]
+    said = "\n".join(["grass " * 200, "What?", "secret " * 200])
+    opened, script = {
+        "session": (["--session", "x", "--no-save"], said),
+        "load": (["--no-save"], f"/load x\n{said}"),
+        "file": ([], f"/load out\n{said}"),
+    }[way]
+    output = run("chat", *options, *opened, stdin=script)
+    assert output.notes.count(" · 32 came back") == 3
+    assert [{file: file.read_bytes() for file in files_in(folder)} for folder in folders] == before
+    assert run("chat", *options, "--session", "x", stdin=said).text == output.text
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
 def test_a_chat_whose_archive_is_gone_reads_its_text_again(tiny: Path) -> None:
     settings = small(tiny, "--recall=32", "--session=x")
     run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\n")
