@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from ..errors import SessionError, SessionOpenError
-from ..system.archives import of_session, remove_of_session
+from ..system.archives import give_to, of_session, remove_of_session
 from ..system.files import replacement
 from .session_file import is_of_kind
 
@@ -99,10 +99,8 @@ class SavedChat:
         Raises:
             OSError: it cannot be renamed.
         """
-        source, target = of_session(self.path), of_session(new.path)
         # The archive has both names for a moment: a session never lies without it.
-        with contextlib.suppress(FileNotFoundError):
-            os.link(source, target)
+        give_to(self.path, new.path)
         self.path.rename(new.path)
         remove_of_session(self.path)
 

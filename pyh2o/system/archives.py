@@ -7,6 +7,7 @@ import fcntl
 import glob
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 SUFFIX = ".archive"
@@ -31,6 +32,24 @@ def remove_of_session(session: str | Path) -> None:
     target = of_session(session)
     target.unlink(missing_ok=True)
     remove_leftovers(target)
+
+
+def give_to(session: str | Path, other: str | Path) -> None:
+    """Let the archive of a session be that of another one, too, which is not there yet.
+
+    A program that was killed right after the session was saved has left it another name.
+
+    Raises:
+        OSError: that failed.
+    """
+    source, target = of_session(session), of_session(other)
+    for path in filter(Path.is_file, [source, *_new_files(source)]):
+        given = target.with_name(f"{target.name}{path.name.removeprefix(source.name)}")
+        given.unlink(missing_ok=True)  # of a session that somebody has removed without it
+        try:
+            os.link(path, given)
+        except OSError:  # a file system without hard links
+            shutil.copy(path, given)
 
 
 def new_name(target: Path) -> Path:

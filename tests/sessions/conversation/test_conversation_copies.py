@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from pyh2o import Conversation
 from pyh2o.errors import SessionError
 from pyh2o.sessions import copies
 from pyh2o.sessions.copies import CopiedSession, copy_session
+from pyh2o.sessions.saved import SavedChat
 from pyh2o.sessions.session_file import Session
 
 
@@ -77,3 +80,32 @@ def test_a_copy_that_fails_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         copy_session(file, tmp_path / "copy")
     assert names(tmp_path) == {"chat", "chat.archive"}
+
+
+@pytest.mark.parametrize("where", ["beside", "not moved yet", "no hard links"])
+def test_the_archive_goes_along_with_a_new_name(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Whatever its own name is, and whatever somebody has left under the new one."""
+    monkeypatch.setenv("PYH2O_CHATS", str(tmp_path))
+    old, new = SavedChat("old"), SavedChat("new")
+    conversation = talk(path)
+    conversation.save(old.path)
+    conversation.llm.close()
+    mode = archive_of(old.path).stat().st_mode
+    archive_of(new.path).write_text("of a session that was removed by hand")
+    if where == "not moved yet":
+        archive_of(old.path).rename(tmp_path / "old.h2o.archive.0a1b2c3d.new")
+    if where == "no hard links":
+        monkeypatch.setattr(os, "link", refuse_links)
+    old.rename(new)
+    assert not {name for name in names(tmp_path) if name.startswith("old")}
+    loaded = Conversation.load(new.path, opened(path))
+    assert loaded.llm.archive_trouble == ""
+    loaded.save(new.path)
+    assert names(tmp_path) == {"new.h2o", "new.h2o.archive"}
+    assert archive_of(new.path).stat().st_mode == mode
+
+
+def refuse_links(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
