@@ -21,6 +21,7 @@ from conversations import Trap, check_positions, next_logits, said
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.generation.sampling import Sampling
+from pyh2o.sessions.rereading import reread_conversation
 from pyh2o.text.chat_template import ChatTemplate
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -91,6 +92,7 @@ class ConversationSequence(RuleBasedStateMachine):
     def begin(self) -> None:
         self.system: str | None = None
         self.turns: list[tuple[str, list[int]]] = []
+        self.kept: dict[int, Any] = {}  # what other attempts have said to the last message
         self.talk = Conversation(self.scene.llms[0], sampling=Sampling(seed=1, temperature=2.0))
         self.is_exact = True
 
@@ -106,8 +108,16 @@ class ConversationSequence(RuleBasedStateMachine):
     # Answers
     # ---------------------------------------------------------------------------------------------
 
-    def hear(self, answer: Any, message: str, n_before: int, leaving: Any) -> None:
-        """Read an answer to a message that comes behind so many turns."""
+    def said_last(self) -> dict[int, Any]:
+        """The attempt of the last answer, and what it is."""
+        turn = self.talk.turns[-1]
+        tokens = self.talk.tokens[turn.answer_start : turn.end]
+        return {turn.attempt: (turn.answer, turn.finish, tokens)}
+
+    def hear(
+        self, answer: Any, message: str, n_before: int, leaving: Any, kept: dict[int, Any]
+    ) -> None:
+        """Read an answer to a message that comes behind so many turns, and keeps others."""
         way, count, after = leaving or (None, -1, False)
         trap = self.trap
         if way in ("interrupt", "fail"):
@@ -126,9 +136,10 @@ class ConversationSequence(RuleBasedStateMachine):
             failed = type(error)
         trap.countdown = -1
         self.is_exact = self.is_exact and failed is None and n_before == len(self.turns)
-        if self.talk.turns == before:
-            assert failed is not None or not "".join(pieces)
+        # the same message may be given the same answer
+        if self.talk.turns == before and (failed is not None or not "".join(pieces)):
             return
+        self.kept = kept
         assert failed is not RuntimeError
         turn = self.talk.turns[-1]
         assert turn.user == message
@@ -141,21 +152,22 @@ class ConversationSequence(RuleBasedStateMachine):
     def say(self, message: str, limit: int, leaving: Any) -> None:
         if len(self.talk.tokens) > LONGEST:
             self.talk.clear()
-            self.turns, self.is_exact = [], False
+            self.turns, self.kept, self.is_exact = [], {}, False
         answer = self.talk.say(message, max_tokens=limit)
-        self.hear(answer, message, len(self.turns), leaving)
+        self.hear(answer, message, len(self.turns), leaving, {})
 
     @precondition(lambda self: self.turns)
     @rule(limit=Limits, leaving=Leaving)
     def regenerate(self, limit: int, leaving: Any) -> None:
         answer = self.talk.regenerate(max_tokens=limit)
-        self.hear(answer, self.turns[-1][0], len(self.turns) - 1, leaving)
+        kept = {**self.kept, **self.said_last()}
+        self.hear(answer, self.turns[-1][0], len(self.turns) - 1, leaving, kept)
 
     @precondition(lambda self: self.turns)
     @rule(message=Messages, limit=Limits, leaving=Leaving)
     def edit(self, message: str, limit: int, leaving: Any) -> None:
         answer = self.talk.edit(message, max_tokens=limit)
-        self.hear(answer, message, len(self.turns) - 1, leaving)
+        self.hear(answer, message, len(self.turns) - 1, leaving, {})
 
     @precondition(lambda self: self.turns)
     @rule(limit=Limits, leaving=Leaving)
@@ -166,7 +178,8 @@ class ConversationSequence(RuleBasedStateMachine):
             with pytest.raises(PyH2OError, match="the model has ended its answer"):
                 next(self.talk.go_on())
             return
-        self.hear(self.talk.go_on(max_tokens=limit), message, len(self.turns) - 1, leaving)
+        answer = self.talk.go_on(max_tokens=limit)
+        self.hear(answer, message, len(self.turns) - 1, leaving, self.kept)
         # a stop text may have begun in what was shown
         n_same = len(tokens) - 1
         assert self.turns[-1][1][:n_same] == tokens[:n_same]
@@ -179,8 +192,18 @@ class ConversationSequence(RuleBasedStateMachine):
     @rule()
     def undo(self) -> None:
         self.talk.undo()
-        self.turns = self.turns[:-1]
+        self.turns, self.kept = self.turns[:-1], {}
         self.is_exact = False
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 100))
+    def choose(self, which: int) -> None:
+        """An answer that was replaced comes back, and the one in its place is kept in turn."""
+        attempt = sorted(self.kept)[which % len(self.kept)]
+        kept = {**self.kept, **self.said_last()}
+        self.talk.choose(attempt)
+        self.turns[-1] = (self.turns[-1][0], kept.pop(attempt)[2])
+        self.kept, self.is_exact = kept, False
 
     @rule(system=st.sampled_from([None, "Be brief.", "Be long and kind."]))
     def set_system(self, system: str | None) -> None:
@@ -210,14 +233,18 @@ class ConversationSequence(RuleBasedStateMachine):
         assert now == (was | span if pinned else was - span)
         self.is_exact = False
 
-    @rule(here=st.booleans(), portable=st.booleans())
-    def save_and_load(self, here: bool, portable: bool) -> None:
+    @rule(here=st.booleans(), portable=st.booleans(), again=st.booleans())
+    def save_and_load(self, here: bool, portable: bool, again: bool) -> None:
         pins = self.talk.pins
         self.talk.save(self.file, portable=portable)
         if not here:
             self.scene.llms.reverse()
-        self.talk = Conversation.load(self.file, self.scene.llms[0])
-        assert self.talk.pins == pins
+        load = reread_conversation if again else Conversation.load
+        self.talk = load(self.file, self.scene.llms[0])
+        self.is_exact = self.is_exact and not again
+        # of a text that is read again the system prompt has its own pins
+        start = (self.talk.turns[0].start if self.talk.turns else len(self.talk.tokens)) * again
+        assert self.talk.pins == tuple((max(a, start), b) for a, b in pins if b > start)
         assert self.talk.llm.archive_trouble == ""
 
     @rule()
@@ -244,6 +271,7 @@ class ConversationSequence(RuleBasedStateMachine):
         if len(self.talk.turns) > len(self.turns):
             turn = self.talk.turns[-1]
             self.turns.append((message, self.talk.tokens[turn.answer_start : turn.end]))
+            self.kept = {}
             np.testing.assert_array_equal(next_logits(mine), next_logits(other))
             for layer in range(mine.n_layer if mine.evicting else 0):
                 np.testing.assert_equal(mine.kv_rows(layer), other.kv_rows(layer))
@@ -263,6 +291,14 @@ class ConversationSequence(RuleBasedStateMachine):
         else:
             assert text == talk._template.opening[: len(text)]
         check_positions(talk)
+
+    @invariant()
+    def every_answer_is_kept(self) -> None:
+        talk = self.talk
+        found = {each.attempt: (each.answer, each.finish, list(each.tokens)) for each in talk._kept}
+        assert found == self.kept
+        last = self.said_last() if self.turns else {}
+        assert [each.attempt for each in talk.answers] == sorted({**found, **last})
 
     @invariant()
     def the_cache_holds_what_it_may(self) -> None:
