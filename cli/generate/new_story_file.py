@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -55,9 +54,9 @@ class NewStoryFile(StoryFile):
     def _open(self) -> BinaryIO:
         if self.special:
             return self.path.open("wb")
-        if self._replace:
-            self._move_aside()
         try:
+            if self._replace:
+                self._move_aside()
             file = self._create()
         except OSError:
             self._bring_back()
@@ -80,8 +79,8 @@ class NewStoryFile(StoryFile):
             remove_of_session(self.checkpoint)
             self._bring_back()
         elif self._complete and self._earlier is not None:
-            for suffix in BESIDE:
-                beside(self._earlier, suffix).unlink(missing_ok=True)
+            for path in _files_of(self._earlier).values():
+                path.unlink()
             self.aside = None
 
     def complete(self) -> None:
@@ -118,6 +117,11 @@ class NewStoryFile(StoryFile):
 
 def _move(source: Path, target: Path) -> None:
     """Rename a story, its checkpoint and its records, as many of them as there are."""
-    for suffix in BESIDE:
-        with contextlib.suppress(FileNotFoundError):
-            beside(source, suffix).rename(beside(target, suffix))
+    for suffix, path in _files_of(source).items():
+        path.rename(beside(target, suffix))
+
+
+def _files_of(story: Path) -> dict[str, Path]:
+    """A story and what lies beside it, as much as there is; names may be too long to be there."""
+    files = {suffix: beside(story, suffix) for suffix in BESIDE}
+    return {suffix: path for suffix, path in files.items() if os.path.lexists(path)}

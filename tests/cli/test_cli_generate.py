@@ -277,6 +277,23 @@ def test_no_file_is_left_if_nothing_is_written(fake: FakeModel, tmp_path: Path) 
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(("length", "is_replaced"), [(236, True), (239, False), (243, False)])
+def test_a_story_whose_name_is_too_long_to_be_moved_stays(
+    fake: FakeModel, length: int, is_replaced: bool
+) -> None:
+    """Or what lies beside it; that there is no archive whose name is even longer does not count."""
+    story = "x" * (length - len(".txt")) + ".txt"
+    fake.script = [" a b c d e f"]
+    assert run("generate", "-p", "I: ", "-n5", "-o", story).code == 0
+    before = now_there()
+    fake.script = [" a b c d e f"]
+    output = run("generate", "-p", "I: ", "-n9", "-o", story, "--force")
+    assert (output.code == 0) == is_replaced, output.notes
+    assert output.notes.endswith("File name too long\n") != is_replaced
+    assert now_there().keys() == before.keys()
+    assert (now_there() != before) == is_replaced
+
+
 def test_replaced_story_is_removed_when_the_new_one_is_whole(fake: FakeModel) -> None:
     make_story(fake, " text")
     fake.script = [" a"]
