@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,6 +108,8 @@ class Journal:
         self._results = results
         self._entries: dict[int, _Entry] = {}
         self._size = 0
+        # A file that is replaced may be its owner's alone.
+        self._mode = stat.S_IMODE(results.stat().st_mode) if results.exists() else None
         folder = results.parent
         if results.exists() and not results.is_file():
             raise BatchError(f"{results} is not a file: give another name for the results")
@@ -145,6 +149,9 @@ class Journal:
             ) from None
         try:
             self._lock()
+            if self._mode is not None:
+                with contextlib.suppress(OSError):  # a file system that has no permissions
+                    os.fchmod(self._file.fileno(), self._mode | stat.S_IWUSR)
             self._read()
         except BaseException:
             self._file.close()
@@ -257,7 +264,7 @@ class Journal:
             BatchError: the disk is full or broken; the journal stays.
         """
         try:
-            with replacement(self._results, prefix=_PREFIX) as file:
+            with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
                 for number in range(n_requests):
                     self._copy(self._entries[number], file)
         except OSError as error:

@@ -63,6 +63,20 @@ def test_results_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out.jsonl"]
 
 
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    """And nobody else reads the results before they are there."""
+    out = tmp_path / "out.jsonl"
+    out.write_text("of an earlier batch\n")
+    out.chmod(0o600)
+    with journals.Journal(out) as journal:
+        journal.begin(HEAD, anew=True)
+        journal.add(0, result(0))
+        assert journal.path.stat().st_mode & 0o777 == 0o600
+        journal.finish(1)
+    assert json.loads(out.read_text()) == result(0)
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
 def test_what_was_cut_off_comes_again(tmp_path: Path) -> None:
     """At any byte: by a crash, or by a disk that was full."""
     whole = written(tmp_path / "whole", 0, 1).with_name("whole.partial").read_bytes()
