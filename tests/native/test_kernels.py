@@ -98,7 +98,7 @@ def test_kernels_agree(
                 raise
 
 
-@pytest.mark.parametrize("n_threads", [2, 3, 5])
+@pytest.mark.parametrize("n_threads", [2, 3, 5, 8, 12])
 def test_threads_change_nothing_but_rounding(
     path: Path, rng: np.random.Generator, n_threads: int
 ) -> None:

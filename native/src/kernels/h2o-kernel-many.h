@@ -305,7 +305,8 @@ void many_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
         for (uint32_t t = 0; t < nth; ++t) {
             const range theirs = share(a.n_pairs() * n_groups, t, nth);
-            if (theirs.begin >= (pair + 1) * n_groups || theirs.end <= pair * n_groups) {
+            // a thread without groups, where there are more threads, has written nothing
+            if (max_u32(theirs.begin, pair * n_groups) >= min_u32(theirs.end, (pair + 1) * n_groups)) {
                 continue;
             }
             const float * part = w.sums_of(squared, pair, t);
