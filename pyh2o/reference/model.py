@@ -314,30 +314,30 @@ class ReferenceLlama:
         if self.n_rows + n_new > self.eviction.capacity:
             self._compact(self.eviction)
             if self.eviction.dense:
-                self._rebase()
+                self._rebase(n_new)
         n_pos = self.eviction.n_pos
         if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
-            self._rebase()
+            self._rebase(n_new)
         newest = self.n_tokens + n_new - 1
         if self.policy.n_near and newest - self._newest_forgotten > MOST_HALF_LIVES * (
             self.policy.half_life or math.inf
         ):
             self._forget(newest)
 
-    def _rebase(self) -> None:
-        """Move the kept rows and the next token back.
+    def _rebase(self, n_new: int) -> None:
+        """Move the kept rows and the next tokens back.
 
-        The next token gets half of the positions, or with `dense` the first one behind the rows,
-        which then have 0, 1, 2 ... That is H2O's streaming variant at the time of a compaction:
-        the authors cache keys that are not rotated yet and rotate them to their places in the cache
-        at every step (FMInference/H2O, `utils_real_drop/modify_llama.py`, class
-        `H2OLlamaAttention_streaming`).
+        The next token gets half of the positions, or less where `n_new` tokens take more than the
+        other half; or with `dense` the first one behind the rows, which then have 0, 1, 2 ... That
+        is H2O's streaming variant at the time of a compaction: the authors cache keys that are not
+        rotated yet and rotate them to their places in the cache at every step (FMInference/H2O,
+        `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
         """
         eviction = self.eviction
         assert eviction is not None
         next_position = self.n_rows
         if not eviction.dense and eviction.n_pos is not None:
-            next_position = max(next_position, eviction.n_pos // 2)
+            next_position = max(next_position, min(eviction.n_pos // 2, eviction.n_pos - n_new))
         back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
             cache.rebase(back, self._rope.rotate)

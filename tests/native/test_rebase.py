@@ -134,6 +134,20 @@ def test_tail_can_be_removed_after_a_rebase(path: Path, rng: np.random.Generator
     assert llm.kv.rebases == reference.n_rebases > 5
 
 
+def test_many_tokens_at_once_get_positions_that_there_are(
+    path: Path, rng: np.random.Generator
+) -> None:
+    """More of them than half: the slack of a model that was trained on few is soon so large."""
+    slack = N_POS - 8
+    reference = ReferenceLlama.from_gguf(path, heavy=4, recent=4, slack=slack, n_pos=N_POS)
+    steps, reference = clear_steps(reference, rng, [slack] * 8)
+    llm = evicting_llama(path, hh=4, recent=4, slack=slack)
+    assert_same_steps(llm, steps, logits=5e-4, scores=1e-3)
+    assert llm.kv.rebases == reference.n_rebases > 5
+    other = evicting_llama(path, hh=4, recent=4, slack=slack)
+    other.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
+
+
 def test_new_text_begins_at_its_own_positions(path: Path, rng: np.random.Generator) -> None:
     tokens = rng.integers(0, N_VOCAB, 20).tolist()
     fresh = evicting_llama(path)

@@ -85,7 +85,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
         compact(s, p_first);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
-        llama_h2o_rebase(parts, s, p_first);
+        llama_h2o_rebase(parts, s, p_first, p_last - p_first + 1);
     }
     if (st.stale) {
         llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
@@ -103,7 +103,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
 void llama_h2o::compact(uint32_t s, llama_pos p_next) {
     llama_h2o_compact(parts, s);
     if (parts.params.positions == LLAMA_H2O_POSITIONS_DENSE) {
-        llama_h2o_rebase(parts, s, p_next);
+        llama_h2o_rebase(parts, s, p_next, 0);
     }
 }
 

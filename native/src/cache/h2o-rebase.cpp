@@ -96,7 +96,7 @@ static std::vector<llama_h2o_turn> turn_back(llama_h2o_query_ring & ring, llama_
     return turns;
 }
 
-void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
+void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new) {
     parts.ctx.synchronize();
 
     const int64_t t_start_us = ggml_time_us();
@@ -108,11 +108,13 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next) {
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
 
-    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare
+    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare, and the new tokens
+    // have positions: a large slack takes more of them at once than half
     const llama_pos n_rows = llama_pos(used.size());
+    const llama_pos n_pos  = llama_pos(parts.params.n_pos);
     const llama_pos next   = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
                                      ? n_rows
-                                     : std::max(n_rows, llama_pos(parts.params.n_pos / 2));
+                                     : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
     const auto query_turns    = turn_back(st.queries, back);

@@ -9,10 +9,10 @@ bool llama_h2o_can_rebase(const llama_h2o_parts & parts);
 // First position that a text cannot reach.
 llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts);
 
-// Rotates all rows of a stream back, by as much as the token at p_next has to go back. Distances stay, but for rows that
-// would get a position below zero: those are packed at the start, in the order of the text. Each row goes from the
-// position it has to the new one in a single step. Throws std::exception.
-void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next);
+// Rotates all rows of a stream back, by as much as the n_new tokens from p_next on have to go back. Distances stay, but for
+// rows that would get a position below zero: those are packed at the start, in the order of the text. Each row goes from
+// the position it has to the new one in a single step. Throws std::exception.
+void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new);
 
 // A graph with as many turns on devices as a re-base can make.
 llama_h2o_cache_graph llama_h2o_build_most_turns(const llama_h2o_parts & parts);
