@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
         "n_pos": 160,
     },
     "with queries of the policy": {"slack": 12, "n_head_kv": 2, "policy": "snap:queries=8,pool=3"},
+    "with all keys": {"slack": 12, "n_head_kv": 2, "policy": "keydiff"},
 }
 
 

@@ -255,9 +255,9 @@ llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint3
         mask = graph.add_input(make_mask(cells, queries), cells.size(), queries.size(), 1);
     }
     if (policy.probe == llama_h2o_probe_type::keys) {
-        std::vector<float> flags;
-        for (uint32_t i = 0; i < cells.size(); ++i) {
-            flags.push_back(cells.is_empty(i) ? 0.0f : 1.0f);
+        std::vector<float> flags(cells.size(), 0.0f);
+        for (const uint32_t cell : parts.used(s)) {
+            flags[cell] = 1.0f; // recalled rows are none of those that are chosen from
         }
         used = graph.add_input(flags, cells.size(), 1, 1);
     }
