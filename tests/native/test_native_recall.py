@@ -138,6 +138,24 @@ def test_recall_equals_the_reference(tmp_path: Path, rng: np.random.Generator, c
             assert_recalls(llm, steps, recalls)
 
 
+def test_what_is_recalled_again_follows_the_text(tmp_path: Path, rng: np.random.Generator) -> None:
+    """No further behind than a third of the positions, also where the choice is the same."""
+    case = {"slack": 12, "n_head_kv": 2, "n_pos": 160}
+    reference, llm = models(tmp_path / "tiny.gguf", case)
+    sizes = [12] * 9 + [3] * 14
+    recalls = [-1] * 9 + [1] * 14
+    steps, _ = clear_steps(reference, rng, sizes, recall=recalls)
+    spans = [[(span.start, span.end) for span in step.recalled.spans] for step in steps[9:]]
+    places = [step.recalled.places.tolist() for step in steps[9:]]
+    positions = [step.recalled.positions.tolist() for step in steps[9:]]
+    assert any(
+        spans[i] == spans[i - 1] and positions[i] == positions[i - 1] and places[i] != places[i - 1]
+        for i in range(1, len(spans))
+    )
+    with llm:
+        assert_recalls(llm, steps, recalls)
+
+
 def test_as_many_tokens_ask_as_are_said(tmp_path: Path, rng: np.random.Generator) -> None:
     """Of more than 16 tokens not all queries do; what is no longer recent does not."""
     reference, llm = models(tmp_path / "tiny.gguf", CASES["chunks"])

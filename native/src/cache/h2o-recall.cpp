@@ -172,21 +172,27 @@ static void place_layer(llama_h2o_parts & parts, uint32_t s, uint32_t ikv, const
     }
 }
 
+// Of the recalled spans, today.
+static std::vector<int32_t> find_places(const llama_h2o_parts & parts, uint32_t s) {
+    const auto & st = parts.streams[s];
+
+    return llama_h2o_place_spans(st.recalled.spans, st.rows.shift(), st.rows.rope_pos(parts.cells.newest(s) + 1),
+            int32_t(parts.params.n_pos));
+}
+
 void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s) {
-    const auto & st       = parts.streams[s];
-    const auto & recalled = st.recalled;
+    auto & recalled = parts.streams[s].recalled;
 
     drop_damaged_pages(parts, s);
     if (recalled.cells.empty()) {
         return;
     }
 
-    const std::vector<int32_t> places = llama_h2o_place_spans(
-            recalled.spans, st.rows.shift(), st.rows.rope_pos(parts.cells.newest(s) + 1), int32_t(parts.params.n_pos));
+    recalled.places = find_places(parts, s);
 
     parts.ctx.synchronize();
     llama_h2o_parallel(parts.layers.size(), recalled.pos.size(), parts.ctx.get_cparams().n_threads,
-            [&](size_t ikv) { place_layer(parts, s, ikv, places); });
+            [&](size_t ikv) { place_layer(parts, s, ikv, recalled.places); });
 }
 
 // Puts the chosen rows into cells, if they are not there already.
@@ -201,6 +207,10 @@ static void take(llama_h2o_parts & parts, uint32_t s, llama_h2o_recall_choice ch
     st.recalled.missed = choice.missed;
     st.recalled.spans  = std::move(choice.spans);
     if (is_there) {
+        // the text has gone on, and they are not to be too far behind it
+        if (st.recalled.places != find_places(parts, s)) {
+            llama_h2o_place_rows(parts, s);
+        }
         return;
     }
 
