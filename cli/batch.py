@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import loading
 from .batch_workplaces import Work, here, on_ray
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
 from .options import SAMPLING_OPTIONS, RunOptions, takes_run_options
@@ -115,7 +116,9 @@ def batch(
         asked = read_batch(requests.expanduser())
         _check_usage(asked, given)
         _check_cluster(options, ray=ray, workers=workers)
-        with Journal(_checked_output(output, requests)) as journal:
+        target = _checked_output(output, requests)
+        loading.check_model_stays(options, [target])
+        with Journal(target) as journal:
             _check_replaces(journal, output, force=force)
             manner = Manner(options.sampling, max_tokens, chat)
             if journal.head is not None and not force and "seed" not in given:

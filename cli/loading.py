@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pyh2o.errors import ModelError
 from pyh2o.models import find_model
 
-from .errors import EXIT_ERROR
+from .errors import EXIT_ERROR, InputError
 from .options import ModelOptions
 from .terminal.interrupts import Interrupts
 from .terminal.progress import Bars
@@ -70,6 +71,25 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
     engine = _loaded(make, options, bars, texts=texts)
     say_layers(engine.model, options)
     return engine
+
+
+def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
+    """Refuse to put what a model writes into the place of the model.
+
+    Args:
+        options: of the command.
+        outputs: files that it would replace.
+
+    Raises:
+        InputError: one of them is the model's.
+    """
+    try:
+        model = find_model(options.model)
+    except ModelError:
+        return  # which is said when it is loaded
+    for output in outputs:
+        if output.is_file() and model.is_file() and output.samefile(model):
+            raise InputError(f"{output} is the model: give another --output")
 
 
 def say_layers(llm: Llama, options: ModelOptions) -> None:

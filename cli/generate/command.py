@@ -151,12 +151,14 @@ def generate(
             else:
                 files = [NewStoryFile(path, replace=force) for path in many.paths]
                 _check_prompt_stays(files, prompt_file, echo=echo)
+                loading.check_model_stays(options, [file.path for file in files])
                 begin_many(options, given, task, many, files, echo=echo)
         elif resume:
             go_on(options, given, task, ResumedStoryFile(cast(Path, output)))
         else:
             file = None if output is None else NewStoryFile(output, replace=force)
             _check_prompt_stays([file] if file else [], prompt_file, echo=echo)
+            loading.check_model_stays(options, [file.path] if file else [])
             begin(options, given, task, file, echo=echo)
 
 

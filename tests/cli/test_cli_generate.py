@@ -142,6 +142,10 @@ def test_prompt_file(
             "--no-echo would lose the prompt in old.txt: give another --output",
         ),
         (
+            ["-p", "x", "-m", "old.txt", "-o", "./old.txt", "--force"],
+            "old.txt is the model: give another --output",
+        ),
+        (
             ["--resume", "-o", "old.txt"],
             "there is no checkpoint old.txt.h2o: go on after its text with --prompt-file old.txt "
             "and another --output",

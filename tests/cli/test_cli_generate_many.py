@@ -148,6 +148,14 @@ def test_the_prompt_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "story-02.txt").read_text() == "Once"
 
 
+def test_the_model_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(loading, "load_engine")
+    (tmp_path / "m-02.gguf").write_text("weights")
+    arguments = ["-p", "x", "-m", "m-02.gguf", "-o", "m.gguf", "--force", "--count", "2"]
+    assert "m-02.gguf is the model: give another --output\n" in run("generate", *arguments).notes
+    assert (tmp_path / "m-02.gguf").read_text() == "weights"
+
+
 def test_an_exact_prefill_is_refused(tiny: Path, tmp_path: Path) -> None:
     output = run(*beginning(tiny), "-o", "s.txt", "--count", "2", "--prefill", "exact")
     assert output.code == 1
