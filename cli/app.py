@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -12,12 +13,17 @@ import pyh2o
 from . import ask, batch, config, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .defaults import DOCTOR, ProgramWithDefaults
-from .errors import reported_errors
+from .errors import EXIT_ERROR, reported_errors, say_error
 from .generate.command import generate
 from .help import Command
 from .measure import bench
 from .measure import eval as evaluation
-from .terminal.terminal import replace_unprintable, terminal
+from .terminal.terminal import (
+    open_missing_streams,
+    replace_unprintable,
+    stdout_failed,
+    terminal,
+)
 
 app = typer.Typer(
     name="pyh2o",
@@ -91,5 +97,10 @@ def root(
 
 def main() -> None:
     """Entry point of the program."""
+    open_missing_streams()
     replace_unprintable()
-    app(prog_name="pyh2o")
+    try:
+        app(prog_name="pyh2o")
+    except OSError as error:  # of the text of --help: commands report their own
+        say_error(stdout_failed(error))
+        sys.exit(EXIT_ERROR)

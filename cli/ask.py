@@ -96,8 +96,7 @@ def _texts(files: list[Path] | None) -> list[str]:
         InputError: one cannot be read, is not UTF-8, or is an empty file.
     """
     if files is None:
-        # a program may be started without any standard input
-        files = [] if sys.stdin is None or sys.stdin.isatty() else [STDIN]
+        files = [] if sys.stdin.isatty() else [STDIN]
     return [_standard_input() if file == STDIN else text_of(file.expanduser()) for file in files]
 
 

@@ -38,8 +38,7 @@ class Terminal:
         except BrokenPipeError:
             raise
         except OSError as error:
-            silence_stdout()  # what is left in its buffer would fail again at exit
-            raise OSError(error.errno, error.strerror, "standard output") from None
+            raise stdout_failed(error) from None
         self._in_line = not text.endswith("\n")
 
     def show(self, text: str) -> None:
@@ -86,6 +85,26 @@ def replace_unprintable() -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
+
+
+def open_missing_streams() -> None:
+    """Put something where the program was started without one of its streams (`>&-`).
+
+    Else the next file that is opened gets its number, and all that llama.cpp says. Nothing is read,
+    notes are dropped, and writing text fails: it would be lost.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            # the lowest number that is free, which is this one
+            opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+def stdout_failed(error: OSError) -> OSError:
+    """What to raise if stdout cannot be written: what is left in its buffer is dropped."""
+    silence_stdout()  # it would fail again at exit
+    return OSError(error.errno, error.strerror, "standard output")
 
 
 def silence_stdout() -> None:

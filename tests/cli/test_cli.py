@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from cli_fakes import Output, run, run_program
+from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run, run_program
 from pyh2o.cli import models
 from pyh2o.cli.app import version_text
 from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel
@@ -228,3 +230,47 @@ def test_help_has_the_options_in_the_order_of_use() -> None:
     assert re.search(r"--ctx +N \[x>=0\] +Window in tokens", shown)
     assert re.search(r"--verbose +Show the log", shown)
     assert "<original|dense>" in shown  # choices stay
+
+
+@real
+@pytest.mark.parametrize(
+    ("closed", "code", "text", "notes"),
+    [
+        ("<&-", 1, "", "error: the prompt is empty: .*"),
+        (">&-", 1, "", "error: standard output: Bad file descriptor"),
+        ("2>&-", 0, "Once.*", ""),
+    ],
+)
+def test_a_stream_that_is_not_there(
+    tiny: Path, closed: str, code: int, text: str, notes: str
+) -> None:
+    arguments = ["generate", "-f", "-", "-m", str(tiny), "--ctx", "256", "-n", "1", "--seed", "1"]
+    output = run_in_shell(closed, *arguments)
+    assert output.code == code
+    assert re.fullmatch(text, output.text.rstrip("\n"))
+    assert re.fullmatch(notes, output.notes.rstrip("\n"))
+
+
+full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@real
+@pytest.mark.parametrize("closed", [">&-", pytest.param(">/dev/full", marks=full_device)])
+def test_help_that_cannot_be_shown(closed: str) -> None:
+    output = run_in_shell(closed, "--help")
+    assert output.code == 1
+    assert re.fullmatch("error: standard output: .*\n", output.notes)
+
+
+def run_in_shell(streams: str, *arguments: str) -> Output:
+    """The program as a shell starts it with its streams like that."""
+    command = f"{shlex.join(pyh2o_command(*arguments))} {streams}"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        input=b"Once",
+        env=program_environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return Output(done.returncode, done.stdout.decode(), done.stderr.decode())
