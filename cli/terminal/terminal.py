@@ -51,9 +51,13 @@ class Terminal:
             self.write("\n")
 
     def say(self, note: str | Text, style: str | None = None, *, wrap: bool = False) -> None:
-        """Write a note to stderr, after all text so far; one line, unless it is to be wrapped."""
+        """Write a note to stderr, after all text so far; one line, unless it is to be wrapped.
+
+        One that cannot be written, such as into a log on a full disk, must not stop the work.
+        """
         self.end_line()
-        stderr.print(note, style=style, soft_wrap=not wrap)
+        with contextlib.suppress(OSError):
+            stderr.print(note, style=style, soft_wrap=not wrap)
 
 
 terminal = Terminal()

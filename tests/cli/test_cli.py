@@ -262,6 +262,15 @@ def test_help_that_cannot_be_shown(closed: str) -> None:
     assert re.fullmatch("error: standard output: .*\n", output.notes)
 
 
+@real
+@full_device
+def test_notes_that_cannot_be_written_stop_nothing(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("Once\n")
+    arguments = ["prompts", "-o", "results", "-n", "2", "-m", str(tiny), "--ctx", "256"]
+    assert run_in_shell("2>/dev/full", "batch", *arguments).code == 0
+    assert (tmp_path / "results").read_text().count("\n") == 1
+
+
 def run_in_shell(streams: str, *arguments: str) -> Output:
     """The program as a shell starts it with its streams like that."""
     command = f"{shlex.join(pyh2o_command(*arguments))} {streams}"
