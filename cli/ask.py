@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+from pyh2o.system.home import expanded
 
 from . import loading
 from .chat.answers import Answer, Answers
@@ -97,7 +98,7 @@ def _texts(files: list[Path] | None) -> list[str]:
     """
     if files is None:
         files = [] if sys.stdin.isatty() else [STDIN]
-    return [_standard_input() if file == STDIN else text_of(file.expanduser()) for file in files]
+    return [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]
 
 
 def _standard_input() -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pyh2o.system.home import expanded
+
 from . import loading
 from .batch_workplaces import Work, here, on_ray
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
@@ -113,7 +115,7 @@ def batch(
         from pyh2o.batch.journal import BatchHead, Journal
         from pyh2o.batch.reading import read_batch
 
-        asked = read_batch(requests.expanduser())
+        asked = read_batch(expanded(requests))
         _check_usage(asked, given)
         _check_cluster(options, ray=ray, workers=workers)
         target = _checked_output(output, requests)
@@ -160,8 +162,8 @@ def _check_cluster(options: RunOptions, *, ray: bool, workers: int | None) -> No
 
 def _checked_output(output: Path, requests: Path) -> Path:
     """The file of the results, with symbolic links followed."""
-    target = output.expanduser().resolve()
-    if target == requests.expanduser().resolve():
+    target = expanded(output).resolve()
+    if target == expanded(requests).resolve():
         raise InputError(f"the results would replace the requests in {output}: give another name")
     return target
 
@@ -170,7 +172,7 @@ def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
     """Refuse to replace a file, unless this run or the one that it goes on with was told to."""
     if force or (journal.head is not None and journal.head.replaces):
         return
-    if output.expanduser().exists():
+    if expanded(output).exists():
         raise InputError(f"{output} exists: give another --output, or replace it with --force")
 
 

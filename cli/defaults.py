@@ -13,6 +13,8 @@ from typing import Any
 import platformdirs
 import typer
 
+from pyh2o.system.home import user_folder
+
 from .errors import InputError, reported_errors
 from .help import Group
 
@@ -69,10 +71,7 @@ class ProgramWithDefaults(Group):
 
 def config_path() -> Path:
     """The file: PYH2O_CONFIG, or one in the user's folder for settings; there may be none."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_config_dir("pyh2o", appauthor=False)) / "config.toml"
+    return user_folder(VARIABLE, platformdirs.user_config_dir, "config.toml")
 
 
 def variables_set() -> dict[str, str]:

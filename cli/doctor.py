@@ -13,6 +13,7 @@ from rich.style import Style
 from pyh2o.models import list_models, models_folder
 from pyh2o.sessions.saved import chats_folder, saved_chats
 from pyh2o.system.folders import Folder, look_at_folder
+from pyh2o.system.home import expanded
 from pyh2o.system.problems import problems_of
 from pyh2o.system.report import Configuration, make_report
 
@@ -92,7 +93,7 @@ def _configuration(program: Any) -> Configuration:
 
 def without_home(text: str) -> str:
     """The text with ~ for the user's home folder, whose path has the user's name."""
-    home = Path.home()
+    home = expanded("~")
     for path in {str(home), str(home.resolve())} - {"/"}:
         text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-])", "~", text)
     return text

@@ -10,6 +10,8 @@ from typing import Annotated, cast
 
 import typer
 
+from pyh2o.system.home import expanded
+
 from .. import loading
 from ..errors import InputError, reported_errors
 from ..options import RunOptions, takes_run_options
@@ -194,7 +196,7 @@ def _check_prompt_stays(
     if echo or prompt_file is None:
         return
     for file in files:
-        if prompt_file.expanduser().resolve() == file.path:
+        if expanded(prompt_file).resolve() == file.path:
             raise InputError(
                 f"--no-echo would lose the prompt in {file.name}: give another --output"
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pyh2o.system.home import expanded
+
 from ..errors import InputError
 from ..text_files import decoded
 
@@ -19,7 +21,7 @@ def read_prompt(file: Path) -> str:
     """
     name = "standard input" if file == STDIN else str(file)
     try:
-        data = sys.stdin.buffer.read() if file == STDIN else file.expanduser().read_bytes()
+        data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no prompt file {name}") from None
     except IsADirectoryError:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from pyh2o.system.files import flush_to_disk, try_lock
+from pyh2o.system.home import expanded
 
 from ..errors import InputError
 
@@ -39,7 +40,7 @@ class StoryFile:
             InputError: the file cannot be written.
         """
         self.name = path
-        given = path.expanduser()
+        given = expanded(path)
         self.special = given.exists() and not given.is_file()
         # A link such as /dev/stdout may lead to a pipe that has no name in any folder.
         self.path = given if self.special else given.resolve()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pyh2o.measuring.caches import Compute
+from pyh2o.system.home import expanded
 from pyh2o.system.threads import physical_cores
 
 from ..errors import InputError
@@ -140,7 +141,7 @@ def read_text(file: Path) -> str:
         InputError: there is none, or it is not UTF-8 or empty.
     """
     try:
-        data = file.expanduser().read_bytes()
+        data = expanded(file).read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no text file {file}: check --text") from None
     text = decoded(data, str(file))

@@ -13,6 +13,7 @@ from pyh2o.cache.settings import DEFAULT_POLICY
 from pyh2o.measuring.speed.caches import BenchSettings, caches_to_compare, default_histories
 from pyh2o.models import find_model
 from pyh2o.policies import parse_policy
+from pyh2o.system.home import expanded
 
 from ..errors import InputError, reported_errors
 from ..options import takes_run_options
@@ -224,7 +225,7 @@ class Results:
         self._csv = None if csv is None else new_file("--csv", csv)
         self._picture = None if plot is None else Picture(plot)
         given = [one for one in (json, csv, plot) if one is not None]
-        if len({one.expanduser().absolute() for one in given}) < len(given):
+        if len({expanded(one).absolute() for one in given}) < len(given):
             raise InputError("--json, --csv and --plot need a file each: give different names")
 
     def write_json(self, report: Report) -> None:

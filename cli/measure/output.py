@@ -12,6 +12,7 @@ from rich.table import Table
 from pyh2o.measuring.pictures import check_plot
 from pyh2o.measuring.tables import TextTable
 from pyh2o.system.files import replacement
+from pyh2o.system.home import expanded
 
 from ..errors import InputError
 from ..terminal.progress import Bars
@@ -69,7 +70,7 @@ def new_file(option: str, name: Path) -> Path:
     Raises:
         InputError: it exists, or its folder cannot be written to.
     """
-    if name.expanduser().exists():
+    if expanded(name).exists():
         raise InputError(f"{name} exists: give another {option}, or remove it")
     return writable(option, name)
 
@@ -80,7 +81,7 @@ def writable(option: str, name: Path) -> Path:
     Raises:
         InputError: it cannot.
     """
-    path = name.expanduser().absolute()
+    path = expanded(name).absolute()
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
     if not os.access(path.parent, os.W_OK):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from ..errors import ModelError
+from ..system.home import user_folder
 
 CHUNK = 1 << 20
 
@@ -30,11 +30,8 @@ class Fetched:
 
 
 def models_folder() -> Path:
-    """The folder for fetched models: PYH2O_MODELS, or the user's cache folder."""
-    chosen = os.environ.get("PYH2O_MODELS")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_cache_dir("pyh2o", appauthor=False)) / "models"
+    """The folder for fetched models: PYH2O_MODELS, or one in the user's cache folder."""
+    return user_folder("PYH2O_MODELS", platformdirs.user_cache_dir, "models")
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError
+from ..system.home import expanded
 from .folder import models_folder
 from .packaged import DEMO, PACKAGED, PackagedModel
 
@@ -69,7 +70,7 @@ def find_model(wanted: str | os.PathLike[str] | None) -> Path:
     """
     if wanted is None:
         return _there(DEMO)
-    path = Path(wanted).expanduser()
+    path = expanded(wanted)
     if path.is_file():
         return path
     name = os.fspath(wanted)

@@ -17,6 +17,7 @@ import platformdirs
 from ..errors import SessionError, SessionOpenError
 from ..system.archives import give_to, of_session, remove_of_session
 from ..system.files import replacement
+from ..system.home import user_folder
 from .session_file import is_of_kind
 
 SUFFIX = ".h2o"
@@ -28,11 +29,8 @@ BEFORE = ".before"
 
 
 def chats_folder() -> Path:
-    """The folder of the saved chats: PYH2O_CHATS, or the user's data folder."""
-    chosen = os.environ.get("PYH2O_CHATS")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(platformdirs.user_data_dir("pyh2o", appauthor=False)) / "chats"
+    """The folder of the saved chats: PYH2O_CHATS, or one in the user's data folder."""
+    return user_folder("PYH2O_CHATS", platformdirs.user_data_dir, "chats")
 
 
 def make_chats_folder() -> Path:

@@ -178,6 +178,34 @@ def test_bad_models_and_settings(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "-f", "~none/x"], "there is no prompt file ~none/x"),
+        (["generate", "-p", "x", "-o", "~none/x"], "there is no folder .*/~none: create it.*"),
+        (["ask", "-f", "~none/x"], "cannot read ~none/x: No such file or directory"),
+        (["ask", "Why?", "-m", "~none/x.gguf"], "there is no model file ~none/x.gguf: .*"),
+        (["batch", "~none/x", "-o", "y"], "cannot read ~none/x: No such file or directory.*"),
+        (["models", "check", "--json", "~none/x"], "there is no folder .*/~none: create it.*"),
+    ],
+)
+def test_the_home_folder_of_nobody(arguments: list[str], message: str) -> None:
+    output = run(*arguments, stdin="")
+    assert output.code == 1
+    assert re.fullmatch(f"error: {message}\n", output.notes)
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(*_: object, **__: object) -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr("platformdirs.user_config_dir", no_home)
+    monkeypatch.delenv("PYH2O_CONFIG")
+    output = run("models", "path")
+    assert output.code == 1
+    assert output.notes == "error: this user has no home folder: set HOME, or PYH2O_CONFIG\n"
+
+
 # -------------------------------------------------------------------------------------------------
 # The real program
 # -------------------------------------------------------------------------------------------------
