@@ -51,6 +51,8 @@ def one_line(error: Exception) -> str:
     """The message of an error without line breaks."""
     if isinstance(error, MemoryError):
         return "out of memory: use a smaller --ctx, or --kv-type q8_0"
+    if isinstance(error, FileNotFoundError) and error.strerror and not error.filename:
+        return "the current folder is gone: change to another one"  # os.getcwd() names no file
     if isinstance(error, OSError) and not isinstance(error, PyH2OError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__

@@ -195,6 +195,15 @@ def test_the_home_folder_of_nobody(arguments: list[str], message: str) -> None:
     assert re.fullmatch(f"error: {message}\n", output.notes)
 
 
+def test_the_current_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    output = run("generate", "-p", "x", "-o", "story.txt")
+    assert output.code == 1
+    assert output.notes == "error: the current folder is gone: change to another one\n"
+
+
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home(*_: object, **__: object) -> str:
         raise RuntimeError
