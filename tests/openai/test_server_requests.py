@@ -240,3 +240,20 @@ def test_tokens_that_are_none(server: Any) -> None:
     text = server.post("/extras/detokenize", {"tokens": tokens}).json["text"]
     assert text.strip() == "é!"
     assert server.post("/extras/detokenize", {"tokens": tokens[:-2]}).status == 200
+
+
+def test_the_description_of_the_routes_refers_to_what_it_has(server: Any) -> None:
+    document = loopback.get(server.port, "/openapi.json").json
+    named = re.findall(r'"\$ref": "([^"]*)"', json.dumps(document))
+    assert "#/components/schemas/Message" in named
+    for reference in named:
+        here = document
+        for step in reference.removeprefix("#/").split("/"):
+            here = here[step]
+    statuses = {
+        status
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for status in operation["responses"]
+    }
+    assert statuses == {"200", "204", "4XX"}

@@ -28,13 +28,18 @@ from .models import AnyModel, ModelSource, ServedModels
 from .open_sessions import OpenSessions
 from .page import page_routes
 from .refusals import RefusedError, address_refusal
-from .requests import answer, check_key, models_of, read, takes
+from .requests import answer, check_key, described, models_of, read, takes
 from .served_model import ServedModel
 from .session_routes import session_routes
 
 # After so many seconds again and again.
 SECONDS_TO_GIVE_BACK = 60
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return self.openapi_schema or described(super().openapi())
 
 
 def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
@@ -44,7 +49,7 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
         models: what is served; only this application may use them from now on.
         api_key: what clients have to send as bearer token; None lets everyone in.
     """
-    app = FastAPI(title="pyh2o", version=__version__)
+    app = _App(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
     app.state.models = models
     app.state.threads = {
         source.name: Threads(source.n_at_once, models.limits.waiting) for source in models.sources

@@ -83,9 +83,20 @@ async def _body(request: Request, limits: Limits) -> bytes:
 
 
 def takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The description of a body, for the pages at /docs."""
-    content = {"application/json": {"schema": kind.model_json_schema()}}
+    """The description of a body, for the pages at /docs; `described` puts its parts in place."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def described(document: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document with the parts of all bodies where references look for them."""
+    parts = document.setdefault("components", {}).setdefault("schemas", {})
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                parts.update(content["schema"].pop("$defs", {}))
+    return document
 
 
 def models_of(request: Request) -> ServedModels:
