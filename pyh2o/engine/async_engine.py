@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ..errors import ClosedError
 from .engine import Engine
 from .requests import Completions, Terms
 
@@ -49,7 +47,7 @@ class AsyncEngine:
     def __init__(self, model_path: str, **settings: Any) -> None:
         self.engine = Engine(model_path, **settings)
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="pyh2o text")
-        self._awaited: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+        self._closed = False
 
     async def __aenter__(self: Self) -> Self:
         return self
@@ -58,9 +56,8 @@ class AsyncEngine:
         await self.close()
 
     async def close(self) -> None:
-        """Free the model. Texts that are being read or written end."""
-        for left in self._awaited:
-            left.set()
+        """Free the model. Texts that are being read or written end with a `ClosedError`."""
+        self._closed = True
         await asyncio.to_thread(self.engine.close)
         self._threads.shutdown()
 
@@ -117,15 +114,16 @@ class AsyncEngine:
         stream: bool,
     ) -> Any:
         left = threading.Event()
-        self._awaited.add(left)
 
         def check() -> None:
             if left.is_set():
                 raise _LeftError
+            if self._closed:
+                raise ClosedError("the engine is closed: open it again")
 
         completions = Completions(self.engine, Terms(priority, wait_seconds, check))
         if stream:
-            chunks = _Chunks(self._threads, lambda: work(completions), left)
+            chunks = _Chunks(self._threads, lambda: work(completions), check, left)
             await chunks.begin()
             return chunks
         try:
@@ -147,12 +145,15 @@ class _Chunks:
         self,
         threads: ThreadPoolExecutor,
         work: Callable[[], Any],
+        check: Callable[[], None],
         left: threading.Event,
     ) -> None:
         self._work = work
+        self._check = check
         self._left = left
         self._loop = asyncio.get_running_loop()
-        self._made: asyncio.Queue[Any] = asyncio.Queue(MOST_UNREAD)
+        self._made: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = threading.Semaphore(MOST_UNREAD)
         self._first: list[Any] = []
         threads.submit(self._make)
 
@@ -183,6 +184,7 @@ class _Chunks:
         except asyncio.CancelledError:
             self._left.set()
             raise
+        self._room.release()
         if isinstance(chunk, BaseException):
             self._left.set()
             raise chunk
@@ -192,20 +194,15 @@ class _Chunks:
         """In the thread: chunks, and at the end None or an error."""
         try:
             for chunk in self._work():
+                while not self._room.acquire(timeout=LOOK_SECONDS):
+                    self._check()
                 self._put(chunk)
             self._put(None)
         except _LeftError:
-            pass
+            self._put(None)
         except BaseException as error:
-            with contextlib.suppress(_LeftError):
-                self._put(error)
+            self._put(error)
 
     def _put(self, chunk: Any) -> None:
-        """Hand a chunk over, when there is room for it."""
-        room = asyncio.run_coroutine_threadsafe(self._made.put(chunk), self._loop)
-        while not self._left.is_set():
-            with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
-                room.result(LOOK_SECONDS)
-                return
-        room.cancel()
-        raise _LeftError
+        """Hand a chunk over."""
+        self._loop.call_soon_threadsafe(self._made.put_nowait, chunk)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyh2o.engine import AsyncEngine
-from pyh2o.errors import BusyError
+from pyh2o.errors import BusyError, ClosedError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import EXACT_ROWS, ONE_THREAD, tiny_llama
 
@@ -103,5 +103,31 @@ def test_waiting_has_an_end(path: Path) -> None:
         with pytest.raises(BusyError):
             await engine.create_completion("twice", wait_seconds=0.05)
         await chunks.aclose()
+
+    run(path, work, texts=1)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_awaits_a_text_is_told_that_the_engine_was_closed(path: Path, *, reads: bool) -> None:
+    endless = {"max_tokens": -1, **NO_END}
+
+    async def work(engine: AsyncEngine) -> None:
+        chunks = await engine.create_completion("once", stream=True, **endless)
+
+        async def read() -> None:
+            async for _ in chunks:
+                pass
+
+        waiting = asyncio.create_task(engine.create_completion("twice", **endless))
+        await until(lambda: engine.engine.n_waiting == 1)
+        if not reads:
+            await engine.close()
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0.1)
+        if reads:
+            await engine.close()
+        for task in (reading, waiting):
+            with pytest.raises(ClosedError, match="closed"):
+                await asyncio.wait_for(task, 10)
 
     run(path, work, texts=1)
