@@ -33,3 +33,14 @@ def test_a_list_reads_what_has_changed(
     client.done("/talk-7/passages", max_tokens=3)
     assert len(client.got("?search=upon")["data"]) == N_SESSIONS
     assert set(read) == {"talk-7"}
+
+
+def test_sessions_that_nobody_uses_take_few_files(client: Any, chats: Path) -> None:
+    most = 32
+    names = [f"talk-{i}" for i in range(most + 8)]
+    for name in names:
+        client.begin(name)
+        client.got(f"/{names[0]}/map")  # again and again, so it stays
+    locked = {path.name for path in chats.glob(".*.lock")}
+    assert locked == {f".{name}.lock" for name in [names[0], *names[-most + 1 :]]}
+    assert client.say(names[1], "Hello?", max_tokens=3)["turn"]["user"] == "Hello?"

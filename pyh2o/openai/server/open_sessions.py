@@ -32,6 +32,8 @@ from .served_model import ServedModel
 
 # A session that nobody has asked for is let go, so that a terminal can open it.
 IDLE_SECONDS = 300.0
+# Of those that nobody uses so many stay open: each takes a file and a thread.
+MOST_IDLE = 32
 # Sessions of which is remembered what their files say.
 MOST_KNOWN = 4096
 
@@ -243,6 +245,10 @@ class OpenSessions:
             session.idle = threading.Timer(IDLE_SECONDS, self._let_go_if_idle, [session])
             session.idle.daemon = True
             session.idle.start()
+            self._open[session.chat.name] = self._open.pop(session.chat.name)  # the newest is last
+            idle = [each for each in self._open.values() if not each.n_users]
+            for oldest in idle[:-MOST_IDLE]:
+                self._let_go_if_idle(oldest)
 
     def _let_go_if_idle(self, session: OpenSession) -> None:
         with self._lock:
