@@ -139,7 +139,10 @@ class _LeftError(Exception):
 
 
 class _Chunks:
-    """A stream that a thread makes and a task reads; `aclose` ends it early."""
+    """A stream that a thread makes and a task reads; `aclose` ends it early.
+
+    So does a reader that leaves the loop: nothing in the thread holds this object.
+    """
 
     def __init__(
         self,
@@ -148,14 +151,13 @@ class _Chunks:
         check: Callable[[], None],
         left: threading.Event,
     ) -> None:
-        self._work = work
-        self._check = check
         self._left = left
-        self._loop = asyncio.get_running_loop()
-        self._made: asyncio.Queue[Any] = asyncio.Queue()
-        self._room = threading.Semaphore(MOST_UNREAD)
+        self._made = _Made(check)
         self._first: list[Any] = []
-        threads.submit(self._make)
+        threads.submit(self._made.make, work)
+
+    def __del__(self) -> None:
+        self._left.set()
 
     async def begin(self) -> None:
         """Wait for the first chunk: what is wrong with a request is raised here."""
@@ -180,20 +182,36 @@ class _Chunks:
         if self._left.is_set():
             return None
         try:
-            chunk = await self._made.get()
+            chunk = await self._made.take()
         except asyncio.CancelledError:
             self._left.set()
             raise
-        self._room.release()
         if isinstance(chunk, BaseException):
             self._left.set()
             raise chunk
         return chunk
 
-    def _make(self) -> None:
-        """In the thread: chunks, and at the end None or an error."""
+
+class _Made:
+    """Chunks on their way from a thread to a task."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` is called while there is no room; what it raises ends the stream."""
+        self._check = check
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = threading.Semaphore(MOST_UNREAD)
+
+    async def take(self) -> Any:
+        """In the task: the next chunk; at the end None or an error."""
+        chunk = await self._chunks.get()
+        self._room.release()
+        return chunk
+
+    def make(self, work: Callable[[], Any]) -> None:
+        """In the thread: hand over the chunks that `work` gives."""
         try:
-            for chunk in self._work():
+            for chunk in work():
                 while not self._room.acquire(timeout=LOOK_SECONDS):
                     self._check()
                 self._put(chunk)
@@ -204,5 +222,4 @@ class _Chunks:
             self._put(error)
 
     def _put(self, chunk: Any) -> None:
-        """Hand a chunk over."""
-        self._loop.call_soon_threadsafe(self._made.put_nowait, chunk)
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)

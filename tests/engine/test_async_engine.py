@@ -93,6 +93,9 @@ def test_a_cancelled_task_frees_its_place(path: Path) -> None:
             break
         await chunks.aclose()
         await until(lambda: engine.engine.n_running == 0)
+        async for _ in await engine.create_completion("once", stream=True, **endless):
+            break
+        await until(lambda: engine.engine.n_running == 0)
 
     run(path, work, texts=1)
 
