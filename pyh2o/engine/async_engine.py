@@ -121,6 +121,7 @@ class AsyncEngine:
             if self._closed:
                 raise ClosedError("the engine is closed: open it again")
 
+        check()
         completions = Completions(self.engine, Terms(priority, wait_seconds, check))
         if stream:
             chunks = _Chunks(self._threads, lambda: work(completions), check, left)

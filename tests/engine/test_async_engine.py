@@ -132,5 +132,7 @@ def test_who_awaits_a_text_is_told_that_the_engine_was_closed(path: Path, *, rea
         for task in (reading, waiting):
             with pytest.raises(ClosedError, match="closed"):
                 await asyncio.wait_for(task, 10)
+        with pytest.raises(ClosedError, match="closed"):
+            await engine.create_completion("thrice")
 
     run(path, work, texts=1)
