@@ -76,9 +76,9 @@ class Places:
         if stored is not None or n_there == 0:
             place = self._emptiest()
             self._move_out(place)
-        self._free.remove(place)
         if stored is not None:
             n_there = self._move_in(place, stored)
+        self._free.remove(place)
         n_end = n_read_anew(place)
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
@@ -162,9 +162,12 @@ class Places:
         """Give a place the text; how many of its tokens are there now."""
         try:
             place.load_kv_state(stored.read(), stored.tokens)
-        except (PyH2OError, OSError):  # then it is read again
+        except (PyH2OError, OSError, MemoryError):  # then it is read again
             place.reset()
             return 0
+        except BaseException:  # Ctrl-C may have left a part of it
+            place.reset()
+            raise
         self.store.note_use(stored)
         return stored.n_tokens
 

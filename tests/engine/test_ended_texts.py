@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 from collections.abc import Iterator
@@ -276,3 +277,23 @@ def test_a_folder_that_cannot_be_used_leaves_no_model_open(path: Path, tmp_path:
     with pytest.raises(SettingsError, match="store_dir"):
         tiny_engine(path, texts=1, store_dir=file / "store", **BUDGET)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_no_place_is_lost_when_a_text_cannot_come_back(
+    path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, error: type
+) -> None:
+    with tiny_engine(path, texts=1, **BUDGET) as engine:
+        text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 10)
+        complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
+
+        def fails(*_args: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(Llama, "load_kv_state", fails)
+            complete(engine, [*text, 5, 6, 7], 1)
+        assert engine.n_running == 0
+        with tiny_llama(path, **BUDGET) as alone:
+            expected = next(alone.generate([*text, 5, 6, 7], temp=0.0))
+        assert complete(engine, [*text, 5, 6, 7], 1)[-1] == expected
