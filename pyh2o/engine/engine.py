@@ -192,7 +192,7 @@ class Engine:
         try:
             yield place
         finally:
-            place.prompt_progress = place.while_reading = None
+            place.prompt_progress = place.while_reading = place.begun = None
             self._model.batcher.leave(place.seq_id)
             try:
                 if owner is None:

@@ -78,6 +78,7 @@ class Place(Llama):
         owner: whose text this is, if nobody else may go on with it.
         keeps_text: whether the owner's text is here; the owner sets it once that is so.
         counts: of all texts that were here so far.
+        begun: the tokens of the prompt that is completed next, if they are known.
     """
 
     _breakable = False  # here; the thread of the batches breaks them off
@@ -92,7 +93,7 @@ class Place(Llama):
         self.owner: object | None = None
         self.keeps_text = False
         self.counts = TextCounts()
-        self._begun: list[int] | None = None
+        self.begun: list[int] | None = None
         self._batcher = shared.batcher
         self._context = PlaceContext(shared._context, self, shared.batcher)
         self._batch = LlamaBatch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=False)
@@ -127,7 +128,7 @@ class Place(Llama):
         Returns:
             How many of them are in the cache, and are not read again.
         """
-        self._begun = list(tokens)
+        self.begun = list(tokens)
         n_cached = max(0, min(self.n_to_go_on(tokens), len(tokens) - 1))
         self.counts += TextCounts(len(tokens), n_cached)
         return n_cached
@@ -181,7 +182,7 @@ class Place(Llama):
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         request = completion.CompletionRequest(*args, **kwargs)
-        tokens, self._begun = self._begun, None
+        tokens, self.begun = self.begun, None
         return self._complete(request, tokens=tokens, usage_in_stream=True)
 
     def leave_session(self) -> None:
