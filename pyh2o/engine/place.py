@@ -211,6 +211,7 @@ class PlaceGuard(Guard):
         super().__init__()
         self._shared = shared
         self._batcher = batcher
+        self._depth = 0  # how often the text's thread has the context
 
     def check(self) -> None:
         """Refuse a use that is wrong for whichever thread (see `Guard.check`)."""
@@ -221,6 +222,7 @@ class PlaceGuard(Guard):
         """Begin to use the text: waits for others who use the context."""
         super().__enter__()
         self._batcher.lock.acquire()
+        self._depth += 1
         try:
             self.check()  # the engine may have been closed meanwhile
         except PyH2OError:
@@ -229,6 +231,7 @@ class PlaceGuard(Guard):
 
     def __exit__(self, *error: object) -> None:
         """End to use it."""
+        self._depth -= 1
         self._batcher.lock.release()
         super().__exit__(*error)
 
@@ -236,10 +239,16 @@ class PlaceGuard(Guard):
     def without_context(self) -> Iterator[None]:
         """Use the text and the model, but not the context, which others may use meanwhile."""
         super().__enter__()
+        depth, self._depth = self._depth, 0
+        for _ in range(depth):  # `generate` has it around each token
+            self._batcher.lock.release()
         try:
             self.check()
             yield
         finally:
+            for _ in range(depth):
+                self._batcher.lock.acquire()
+            self._depth = depth
             super().__exit__()
 
     def wait_and_close(self) -> None:

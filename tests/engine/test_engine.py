@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from llama_cpp import LogitsProcessorList
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
 from pyh2o import Llama
@@ -259,6 +260,32 @@ def test_a_text_that_is_broken_off_frees_its_place(engine: Engine) -> None:
             next(stream)
             stream.close()
     assert engine.n_running == 0
+
+
+def test_a_text_that_takes_long_to_choose_a_token_holds_up_no_other(engine: Engine) -> None:
+    """As a grammar or a processor of one's own may."""
+    chooses, goes_on = threading.Event(), threading.Event()
+    in_time = []
+
+    def waits(_tokens: Any, logits: Any) -> Any:
+        chooses.set()
+        in_time.append(goes_on.wait(10))
+        return logits
+
+    def slow() -> None:
+        with engine.text() as llm:
+            processors = LogitsProcessorList([waits])
+            llm.create_completion("slow", max_tokens=2, logits_processor=processors)
+
+    def other() -> None:
+        assert chooses.wait(20)
+        with engine.text() as llm:
+            llm.create_completion("other", max_tokens=20)
+        assert engine.report()
+        goes_on.set()
+
+    at_once([slow, other])
+    assert all(in_time)
 
 
 def test_one_that_fails_does_not_stop_the_others(engine: Engine, rng: np.random.Generator) -> None:
