@@ -102,25 +102,30 @@ async function parsed(file) {
   }
 }
 
+// Behind a question another session may be opened, by going back: each is about the one that was open when it was asked.
+
 /** Renames a session. */
 export async function rename(page) {
-  const name = await askLine("Rename", "Name", page.name);
-  if (!name || name === page.name) return;
-  const session = await careful(() => api.change(page.name, { name }));
-  if (session) page.go(session.name);
+  const { name: old } = page.session;
+  const name = await askLine("Rename", "Name", old);
+  if (!name || name === old) return;
+  const session = await careful(() => api.change(old, { name }));
+  if (session && page.viewed === old) page.go(session.name);
 }
 
 /** Deletes a session, after asking. */
 export async function remove(page) {
-  const isSure = await askWhether(`Delete ${page.name}?`, "Its text and its cache are gone then.", "Delete");
-  if (isSure && await careful(() => api.remove(page.name))) page.go(null);
+  const { name } = page.session;
+  const isSure = await askWhether(`Delete ${name}?`, "Its text and its cache are gone then.", "Delete");
+  if (isSure && await careful(() => api.remove(name)) && page.viewed === name) page.go(null);
 }
 
 /** Lets a session be downloaded, in a form that is asked for. */
 export async function exportOne(page) {
+  const { name } = page.session;
   const forms = [["text", "Text", "txt"], ["markdown", "Markdown", "md"], ["json", "JSON, to import it again", "json"]];
   const select = h("select", {}, ...forms.map(([value, label]) => h("option", { value }, label)));
   if (!await ask("Export", [h("label", { class: "field" }, "As", select)], "Download")) return;
   const ending = forms.find(([value]) => value === select.value)[2];
-  await careful(async () => save(await api.exported(page.name, select.value), `${page.name}.${ending}`));
+  await careful(async () => save(await api.exported(name, select.value), `${name}.${ending}`));
 }

@@ -121,10 +121,11 @@ export class Page {
   }
 
   async settings() {
-    const changed = await askSettings(this.session ?? this.draft, this.kind === "story");
+    const { session } = this;
+    const changed = await askSettings(session ?? this.draft, this.kind === "story");
     if (!changed || !Object.keys(changed).length) return;
-    if (!this.session) Object.assign(this.draft, changed);
-    else if (await careful(() => api.change(this.name, changed))) await this.reload(this.name);
+    if (!session) Object.assign(this.draft, changed);
+    else if (await careful(() => api.change(session.name, changed))) await this.reload(session.name);
   }
 
   /** Shows a session as the server has it now; null if it does not say. */

@@ -41,7 +41,7 @@ export class Memory {
   build() {
     const legend = h("ul", { class: "legend" }, ...STATES.slice(0, UNREAD).map(({ id, words }) =>
       h("li", {}, h("span", { class: `swatch t ${id} s4`, "aria-hidden": "true" }), words)));
-    const save = (work) => () => this.map && work(this.map, `${this.page.name} - memory`);
+    const save = (work) => () => this.map && work(this.map, `${this.page.viewed} - memory`);
     const about = h("div", { class: "about", tabindex: 0, role: "region", "aria-label": "About the memory" },
       h("div", { class: "memory-head" }, h("h2", {}, "Memory"),
         button("×", () => this.show(false), { class: "icon", "aria-label": "Close the memory" })),
@@ -49,7 +49,7 @@ export class Memory {
       h("h3", {}, "Figures"), this.numbers.element,
       h("h3", {}, "Remembered for this answer"), this.recalled,
       h("h3", {}, "More"),
-      h("div", { class: "more" }, button("Layers and heads", () => showHeads(this.page.name)),
+      h("div", { class: "more" }, button("Layers and heads", () => showHeads(this.page.viewed)),
         button("Save as PNG", save(savePng)), button("Save as SVG", save(saveSvg))));
     byId("memory").replaceChildren(this.strip.element, about);
   }

@@ -32,18 +32,19 @@ export class Pins {
   async set(isPin) {
     const selection = getSelection();
     const range = selection.getRangeAt(0);
+    const { viewed } = this.page; // another one may be open when the tokens have come
     const what = spanOf(range) ?? await this.page.view.selected(selection.toString().trim(), range);
     selection.removeAllRanges();
-    await this.send(isPin, what);
+    await this.send(viewed, isPin, what);
   }
 
   /** Pins a token, or unpins it. */
   togglePin(position, isPinned) {
-    return this.send(!isPinned, { start: position, end: position + 1 });
+    return this.send(this.page.viewed, !isPinned, { start: position, end: position + 1 });
   }
 
-  async send(isPin, what) {
-    const done = await careful(() => (isPin ? api.pin : api.unpin)(this.page.name, what));
+  async send(name, isPin, what) {
+    const done = await careful(() => (isPin ? api.pin : api.unpin)(name, what));
     if (!done) return;
     announce(isPin ? "Pinned" : "Unpinned");
     this.onChange();

@@ -1,0 +1,77 @@
+"""Several things at once on the page: quick hands, other tabs, slow and broken servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+IDLE = "body:not(.making)"
+
+
+def box_of(page: Any) -> Any:
+    return page.get_by_label("Message", exact=True)
+
+
+def chat(fake: Any, name: str, *messages: str) -> Any:
+    session = fake.add(name)
+    for message in messages:
+        turn = {"user": message, "answer": f"To {message}", "finish": "stop", "attempt": 0}
+        session.turns.append(turn)
+    session.touch()
+    return session
+
+
+@contextmanager
+def held(page: Any, place: str, method: str, n: int = 1) -> Iterator[None]:
+    """While requests wait; the next lines run when `n` of them do, and they go on at the end."""
+    waiting: list[Any] = []
+
+    def on_request(route: Any) -> None:
+        if route.request.method == method:
+            waiting.append(route)
+        else:
+            route.continue_()
+
+    page.route(place, on_request)
+    try:
+        yield
+        for _ in range(200):
+            if len(waiting) >= n:
+                break
+            page.wait_for_timeout(20)
+        assert len(waiting) >= n
+    finally:
+        for route in waiting:
+            route.continue_()
+        page.unroute(place, on_request)
+
+
+@pytest.mark.parametrize("what", ["Delete", "Rename", "Settings"])
+def test_a_question_is_about_the_session_that_it_was_asked_for(
+    tab: Any, fake: Any, what: str
+) -> None:
+    """Also where somebody goes back in the browser's history before answering it."""
+    chat(fake, "one", "first")
+    chat(fake, "two", "second")
+    page = tab("#/s/one").page
+    page.get_by_role("heading", name="one").wait_for()
+    page.goto(f"{fake.address}/#/s/two")
+    page.get_by_role("heading", name="two").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name=what).click()
+    page.go_back()
+    page.locator("#title").get_by_text("one").wait_for()
+    dialog = page.locator("dialog")
+    if what == "Rename":
+        dialog.get_by_role("textbox", name="Name").fill("three")
+    if what == "Settings":
+        dialog.get_by_label("Temperature").fill("0.25")
+    dialog.locator("button[type=submit]").click()
+    page.wait_for_timeout(300)
+    names = {"Delete": ["one"], "Rename": ["one", "three"], "Settings": ["one", "two"]}
+    assert sorted(fake.sessions) == names[what]
+    assert fake.sessions["one"].sampling["temperature"] != 0.25
+    assert page.locator("#title").inner_text() == "one"
