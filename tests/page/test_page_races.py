@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+from browser import answers, shows, until
 
 IDLE = "body:not(.making)"
 
@@ -75,3 +78,50 @@ def test_a_question_is_about_the_session_that_it_was_asked_for(
     assert sorted(fake.sessions) == names[what]
     assert fake.sessions["one"].sampling["temperature"] != 0.25
     assert page.locator("#title").inner_text() == "one"
+
+
+def test_a_session_that_comes_late_is_not_shown_over_another(tab: Any, fake: Any) -> None:
+    chat(fake, "one", "first")
+    page = tab().page
+    box = box_of(page)
+    box.fill("slowly please")
+    with held(page, "**/v1/sessions", "POST"):
+        box.press("Enter")
+        page.get_by_role("link", name=re.compile("^one")).click()
+        page.locator(".said").get_by_text("first").wait_for()
+    until(page, "document.body.classList.contains('making')")
+    assert page.locator("#title").inner_text() == "one"
+    assert page.url.endswith("#/s/one")
+    page.goto(f"{fake.address}/#/s/chat-2")
+    page.locator(".answer").get_by_text("word 3.").wait_for()
+    page.go_back()
+    page.keyboard.press("Escape")
+    page.locator(IDLE).wait_for()
+    page.wait_for_timeout(200)
+    assert answers(page) == ["To first"]
+
+
+def test_a_story_is_begun_once(tab: Any, fake: Any) -> None:
+    page = tab("#/new-story").page
+    page.get_by_label("Beginning of the story").fill("Once upon a time,")
+    with held(page, "**/v1/sessions", "POST"):
+        page.get_by_role("button", name="Write", exact=True).dblclick()
+    page.get_by_role("button", name="Undo passage").wait_for()
+    page.locator(IDLE).wait_for()
+    page.wait_for_timeout(200)
+    assert list(fake.sessions) == ["chat-1"]
+
+
+def test_a_chat_is_begun_once(tab: Any, fake: Any) -> None:
+    page = tab().page
+    box = box_of(page)
+    with held(page, "**/v1/sessions", "POST"):
+        box.fill("first")
+        box.press("Enter")
+        box.fill("second")
+        box.press("Enter")
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    page.wait_for_timeout(200)
+    assert list(fake.sessions) == ["chat-1"]
+    shows(box, "second")
+    assert [turn["user"] for turn in fake.sessions["chat-1"].turns] == ["first"]

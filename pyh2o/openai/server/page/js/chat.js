@@ -17,6 +17,7 @@ export class Chat {
   constructor(page) {
     this.page = page;
     this.isShown = false;
+    this.isBeginning = false;
     /** @type {Message[]} */
     this.messages = [];
     this.composer = new Composer({
@@ -85,13 +86,15 @@ export class Chat {
   }
 
   async send(text) {
-    if (writing()) return;
+    if (writing() || this.isBeginning) return;
     const { isEdit } = this.composer;
     const before = this.messages.length;
     this.composer.clear();
     this.markEdited(false);
     if (!this.session) {
-      const created = await careful(() => this.page.create({ kind: "conversation" }));
+      this.isBeginning = true;
+      const created = await careful(() => this.page.create(this, { kind: "conversation" }));
+      this.isBeginning = false;
       if (!created) return this.composer.put(text);
       this.session = created;
       this.composer.name = created.name;

@@ -34,11 +34,16 @@ export class Page {
     location.hash = name === null ? "#/new" : this.address(name);
   }
 
-  /** Makes the session that the draft on the page is for. */
-  async create(body) {
+  /** Makes the session of a view that was shown for a new one. */
+  async create(view, body) {
     const { system, ...draft } = this.draft;
     const isChat = body.kind === "conversation"; // a story has no system prompt
     const session = await api.create({ ...draft, ...(isChat && system ? { system } : {}), ...body });
+    if (this.view !== view || this.name !== null) {
+      // Loading a model takes time, and something else is open by now: the view is shown when this one is opened.
+      this.kept = { name: session.name, view };
+      return session;
+    }
     this.name = session.name;
     history.replaceState(null, "", this.address(session.name));
     this.setSession(session);

@@ -21,6 +21,7 @@ export class Story {
   /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
+    this.isBeginning = false;
     this.paper = h("div", { class: "page-text" });
     this.text = new StoryText(this.paper);
     this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
@@ -85,9 +86,11 @@ export class Story {
   }
 
   async write() {
-    if (writing()) return;
+    if (writing() || this.isBeginning) return;
     if (!this.session) {
-      const created = await careful(() => this.page.create({ kind: "story", text: this.begin.value }));
+      this.isBeginning = true;
+      const created = await careful(() => this.page.create(this, { kind: "story", text: this.begin.value }));
+      this.isBeginning = false;
       if (!created) return;
       remember(BEGINNING, "");
       this.show(created);
