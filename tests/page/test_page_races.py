@@ -125,3 +125,62 @@ def test_a_chat_is_begun_once(tab: Any, fake: Any) -> None:
     assert list(fake.sessions) == ["chat-1"]
     shows(box, "second")
     assert [turn["user"] for turn in fake.sessions["chat-1"].turns] == ["first"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "story"])
+def test_a_double_click_takes_back_once(tab: Any, fake: Any, kind: str) -> None:
+    if kind == "chat":
+        session = chat(fake, "one", "first", "second", "third")
+    else:
+        session = fake.add("one", kind="story", text="a, b, c")
+        session.passages = [1, 3, 5]
+    page = tab("#/s/one").page
+    page.get_by_role("button", name="Undo").dblclick()
+    until(page, "document.querySelector('#live').textContent.includes('taken back')")
+    page.wait_for_timeout(300)
+    assert len(session.turns if kind == "chat" else session.passages) == 2
+
+
+@pytest.mark.parametrize("what", ["Undo", "Edit"])
+def test_what_another_tab_has_said_is_not_taken_back_unseen(tab: Any, fake: Any, what: str) -> None:
+    session = chat(fake, "one", "first", "second")
+    page = tab("#/s/one").page
+    page.get_by_role("button", name=what).wait_for()
+    if what == "Edit":
+        page.get_by_role("button", name="Edit").click()
+        box_of(page).fill("second, in other words")
+    other = {"user": "from elsewhere", "answer": "so", "finish": "stop", "attempt": 0}
+    session.turns.append(other)
+    session.touch()
+    if what == "Edit":
+        box_of(page).press("Enter")
+    else:
+        page.get_by_role("button", name="Undo").click()
+    page.locator(".said").get_by_text("from elsewhere").wait_for()
+    page.wait_for_timeout(200)
+    assert [turn["user"] for turn in session.turns] == ["first", "second", "from elsewhere"]
+    assert page.locator(".said").all_inner_texts() == ["first", "second", "from elsewhere"]
+    shows(box_of(page), "second, in other words" if what == "Edit" else "")
+
+
+def test_an_answer_in_the_making_stays_where_the_session_is_read_again(tab: Any, fake: Any) -> None:
+    """As of other tabs, which is asked for now and then."""
+    session = chat(fake, "one", "first")
+    page = tab("#/s/one").page
+    page.get_by_role("button", name="Undo").wait_for()
+    late: list[Any] = []
+    page.route("**/sessions/one", lambda route: late.append((route, route.fetch())))
+    session.touch()
+    while not late:
+        page.wait_for_timeout(50)
+    box_of(page).fill("slowly please")
+    box_of(page).press("Enter")
+    page.locator(".answer").get_by_text("word 3.").wait_for()
+    for route, response in late:
+        route.fulfill(response=response)
+    page.unroute_all()
+    page.wait_for_timeout(200)
+    assert page.locator(".said").all_inner_texts() == ["first", "slowly please"]
+    page.locator(".answer").get_by_text("word 9.").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("The answer was stopped.").wait_for()

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { behavior, button, h } from "./dom.js";
 import { remember } from "./drafts.js";
-import { announce, careful } from "./live.js";
+import { alone, announce, careful } from "./live.js";
 import { make, writing } from "./making.js";
 import { Message } from "./message.js";
 import { spanIn, textBefore } from "./selected.js";
@@ -17,7 +17,7 @@ export class Chat {
   constructor(page) {
     this.page = page;
     this.isShown = false;
-    this.isBeginning = false;
+    this.isBusy = false; // a session is made, or a turn taken back
     /** @type {Message[]} */
     this.messages = [];
     this.composer = new Composer({
@@ -86,19 +86,17 @@ export class Chat {
   }
 
   async send(text) {
-    if (writing() || this.isBeginning) return;
+    if (writing() || this.isBusy) return;
     const { isEdit } = this.composer;
     const before = this.messages.length;
     this.composer.clear();
     this.markEdited(false);
     if (!this.session) {
-      this.isBeginning = true;
-      const created = await careful(() => this.page.create(this, { kind: "conversation" }));
-      this.isBeginning = false;
+      const created = await alone(this, () => this.page.create(this, { kind: "conversation" }));
       if (!created) return this.composer.put(text);
       this.session = created;
       this.composer.name = created.name;
-    }
+    } else if (isEdit && !await alone(this, () => this.page.isCurrent(this.session))) return this.composer.put(text);
     remember(this.session.name, text);
     await this.answer(isEdit ? { edit: text } : { message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
@@ -171,12 +169,13 @@ export class Chat {
   }
 
   async undo() {
-    if (writing()) return;
+    if (writing() || this.isBusy) return;
     const last = this.messages.at(-1).turn;
-    const session = await careful(() => api.undo(this.session.name));
+    const { name } = this.session;
+    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.undo(name));
     if (!session) return;
     if (!this.composer.box.value) this.composer.put(last.user);
-    await this.page.reload(session.name);
+    await this.page.renew(session);
     announce("The last message and its answer were taken back.");
   }
 

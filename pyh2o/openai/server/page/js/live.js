@@ -46,3 +46,9 @@ export async function careful(work) {
     return null;
   }
 }
+
+/** The same, during which a view is busy: it begins nothing else. */
+export function alone(view, work) {
+  view.isBusy = true;
+  return careful(work).finally(() => { view.isBusy = false; });
+}

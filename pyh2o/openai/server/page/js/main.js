@@ -136,11 +136,26 @@ export class Page {
   /** Shows a session as the server has it now; null if it does not say. */
   async reload(name) {
     const session = await careful(() => api.get(name));
-    if (!session || this.viewed !== name) return session;
+    if (session) await this.renew(session);
+    return session;
+  }
+
+  /** Shows what the server has of a session, if it is open; what is written to it is shown when that has ended. */
+  async renew(session) {
+    if (this.viewed !== session.name || writing() === session.name) return;
     this.view.show(session);
     this.setSession(session);
     await careful(() => this.conversations.refresh());
-    return session;
+  }
+
+  /** Whether the server has a session as it is shown; else it is shown anew: nobody changes an end that he has not seen. */
+  async isCurrent({ name, text, turns_list: turns }) {
+    const now = await careful(() => api.get(name));
+    if (!now) return false;
+    if (now.text === text && JSON.stringify(now.turns_list) === JSON.stringify(turns)) return true;
+    await this.renew(now);
+    complain(`${name} was changed elsewhere: this is how it is now, and nothing was done to it.`);
+    return false;
   }
 
   /** Sees what other tabs and programs have done, while somebody looks. */

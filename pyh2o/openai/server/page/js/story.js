@@ -6,7 +6,7 @@ import { askWhether } from "./dialogs.js";
 import { button, h } from "./dom.js";
 import { recall, remember } from "./drafts.js";
 import { count } from "./format.js";
-import { announce, careful } from "./live.js";
+import { alone, announce, careful } from "./live.js";
 import { make, stop, writing } from "./making.js";
 import { StoryText } from "./storytext.js";
 
@@ -21,7 +21,7 @@ export class Story {
   /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
-    this.isBeginning = false;
+    this.isBusy = false; // a session is made, or a passage taken back
     this.paper = h("div", { class: "page-text" });
     this.text = new StoryText(this.paper);
     this.begin = h("textarea", { class: "begin", dir: "auto", "aria-label": "Beginning of the story",
@@ -86,18 +86,16 @@ export class Story {
   }
 
   async write() {
-    if (writing() || this.isBeginning) return;
+    if (writing() || this.isBusy) return;
     if (!this.session) {
-      this.isBeginning = true;
-      const created = await careful(() => this.page.create(this, { kind: "story", text: this.begin.value }));
-      this.isBeginning = false;
+      const created = await alone(this, () => this.page.create(this, { kind: "story", text: this.begin.value }));
       if (!created) return;
       remember(BEGINNING, "");
       this.show(created);
     }
     const body = { max_tokens: Number(this.tokens.value) || USUAL_TOKENS };
     if (this.caret.place !== null) {
-      if (!await this.mayCut(this.caret.place)) return;
+      if (!await alone(this, () => this.mayCut(this.caret.place))) return;
       body.at = this.text.characterAt(this.caret.place);
       this.text.cut(this.caret.place);
       this.caret.clear();
@@ -128,17 +126,19 @@ export class Story {
   }
 
   async mayCut(place) {
+    if (!await this.page.isCurrent(this.session)) return false;
     const behind = this.text.size - place;
     if (behind <= MUCH) return true;
     return askWhether("Cut the rest?", `${count(behind)} characters behind the cursor are taken away, and the story goes on from there.`, "Cut and write on");
   }
 
   async undo() {
-    if (writing()) return;
-    const session = await careful(() => api.undo(this.session.name));
+    if (writing() || this.isBusy) return;
+    const { name } = this.session;
+    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.undo(name));
     if (!session) return;
     this.caret.clear();
-    await this.page.reload(session.name);
+    await this.page.renew(session);
     announce("The last passage was taken back.");
   }
 
