@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from browser import answers, shows, until
+from browser import answers, say, shows, until
 
 IDLE = "body:not(.making)"
 
@@ -141,6 +141,46 @@ def test_a_double_click_takes_back_once(tab: Any, fake: Any, kind: str) -> None:
     assert len(session.turns if kind == "chat" else session.passages) == 2
 
 
+def test_a_message_that_was_taken_back_survives_a_reload(tab: Any, fake: Any) -> None:
+    session = chat(fake, "one", "first", "second")
+    page = tab("#/s/one").page
+    page.get_by_role("button", name="Undo").wait_for()
+    page.route("**/undo", lambda _route: fake.sessions["one"].turns.pop())  # the answer never comes
+    page.get_by_role("button", name="Undo").click()
+    while len(session.turns) == 2:
+        page.wait_for_timeout(20)
+    session.touch()
+    page.reload()
+    page.locator(".said").get_by_text("first").wait_for()
+    shows(box_of(page), "second")
+
+
+@pytest.mark.parametrize("how", ["seen", "taken back"])
+def test_an_edit_ends_where_its_message_is_the_last_one_no_more(
+    tab: Any, fake: Any, how: str
+) -> None:
+    session = chat(fake, "one", "first", "second")
+    page = tab("#/s/one").page
+    page.get_by_role("button", name="Edit").click()
+    box_of(page).fill("second, in other words")
+    if how == "seen":
+        turn = {"user": "from elsewhere", "answer": "so", "finish": "stop", "attempt": 0}
+        session.turns.append(turn)
+        session.touch()
+        page.locator(".said").get_by_text("from elsewhere").wait_for()
+    else:
+        page.get_by_role("button", name="Undo").click()
+        page.locator(".turn").nth(1).wait_for(state="detached")
+    page.get_by_text("You are changing your last message.").wait_for(state="hidden")
+    shows(box_of(page), "second, in other words")
+    kept = [turn["user"] for turn in session.turns]
+    box_of(page).press("Enter")
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    until(page, "document.querySelector('textarea').value === ''")
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    assert [turn["user"] for turn in session.turns] == [*kept, "second, in other words"]
+
+
 @pytest.mark.parametrize("what", ["Undo", "Edit"])
 def test_what_another_tab_has_said_is_not_taken_back_unseen(tab: Any, fake: Any, what: str) -> None:
     session = chat(fake, "one", "first", "second")
@@ -184,3 +224,93 @@ def test_an_answer_in_the_making_stays_where_the_session_is_read_again(tab: Any,
     page.locator(".answer").get_by_text("word 9.").wait_for()
     page.keyboard.press("Escape")
     page.get_by_text("The answer was stopped.").wait_for()
+
+
+def test_a_draft_survives_an_edit_of_the_last_message(tab: Any, fake: Any) -> None:
+    session = chat(fake, "one", "first")
+    page = tab("#/s/one").page
+    box = box_of(page)
+    for ends in ("cancelled", "sent"):
+        box.fill("a long draft")
+        page.get_by_role("button", name="Edit").click()
+        shows(box, session.turns[0]["user"])
+        if ends == "cancelled":
+            page.get_by_role("button", name="Cancel").click()
+        else:
+            box.fill("first, in other words")
+            box.press("Enter")
+            page.locator(".said").get_by_text("first, in other words").wait_for()
+            page.locator(f"{IDLE} .turn-actions").wait_for()
+        shows(box, "a long draft")
+    page.reload()
+    shows(box, "a long draft")
+
+
+def test_a_draft_survives_a_message_that_comes_back(tab: Any, fake: Any) -> None:
+    page = tab().page
+    say(page, "hello")
+    fake.sessions["chat-1"].answering = True
+    box = box_of(page)
+    box.fill("refused")
+    with held(page, "**/answers", "POST"):
+        box.press("Enter")
+        until(page, "document.querySelector('textarea').value === ''")
+        box.fill("another draft")
+    page.get_by_text("session chat-1 is being answered").wait_for()
+    shows(box, "refused\n\nanother draft")
+    page.route("**/answers", lambda _route: None)
+    box.fill("read all of this")
+    box.press("Enter")
+    until(page, "document.body.classList.contains('making')")
+    box.fill("what comes next")
+    page.reload()
+    shows(box, "read all of this\n\nwhat comes next")
+
+
+def test_a_draft_goes_along_with_a_new_name(tab: Any, fake: Any) -> None:
+    chat(fake, "one", "first")
+    page = tab("#/s/one").page
+    box_of(page).fill("a draft")
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Name").fill("two")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="two").wait_for()
+    shows(box_of(page), "a draft")
+
+
+def test_a_message_that_is_refused_behind_another_session_is_not_lost(tab: Any, fake: Any) -> None:
+    chat(fake, "one", "first").answering = True
+    chat(fake, "two", "second")
+    page = tab("#/s/one").page
+    box = box_of(page)
+    box.fill("refused")
+    with held(page, "**/answers", "POST"):
+        box.press("Enter")
+        page.get_by_role("link", name=re.compile("^two")).click()
+        page.locator(".said").get_by_text("second").wait_for()
+    page.get_by_text("session one is being answered").wait_for()
+    page.wait_for_timeout(200)
+    page.get_by_role("link", name=re.compile("^one")).click()
+    page.locator(".said").get_by_text("first").wait_for()
+    shows(box, "refused")
+
+
+def test_a_message_that_has_arrived_after_all_leaves_the_box(tab: Any, fake: Any) -> None:
+    """A server that ends in the middle of an answer saves it, and cannot say so any more."""
+    session = chat(fake, "one", "first")
+    page = tab("#/s/one").page
+    page.get_by_role("button", name="Edit").wait_for()
+    page.route("**/answers", lambda route: route.abort())
+    page.route("**/sessions/one", lambda route: route.abort())
+    box = box_of(page)
+    box.fill("second")
+    box.press("Enter")
+    page.get_by_text("the server does not answer").wait_for()
+    shows(box, "second")
+    page.unroute_all()
+    turn = {"user": "second", "answer": "half of", "finish": "interrupted", "attempt": 0}
+    session.turns.append(turn)
+    session.touch()
+    page.locator(".answer").get_by_text("half of").wait_for()
+    shows(box, "")

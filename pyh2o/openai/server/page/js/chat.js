@@ -3,7 +3,6 @@
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { behavior, button, h } from "./dom.js";
-import { remember } from "./drafts.js";
 import { alone, announce, careful } from "./live.js";
 import { make, writing } from "./making.js";
 import { Message } from "./message.js";
@@ -42,7 +41,10 @@ export class Chat {
   /** Shows a session; null for one that begins with the first message. */
   show(session) {
     const turns = session?.turns_list ?? [];
-    if (!this.isShown) this.composer.keepFor(session?.name ?? null, turns.at(-1)?.user);
+    const last = turns.at(-1)?.user;
+    const before = this.session?.turns_list ?? [];
+    if (!this.isShown) this.composer.keepFor(session?.name ?? null, last);
+    else if (turns.length !== before.length || last !== before.at(-1)?.user) this.composer.arrived(last);
     this.isShown = true;
     this.session = session;
     const fromEnd = this.distance();
@@ -89,20 +91,17 @@ export class Chat {
     if (writing() || this.isBusy) return;
     const { isEdit } = this.composer;
     const before = this.messages.length;
-    this.composer.clear();
+    this.composer.send(text);
     this.markEdited(false);
     if (!this.session) {
       const created = await alone(this, () => this.page.create(this, { kind: "conversation" }));
-      if (!created) return this.composer.put(text);
+      if (!created) return this.composer.settle(false);
       this.session = created;
-      this.composer.name = created.name;
-    } else if (isEdit && !await alone(this, () => this.page.isCurrent(this.session))) return this.composer.put(text);
-    remember(this.session.name, text);
-    await this.answer(isEdit ? { edit: text } : { message: text }, text);
+      this.composer.moveTo(created.name);
+    } else if (isEdit && !await alone(this, () => this.page.isCurrent(this.session))) return this.composer.settle(false);
+    const turns = await this.answer(isEdit ? { edit: text } : { message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
-    const isTaken = isEdit ? this.messages.at(-1)?.turn.user === text : this.messages.length > before;
-    if (!isTaken) this.composer.put(text);
-    else this.composer.changed();
+    this.composer.settle(isEdit ? turns.at(-1)?.user === text : turns.length > before);
   }
 
   /** Has the last answer made again, or gone on with. */
@@ -110,7 +109,7 @@ export class Chat {
     if (!writing() && this.messages.length) return this.answer(what, this.messages.at(-1).turn.user);
   }
 
-  /** Has an answer made. */
+  /** Has an answer made; the turns that the server has then, as far as that is known. */
   async answer(what, user) {
     const name = this.session.name;
     const blank = { user, answer: "", finish: "", attempt: 0, attempts: [0], start: 0, answer_start: 0, end: 0 };
@@ -132,8 +131,10 @@ export class Chat {
     message.markdown?.show();
     if (done?.turn) message.set(done.turn);
     // Where nobody knows what became of it, what was there before is shown.
-    if (!await this.page.reload(name)) this.show(this.session);
+    const session = await this.page.reload(name);
+    if (!session) this.show(this.session);
     this.page.memory.afterAnswer(name);
+    return (session ?? this.session).turns_list;
   }
 
   /** Has an earlier or a later answer take the place of the last one. */
@@ -170,11 +171,16 @@ export class Chat {
 
   async undo() {
     if (writing() || this.isBusy) return;
-    const last = this.messages.at(-1).turn;
-    const { name } = this.session;
-    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.undo(name));
+    let isHeld = false;
+    const session = await alone(this, async () => {
+      if (!await this.page.isCurrent(this.session)) return null;
+      isHeld = !this.composer.box.value;
+      // A reload finds it, if that comes before the server's answer.
+      if (isHeld) this.composer.hold(this.messages.at(-1).turn.user);
+      return api.undo(this.session.name);
+    });
     if (!session) return;
-    if (!this.composer.box.value) this.composer.put(last.user);
+    if (isHeld) this.composer.settle(false);
     await this.page.renew(session);
     announce("The last message and its answer were taken back.");
   }

@@ -1,7 +1,7 @@
 // The box that messages are written in: keys, files, and the buttons beside it.
 
 import { button, h } from "./dom.js";
-import { recall, remember } from "./drafts.js";
+import { joined, moveDraft, recall, remember, without } from "./drafts.js";
 import { readText, withFiles } from "./drop.js";
 import { count } from "./format.js";
 import { careful } from "./live.js";
@@ -15,6 +15,9 @@ export class Composer {
     this.uses = uses;
     this.files = [];
     this.isEdit = false;
+    this.aside = { text: "", files: [] }; // the draft, while the last message is changed
+    this.sent = ""; // of which nobody knows yet whether the server has it
+    this.returned = ""; // what came back into the box
     /** @type {string|null} the session that it is for */
     this.name = null;
     this.box = h("textarea", {
@@ -41,8 +44,40 @@ export class Composer {
   /** Keeps what is written for a session, and shows what was kept, unless its `last` message is that. */
   keepFor(name, last) {
     this.name = name;
-    const kept = recall(name);
-    if (kept && kept !== last && !this.box.value) this.box.value = kept;
+    const kept = without(recall(name), last);
+    if (!this.box.value) this.box.value = kept;
+    this.changed();
+  }
+
+  /** The session that it is for has this name. */
+  moveTo(name) {
+    moveDraft(this.name, name);
+    this.name = name;
+  }
+
+  /** Another message is the last one: nothing else takes its place, and if it had come back here it is no draft. */
+  arrived(last) {
+    if (this.isEdit) return this.endEdit();
+    if (last !== this.returned) return;
+    this.returned = "";
+    this.box.value = without(this.box.value, last);
+    this.changed();
+  }
+
+  /** What was to take the place of a message is a new one. */
+  endEdit() {
+    const { text, files } = this.aside;
+    this.leaveEdit(joined(this.box.value, text), [...this.files, ...files]);
+    this.uses.cancelEdit();
+  }
+
+  leaveEdit(text, files) {
+    this.isEdit = false;
+    this.note.hidden = true;
+    this.aside = { text: "", files: [] };
+    this.files = files;
+    this.showFiles();
+    this.box.value = text;
     this.changed();
   }
 
@@ -97,8 +132,12 @@ export class Composer {
     if (message) this.uses.send(message);
   }
 
-  /** Lets the last message be changed. */
+  /** Lets the last message be changed; the draft waits. */
   edit(message) {
+    if (this.isEdit) return this.box.focus();
+    this.aside = { text: this.box.value, files: this.files };
+    this.files = [];
+    this.showFiles();
     this.isEdit = true;
     this.note.hidden = false;
     this.put(message);
@@ -106,7 +145,7 @@ export class Composer {
   }
 
   cancel() {
-    this.clear();
+    this.send("");
     this.uses.cancelEdit();
     this.box.focus();
   }
@@ -117,17 +156,30 @@ export class Composer {
     this.box.focus();
   }
 
-  clear() {
-    this.isEdit = false;
-    this.note.hidden = true;
-    this.files = [];
-    this.showFiles();
-    this.box.value = "";
+  /** Holds a message while it is sent; the box is free for the next one, or has the draft again. */
+  send(message) {
+    this.returned = "";
+    this.leaveEdit(this.aside.text, this.aside.files);
+    this.hold(message);
+  }
+
+  /** Keeps a message over a reload, until `settle`. */
+  hold(message) {
+    this.sent = message;
     this.changed();
   }
 
+  /** The server has what was sent, or has not: then it is before what was written since. */
+  settle(isTaken) {
+    const { sent } = this;
+    this.sent = "";
+    if (isTaken) return this.changed();
+    this.returned = sent;
+    this.put(joined(sent, this.box.value));
+  }
+
   changed() {
-    remember(this.name, this.box.value);
+    remember(this.name, joined(this.sent, this.box.value, this.aside.text));
     this.grow();
   }
 

@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { ask, askLine, askWhether } from "./dialogs.js";
 import { button, byId, h, throttled } from "./dom.js";
 import { save } from "./download.js";
+import { moveDraft } from "./drafts.js";
 import { ago, counted } from "./format.js";
 import { announce, careful } from "./live.js";
 
@@ -110,7 +111,9 @@ export async function rename(page) {
   const name = await askLine("Rename", "Name", old);
   if (!name || name === old) return;
   const session = await careful(() => api.change(old, { name }));
-  if (session && page.viewed === old) page.go(session.name);
+  if (!session) return;
+  moveDraft(old, session.name);
+  if (page.viewed === old) page.go(session.name);
 }
 
 /** Deletes a session, after asking. */

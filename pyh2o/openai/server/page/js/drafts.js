@@ -7,6 +7,24 @@ export function recall(name) {
   return sessionStorage.getItem(key(name)) ?? "";
 }
 
+const GAP = "\n\n";
+
+/** Several texts as one. */
+export const joined = (...texts) => texts.filter(Boolean).join(GAP);
+
+/** A text without one that it may begin with. */
+export function without(text, first) {
+  if (!first || !text.startsWith(first)) return text;
+  const rest = text.slice(first.length);
+  return !rest ? "" : rest.startsWith(GAP) ? rest.slice(GAP.length) : text;
+}
+
+/** Another session has the draft now. */
+export function moveDraft(name, other) {
+  remember(other, recall(name));
+  remember(name, "");
+}
+
 /** Keeps what is written; an empty text is forgotten. */
 export function remember(name, text) {
   try {

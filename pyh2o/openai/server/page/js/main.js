@@ -57,8 +57,9 @@ export class Page {
     this.closeList();
     const name = hash.startsWith("#/s/") ? decodeURIComponent(hash.slice(4)) : null;
     this.name = name;
+    const mine = this.opening = Symbol("a way here");
     const session = name === null ? null : await careful(() => api.get(name));
-    if (this.name !== name) return; // somebody was faster
+    if (this.opening !== mine || this.name !== name) return; // somebody was faster
     if (name !== null && !session) return this.go(null);
     this.setView(session?.kind ?? NEW[hash] ?? "conversation", session);
     await careful(() => this.conversations.refresh());
