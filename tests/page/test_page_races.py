@@ -314,3 +314,46 @@ def test_a_message_that_has_arrived_after_all_leaves_the_box(tab: Any, fake: Any
     session.touch()
     page.locator(".answer").get_by_text("half of").wait_for()
     shows(box, "")
+
+
+def test_a_story_that_was_not_cut_is_shown_whole(tab: Any, fake: Any) -> None:
+    fake.add("whale", kind="story", text="One two three four five.")
+    page = tab("#/s/whale").page
+    page.locator(".chunk").wait_for()
+    page.locator(".scroller").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="Write on from the cursor").wait_for()
+    gone: list[bool] = []
+
+    def on_request(route: Any) -> None:
+        if gone or route.request.method == "POST":
+            gone.append(True)
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route("**/whale**", on_request)
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("the server does not answer").wait_for()
+    page.locator(IDLE).wait_for()
+    until(
+        page,
+        "document.querySelector('.page-text').textContent === 'One two three four five.'",
+    )
+
+
+def test_the_cursor_of_a_story_that_was_changed_elsewhere_cuts_nothing(tab: Any, fake: Any) -> None:
+    session = fake.add("whale", kind="story", text="One two three four five.")
+    page = tab("#/s/whale").page
+    page.locator(".chunk").wait_for()
+    page.locator(".scroller").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="Write on from the cursor").wait_for()
+    session.text += " And a passage that was written elsewhere."
+    session.touch()
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("whale was changed elsewhere").wait_for()
+    page.locator(".chunk").get_by_text("written elsewhere.").wait_for()
+    assert session.text.endswith("written elsewhere.")

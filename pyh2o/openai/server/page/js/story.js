@@ -94,10 +94,11 @@ export class Story {
       this.show(created);
     }
     const body = { max_tokens: Number(this.tokens.value) || USUAL_TOKENS };
-    if (this.caret.place !== null) {
-      if (!await alone(this, () => this.mayCut(this.caret.place))) return;
-      body.at = this.text.characterAt(this.caret.place);
-      this.text.cut(this.caret.place);
+    const { place } = this.caret;
+    if (place !== null) {
+      if (!await alone(this, () => this.mayCut(place))) return;
+      body.at = this.text.characterAt(place);
+      this.text.cut(place);
       this.caret.clear();
     }
     const { name } = this.session;
@@ -113,7 +114,8 @@ export class Story {
       onKv: (kv) => this.page.memory.onKv(name, kv),
     });
     this.text.flush();
-    await this.page.reload(name);
+    // Where nobody knows what became of it, the text as it was is shown: places in another one would be wrong.
+    if (!await this.page.reload(name)) this.show(this.session);
     if (done?.finish === "repetition") this.status.textContent = ROUND;
     this.page.memory.afterAnswer(name);
   }
