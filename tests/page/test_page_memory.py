@@ -210,3 +210,40 @@ def test_axe_finds_nothing_serious(tab: Any, fake: Any, scheme: str) -> None:
     page.get_by_label("More").click()
     page.get_by_role("button", name="Settings").click()
     check("settings")
+
+
+def test_another_answer_of_as_many_tokens_is_shaded_as_it_is(tab: Any, fake: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator(".answer [data-p]").first.wait_for()
+    page.get_by_role("button", name="Regenerate").click()
+    page.get_by_text("2 of 2").wait_for()
+    page.locator(".answer [data-p]").first.wait_for()
+    answer = fake.sessions["chat-1"].turns[0]["answer"]
+    assert answer.startswith("Answer 2 to")
+    until(page, "document.querySelector('.answer').textContent.startsWith('Answer 2 to')")
+    assert page.locator(".answer").text_content() == answer
+
+
+def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, fake: Any) -> None:
+    fake.add("tale", kind="story", text="".join(story_text(300)))
+    page = tab("#/s/tale", **WIDE).page
+    page.get_by_text("Of 300 tokens the cache holds").wait_for()
+    page.keyboard.press("Control+m")
+    page.get_by_role("button", name="Write on").click()
+    until(page, "document.querySelector('.page-text').textContent.includes('passage 4')")
+    page.locator("body:not(.making)").wait_for()
+    page.wait_for_timeout(200)
+    page.evaluate(
+        """() => {
+          const { firstChild: text } = [...document.querySelectorAll(".chunk")].at(-1);
+          const at = text.data.indexOf("passage 3");
+          getSelection().setBaseAndExtent(text, at, text, at + "passage 3".length);
+        }"""
+    )
+    page.get_by_role("button", name="Pin", exact=True).click()
+    until(page, "document.querySelector('#live').textContent === 'Pinned'")
+    session = fake.sessions["tale"]
+    start, end = session.pinned[-1]
+    assert session.tokens()[start:end] == [" passage", " 3"]

@@ -144,8 +144,7 @@ export class Chat {
     const session = await careful(() => api.choose(name, attempt));
     // A message that was sent meanwhile shows all anew when it is answered.
     if (!session || writing() || this.page.viewed !== name) return;
-    const { answer_start: start, attempts } = session.turns_list.at(-1);
-    this.page.memory.changedBehind(start);
+    const { attempts } = session.turns_list.at(-1);
     const { foot } = this.messages.at(-1);
     const { activeElement } = document;
     const label = foot.contains(activeElement) && activeElement.getAttribute("aria-label");

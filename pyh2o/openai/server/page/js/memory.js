@@ -66,7 +66,10 @@ export class Memory {
   /** Another session is on the page, or the same one as it is now. */
   open(session) {
     const isOther = session?.name !== this.session?.name;
+    // Another text may have as many tokens.
+    if (session?.changed !== this.session?.changed) this.tokens = null;
     this.session = session;
+    this.n = session?.tokens ?? 0;
     this.tip.name = session?.name ?? "";
     if (isOther) {
       this.map = null;
@@ -106,6 +109,7 @@ export class Memory {
     const answer = await api.map(session.name).catch(() => null);
     if (!answer || this.session?.name !== session.name) return;
     this.map = new MemoryMap(answer);
+    this.n = this.map.n;
     this.strip.set(this.map);
     this.numbers.set(answer.kv);
     this.summary.textContent = this.map.summary();
@@ -118,14 +122,9 @@ export class Memory {
     if (this.map?.n && this.isShown) this.strip.showSpan(this.page.view.visibleSpan(this.map.n));
   }
 
-  /** There is another text behind so many tokens. */
-  changedBehind(n) {
-    this.tokens?.resize(this.tokens.n, this.tokens.length, n);
-  }
-
   /** The tokens of the session, for those who need their places. */
   tokensNow() {
-    const n = this.map?.n ?? this.session.tokens;
+    const { n } = this; // as the session said, or the map since: there is none while the memory is hidden
     const length = this.page.view.length ?? 0;
     if (!this.tokens) this.tokens = new Tokens(this.session.name, n, length);
     // Pages are asked for again from where the text may have changed: its end.
