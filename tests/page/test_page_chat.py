@@ -393,3 +393,18 @@ def test_an_open_chat_is_given_another_model(tab: Any, fake: Any) -> None:
     say(page, "second")
     assert page.get_by_label("Model", exact=True).input_value() == "other"
     assert fake.sessions["chat-1"].model == "other"
+
+
+def test_other_settings_leave_the_system_prompt_as_it_is(tab: Any, fake: Any) -> None:
+    """It may have come from a file: another one has all be read again."""
+    session = fake.add("one", system="You are a sailor.\r\nBe short.\n")
+    page = tab("#/s/one").page
+    page.get_by_role("heading", name="one").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0.2")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.locator("dialog").wait_for(state="detached")
+    page.wait_for_timeout(200)
+    assert session.sampling["temperature"] == 0.2
+    assert session.system == "You are a sailor.\r\nBe short.\n"

@@ -35,6 +35,7 @@ export function defaults() {
  */
 export async function askSettings(now, isStory) {
   const system = h("textarea", { rows: 4, dir: "auto", value: now.system ?? "" });
+  const { value: before } = system; // as a box holds it
   const inputs = FIELDS.map((field) => numberInput(field, now.sampling?.[field[0]]));
   const most = h("input", { type: "number", min: 1, step: 1, value: maxTokens().max_tokens ?? "", placeholder: "no limit" });
   const agreed = await ask("Settings", [
@@ -53,11 +54,10 @@ export async function askSettings(now, isStory) {
     else delete sampling[name];
   });
   const isOther = FIELDS.some(([name]) => sampling[name] !== now.sampling?.[name]);
-  const said = system.value.trim();
   return {
     ...(isOther ? { sampling } : {}),
     // Another system prompt has all be read again, so the same one is not sent; "" is none.
-    ...(said === (now.system ?? "") ? {} : { system: said }),
+    ...(system.value === before ? {} : { system: system.value.trim() }),
   };
 }
 
