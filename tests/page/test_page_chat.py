@@ -408,3 +408,22 @@ def test_other_settings_leave_the_system_prompt_as_it_is(tab: Any, fake: Any) ->
     page.wait_for_timeout(200)
     assert session.sampling["temperature"] == 0.2
     assert session.system == "You are a sailor.\r\nBe short.\n"
+
+
+def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any) -> None:
+    """Where the server is another machine, browsers keep their clipboard from the page."""
+    one = tab()
+    one.context.add_init_script("delete Navigator.prototype.clipboard")
+    page = one.page
+    page.reload()
+    say(page, "echo first\n\n```\nsecond\n```")
+    box = page.get_by_label("Message", exact=True)
+    for name, copied in (("Copy", "second"), ("Copy", "first\n\n```\nsecond\n```")):
+        button = page.locator(".code" if copied == "second" else ".foot").get_by_role(
+            "button", name=name
+        )
+        button.click()
+        page.locator(".code" if copied == "second" else ".foot").get_by_text("Copied").wait_for()
+        box.fill("")
+        box.press("Control+v")
+        shows(box, copied)

@@ -1,8 +1,8 @@
 // Markdown in blocks, as it streams in: what is complete stays as it is, only the last block is made again.
 
-import { button, h } from "./dom.js";
+import { copyButton } from "./copy.js";
+import { h } from "./dom.js";
 import { inline } from "./inline.js";
-import { announce, careful } from "./live.js";
 
 // A longer paragraph is shown in parts: one node of megabytes would block the page.
 const LONGEST = 16000;
@@ -138,11 +138,7 @@ function isEnd(line, marks) {
 }
 
 function codeBlock(source, language) {
-  const copy = button("Copy", () => careful(async () => {
-    await navigator.clipboard.writeText(source);
-    copy.textContent = "Copied";
-    announce("Copied");
-  }), { class: "small" });
+  const copy = copyButton(source, { class: "small" });
   const head = h("div", { class: "code-head" }, h("span", {}, language || "code"), copy);
   // The keyboard has to reach what scrolls.
   const pre = h("pre", { tabindex: 0, role: "region", "aria-label": `${language || "code"}` }, h("code", {}, source));

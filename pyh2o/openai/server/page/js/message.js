@@ -1,8 +1,8 @@
 // A turn of a conversation on the page: what was said, and the answer.
 
+import { copyButton } from "./copy.js";
 import { button, h } from "./dom.js";
 import { Markdown, showMarkdown } from "./markdown.js";
-import { careful } from "./live.js";
 
 const ENDS = {
   length: "The answer was cut by its limit.",
@@ -66,11 +66,8 @@ export class Message {
 
   setFoot() {
     const { finish, answer } = this.turn;
-    const copy = button("Copy", () => careful(async () => {
-      await navigator.clipboard.writeText(answer);
-      copy.textContent = "Copied";
-    }), { class: "small quiet" });
-    this.foot.replaceChildren(this.swipe(), h("span", {}, ENDS[finish] ?? ""), answer ? copy : "");
+    const copy = answer ? copyButton(answer, { class: "small quiet" }) : "";
+    this.foot.replaceChildren(this.swipe(), h("span", {}, ENDS[finish] ?? ""), copy);
   }
 
   /** Which of its answers this is, and the way to the others; nothing where there is one. */
