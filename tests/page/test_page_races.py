@@ -357,3 +357,32 @@ def test_the_cursor_of_a_story_that_was_changed_elsewhere_cuts_nothing(tab: Any,
     page.get_by_text("whale was changed elsewhere").wait_for()
     page.locator(".chunk").get_by_text("written elsewhere.").wait_for()
     assert session.text.endswith("written elsewhere.")
+
+
+BREAKS_OFF = """
+const real = fetch;
+window.fetch = async (path, request) => {
+  const response = await real(path, request);
+  if (!String(path).endsWith("/answers")) return response;
+  const reader = response.body.getReader();
+  let left = 5;
+  const pull = async (to) => {
+    const { value } = await reader.read();
+    if (left-- > 0) return to.enqueue(value);
+    await reader.cancel();
+    to.error(new TypeError("network error"));
+  };
+  return new Response(new ReadableStream({ pull }), response);
+};
+"""
+
+
+def test_a_connection_that_breaks_off_is_told_in_words(tab: Any, fake: Any) -> None:
+    one = tab()
+    one.context.add_init_script(BREAKS_OFF)
+    page = one.page
+    page.reload()
+    say(page, "slowly please")
+    page.locator("#toast").get_by_text("the connection broke off").wait_for()
+    assert answers(page)[0].startswith("word 0.")
+    shows(box_of(page), "")
