@@ -386,3 +386,15 @@ def test_a_connection_that_breaks_off_is_told_in_words(tab: Any, fake: Any) -> N
     page.locator("#toast").get_by_text("the connection broke off").wait_for()
     assert answers(page)[0].startswith("word 0.")
     shows(box_of(page), "")
+
+
+def test_a_key_that_cannot_be_sent_is_asked_for_again(tab: Any, fake: Any) -> None:
+    """As one that was copied with the quotes of a letter."""
+    fake.api_key = "secret"
+    page = tab().page
+    page.locator("dialog input").fill("\u201csecret\u201d")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    page.locator("dialog input").fill("secret")
+    page.keyboard.press("Enter")
+    say(page, "hello")

@@ -175,6 +175,10 @@ export class Page {
 
   async askKey() {
     const key = await askLine("The server wants its API key", "API key (kept until this tab is closed)", "", "password");
+    if (key && /[^\x00-\xff]/.test(key)) {
+      complain("This key has a sign that cannot be sent, such as a curved quote: give it as the server has it.");
+      return this.askKey();
+    }
     if (key) return key;
     this.isShutOut = true;
     throw new api.ApiError(401, "Without the API key there is nothing to see: reload the page to give it.");
