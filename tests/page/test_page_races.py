@@ -398,3 +398,20 @@ def test_a_key_that_cannot_be_sent_is_asked_for_again(tab: Any, fake: Any) -> No
     page.locator("dialog input").fill("secret")
     page.keyboard.press("Enter")
     say(page, "hello")
+
+
+def test_the_way_back_leads_over_a_session_that_is_gone(tab: Any, fake: Any) -> None:
+    chat(fake, "one", "first")
+    chat(fake, "two", "second")
+    page = tab("#/s/one").page
+    page.locator(".said").get_by_text("first").wait_for()
+    page.goto(f"{fake.address}/#/s/two")
+    page.locator(".said").get_by_text("second").wait_for()
+    page.goto(f"{fake.address}/#/new")
+    page.get_by_role("heading", name="New chat").wait_for()
+    del fake.sessions["two"]
+    page.go_back()
+    page.get_by_text("there is no session two").wait_for()
+    page.get_by_role("heading", name="New chat").wait_for()
+    page.go_back()
+    page.locator(".said").get_by_text("first").wait_for()

@@ -60,7 +60,10 @@ export class Page {
     const mine = this.opening = Symbol("a way here");
     const session = name === null ? null : await careful(() => api.get(name));
     if (this.opening !== mine || this.name !== name) return; // somebody was faster
-    if (name !== null && !session) return this.go(null);
+    if (name !== null && !session) {
+      history.replaceState(null, "", "#/new"); // else the way back would end here
+      return this.open();
+    }
     this.setView(session?.kind ?? NEW[hash] ?? "conversation", session);
     await careful(() => this.conversations.refresh());
   }
