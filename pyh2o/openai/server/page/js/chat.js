@@ -98,7 +98,13 @@ export class Chat {
       if (!created) return this.composer.settle(false);
       this.session = created;
       this.composer.moveTo(created.name);
-    } else if (isEdit && !await alone(this, () => this.page.isCurrent(this.session))) return this.composer.settle(false);
+    } else if (isEdit) {
+      this.actions.hidden = true;
+      if (!await alone(this, () => this.page.isCurrent(this.session))) {
+        this.show(this.session);
+        return this.composer.settle(false);
+      }
+    }
     const turns = await this.answer(isEdit ? { edit: text } : { message: text }, text);
     // What was refused, or stopped before a word was said, is not lost.
     this.composer.settle(isEdit ? turns.at(-1)?.user === text : turns.length > before);

@@ -128,7 +128,7 @@ export class Story {
   }
 
   async mayCut(place) {
-    if (!await this.page.isCurrent(this.session)) return false;
+    if (!await this.page.isCurrent({ ...this.session, text: this.text.whole })) return false;
     const behind = this.text.size - place;
     if (behind <= MUCH) return true;
     return askWhether("Cut the rest?", `${count(behind)} characters behind the cursor are taken away, and the story goes on from there.`, "Cut and write on");
@@ -137,7 +137,7 @@ export class Story {
   async undo() {
     if (writing() || this.isBusy) return;
     const { name } = this.session;
-    const session = await alone(this, async () => await this.page.isCurrent(this.session) && api.undo(name));
+    const session = await alone(this, async () => await this.page.isCurrent({ ...this.session, text: this.text.whole }) && api.undo(name));
     if (!session) return;
     this.caret.clear();
     await this.page.renew(session);

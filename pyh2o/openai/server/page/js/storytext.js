@@ -50,6 +50,12 @@ export class StoryText {
     this.add(text.slice(at));
   }
 
+  /** All of it. */
+  get whole() {
+    this.flush();
+    return this.chunks.map(({ text }) => text).join("");
+  }
+
   /** Adds text at the end, with the next frame. */
   append(text) {
     if (!this.waiting.length) requestAnimationFrame(() => this.flush());
