@@ -39,7 +39,10 @@ class HubServer:
         repositories: by owner/name.
         requests: method, path and range of every request.
         agents: the headers User-Agent.
+        answer: what it sends where it is asked about a repository, if it is no hub.
     """
+
+    answer: bytes | None = None
 
     def __init__(self, repositories: dict[str, Repository]) -> None:
         self.repositories = repositories
@@ -83,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {}, b"{}")
 
     def _info(self, name: str) -> None:
+        if self.server_of.answer is not None:
+            self._answer(200, {}, self.server_of.answer)
+            return
         repository = self.server_of.repositories.get(name)
         if repository is None or not (repository.gated or self._may(repository)):
             self._answer(401, {"X-Error-Code": "RepoNotFound"}, b"{}")

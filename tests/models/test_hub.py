@@ -263,6 +263,34 @@ def test_no_such_repository(hub: HubServer) -> None:
     refused("nobody/Nothing", "no repository nobody/Nothing, or it is private: check the name")
 
 
+@pytest.mark.parametrize("name", ["./tiny.gguf", "a--b/c", "somebody/-tiny", "ñ/tiny"])
+@pytest.mark.usefixtures("hub")
+def test_name_that_no_repository_can_have(name: str) -> None:
+    refused(name, f"{re.escape(name)} cannot be the name of a repository: .*--model the path")
+
+
+@pytest.mark.parametrize("answer", [b"<html>Log in</html>", b"[]", b"{}", b'{"id": "a/b", "sib'])
+def test_answer_of_something_else(hub: HubServer, answer: bytes) -> None:
+    hub.answer = answer
+    refused(NAME, f"{hub.address} does not answer as the hub does: check HF_ENDPOINT")
+
+
+def test_token_that_cannot_be_sent(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "“hf_mine”")
+    refused(NAME, "HF_TOKEN has characters that no token has: copy it again")
+    assert hub.requests == []
+
+
+@pytest.mark.usefixtures("hub")
+def test_proxy_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "socksio.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    output = run_program("models", "fetch", NAME)
+    assert (output.code, output.text) == (1, "")
+    assert re.fullmatch(r"error: the proxy .* cannot be used: .*socks.*\n", output.notes)
+
+
 def test_repository_without_models(hub: HubServer) -> None:
     hub.repositories[NAME].files = {"model.safetensors": b"0"}
     refused(NAME, f"{NAME} has no GGUF file")

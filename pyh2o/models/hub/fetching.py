@@ -252,6 +252,11 @@ def _explained(repository: str) -> Iterator[None]:
             f"there is no repository {repository}, or it is private: check the name, or set "
             "HF_TOKEN to a token that may read it"
         ) from None
+    except errors.HFValidationError:
+        raise ModelError(
+            f"{repository} cannot be the name of a repository: give owner/name as the hub shows "
+            "it, or with --model the path of a file that is here already"
+        ) from None
     except errors.OfflineModeIsEnabled:
         raise ModelError(
             "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset it to fetch a model"
@@ -265,6 +270,20 @@ def _explained(repository: str) -> Iterator[None]:
         raise ModelError(
             f"{constants.ENDPOINT} cannot be reached, or the connection broke: check the network, "
             f"then try again, and the fetch goes on where it was ({reason})"
+        ) from None
+    except UnicodeEncodeError:
+        raise ModelError(
+            "HF_TOKEN has characters that no token has: copy it again from the hub's settings"
+        ) from None
+    except ImportError as error:  # only now it is known that the proxy needs another package
+        raise MissingPackageError(
+            f"the proxy of this environment cannot be used: {error}"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        # A page to log in at, or another server: what it sends is taken apart without a look at it.
+        raise ModelError(
+            f"{constants.ENDPOINT} does not answer as the hub does: check HF_ENDPOINT, and whether "
+            "this network wants a login first"
         ) from None
 
 
