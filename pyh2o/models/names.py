@@ -12,8 +12,9 @@ from ..system.home import expanded
 from .folder import models_folder
 from .packaged import DEMO, PACKAGED, PackagedModel
 
-# How llama.cpp names the files of a model in several; it is given the first.
-_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+# How llama.cpp names the files of a model in several; it is given the first. Some that were cut
+# after they had a name have its ending twice.
+_PART = re.compile(r"(?:\.gguf)?-(\d{5})-of-(\d{5})$")
 _SUFFIX = ".gguf"
 
 
@@ -79,7 +80,7 @@ def find_model(wanted: str | os.PathLike[str] | None) -> Path:
     if not name or os.sep in name:
         return path
     found = _named(name)
-    if found is None and not path.exists() and path.suffix != _SUFFIX:
+    if found is None and not path.exists() and path.suffix.lower() != _SUFFIX:
         raise ModelError(
             f"there is no model {name}: give a GGUF file, or a name from `pyh2o models list`"
         )
@@ -93,9 +94,10 @@ def list_models() -> list[ModelFile]:
         for model in PACKAGED.values()
     ]
     known = {model.path for model in models}
-    for path in sorted(models_folder().glob(f"[!.]*{_SUFFIX}")):
+    for path in sorted(models_folder().glob("[!.]*")):
         part, n_parts = part_of(path.stem)
-        if path not in known and path.is_file() and part == 1:
+        is_model = path.suffix.lower() == _SUFFIX and path not in known and path.is_file()
+        if is_model and part == 1:
             models.append(ModelFile(path, _bytes_of(path, n_parts), fetched=True))
     return models
 
@@ -126,11 +128,12 @@ def _named(text: str) -> Path | None:
         ModelError: it may be several, or is not fetched yet.
     """
     models = {name: model for model in list_models() for name in (model.path.stem, model.name)}
-    wanted = text.removesuffix(_SUFFIX).casefold()
+    is_file_name = text.lower().endswith(_SUFFIX)
+    wanted = text.casefold().removesuffix(_SUFFIX)
     exact = [model for name, model in models.items() if name.casefold() == wanted]
     begun = [model for name, model in models.items() if name.casefold().startswith(wanted)]
     # With the ending it is the name of a file, and those are given in full.
-    found = set(exact or ([] if text.endswith(_SUFFIX) else begun))
+    found = set(exact or ([] if is_file_name else begun))
     found = {model for model in found if model.fetched} or found
     if len(found) > 1:
         names = " or ".join(sorted(model.name for model in found))

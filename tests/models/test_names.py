@@ -83,6 +83,19 @@ def test_model_in_several_files() -> None:
 
 
 @pytest.mark.parametrize(
+    "file",
+    ["Tiny-Q8_0.GGUF", "Tiny-Q8_0.gguf-00001-of-00002.gguf", "Tiny-Q8_0-00001-of-00002.GGUF"],
+)
+def test_other_spellings_of_the_ending(file: str) -> None:
+    [path] = put(file)
+    [*_, listed] = list_models()
+    assert (listed.name, listed.path) == ("Tiny-Q8_0", path)
+    for name in ("Tiny-Q8_0", "tiny", "Tiny-Q8_0.gguf", "tiny-q8_0.GGUF", file):
+        assert find_model(name) == path
+    assert find_model("tin.GGUF") == Path("tin.GGUF")
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "generate -p x",

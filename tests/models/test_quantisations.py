@@ -98,3 +98,10 @@ def test_parts() -> None:
     assert model.bytes == 60
     assert [file.path for file in model.files] == [f"{name}.gguf" for name in sorted(names)]
     assert models(*names[1:]) == []
+
+
+def test_parts_with_an_ending_amid_their_names() -> None:
+    names = [f"{folder}/m.Q8_0.gguf-{i:05}-of-00002" for folder in "ab" for i in (1, 2)]
+    found = models(*names)
+    assert [model.path for model in found] == ["a/m.Q8_0", "b/m.Q8_0"]
+    assert choose(found, "b/m.Q8_0", None) == choose(found, "b/m.Q8_0.gguf", None) == found[1]
