@@ -55,6 +55,8 @@ class Terminal:
 
         One that cannot be written, such as into a log on a full disk, must not stop the work.
         """
+        if isinstance(note, str):
+            note = harmless(note)  # errors have words of models, files and servers in them
         self.end_line()
         with contextlib.suppress(OSError):
             stderr.print(note, style=style, soft_wrap=not wrap)

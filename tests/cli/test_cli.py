@@ -329,3 +329,11 @@ def run_in_shell(streams: str, *arguments: str) -> Output:
         check=False,
     )
     return Output(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_an_error_does_not_control_the_terminal(tmp_path: Path) -> None:
+    template = "{{ raise_exception('\x1b]0;title\x07never\x9b2J\rtwice') }}"
+    model = write_tiny_gguf(tmp_path / "m.gguf", seed=2, chat_template=template)
+    output = run("chat", "-m", model, "--ctx", "256", stdin="hello\n")
+    assert (output.code, output.text) == (1, "")
+    assert output.notes.endswith("refuses the conversation: ]0;titlenever2J twice\n")
