@@ -221,7 +221,8 @@ class Conversation(EditableConversation):
     ) -> Generator[str]:
         """Answer a message that comes behind these turns and the first `start` tokens."""
         if turns:
-            tokens = self._template.next_turn(message)
+            said = self._text.tokens[turns[-1].answer_start : turns[-1].end]
+            tokens = self._template.next_turn(message, said)
         else:
             # The first message may make one token with the opening's end.
             whole = self._template.first_turn(message)

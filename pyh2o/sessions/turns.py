@@ -44,7 +44,8 @@ def rewritten(
     moved: list[Turn] = []
     for turn in turns:
         if moved:
-            start, new = len(tokens), template.next_turn(turn.user)
+            answer = tokens[moved[-1].answer_start :]
+            start, new = len(tokens), template.next_turn(turn.user, answer)
         else:
             new = template.first_turn(turn.user)
             start = n_common(new[:-1], template.opening)
@@ -61,8 +62,11 @@ def said_before(
     """A conversation of messages and answers that were said elsewhere, as texts."""
     tokens, turns = list(template.opening), list[Turn]()
     for user, answer in said:
-        new = template.next_turn(user) if turns else template.first_turn(user)
-        start = len(tokens) if turns else n_common(new[:-1], template.opening)
+        if turns:
+            start, new = len(tokens), template.next_turn(user, tokens[turns[-1].answer_start :])
+        else:
+            new = template.first_turn(user)
+            start = n_common(new[:-1], template.opening)
         tokens[start:] = new if turns else new[start:]
         answer_start = len(tokens)
         tokens += template.answer(answer, tokens[-1])

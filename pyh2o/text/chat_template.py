@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import llama_cpp
@@ -105,14 +106,23 @@ class ChatTemplate:
         prompt = self._render(message)
         return self._tokenize(prompt.text, self._first, message, add_bos=prompt.add_bos)
 
-    def next_turn(self, message: str) -> list[int]:
+    def next_turn(self, message: str, answer: Sequence[int] = ()) -> list[int]:
         """Tokens that follow an answer: its end, the message and the call for an answer.
+
+        Args:
+            message: as it was said.
+            answer: tokens of the answer. Marks at its end that the model has drawn itself, before
+                the one that ends all answers, do not come again.
 
         Raises:
             PyH2OError: the template refuses the message.
         """
         text = self._render(QUESTION, ANSWER, message).text
-        return self._tokenize(text.partition(ANSWER)[2], self._next, message, add_bos=None)
+        tokens = self._tokenize(text.partition(ANSWER)[2], self._next, message, add_bos=None)
+        n_marks = len(list(takewhile(self._is_mark, tokens)))
+        overlaps = range(min(n_marks, len(answer)), 0, -1)
+        n_there = next((n for n in overlaps if [*answer[-n:]] == tokens[:n]), 0)
+        return tokens[n_there:]
 
     def answer(self, text: str, last: int) -> list[int]:
         """Tokens of an answer that is there as a text, behind the token `last`; at least one."""

@@ -99,6 +99,13 @@ EMPTY_THOUGHTS = CHATML.replace(
     "{{ '<think></think>' if message.role == 'assistant' else '' }}{{ message.content }}",
 )
 
+# Answers have marks of their own around them, which the model draws, before the end of its turn.
+RESPONSE = CHATML.replace(
+    "{{ message.content }}",
+    "{{ '<|start_header_id|>' if message.role == 'assistant' else '' }}{{ message.content }}"
+    "{{ '<|end_header_id|>' if message.role == 'assistant' else '' }}",
+)
+
 # Earlier turns change with later ones.
 COUNTING = "{{ messages | length }} messages\n" + CHATML
 LAST_ONLY = CHATML.replace("in messages -%}", "in messages[-1:] -%}")

@@ -31,6 +31,7 @@ from tiny_chat import (
     MARKS,
     MISTRAL,
     OPENS_THOUGHTS,
+    RESPONSE,
     THINKING,
     write_chat_gguf,
 )
@@ -179,6 +180,21 @@ def test_a_turn_begins_with_the_end_of_the_answer(model: OpenModel) -> None:
     turn = ChatTemplate(llm, None).next_turn("x")
     assert llm.detokenize(turn, special=True).startswith(b" </s><s>")
     assert text(llm, turn[1:3]) == "</s><s>"
+
+
+def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: OpenModel) -> None:
+    llm = model(RESPONSE)
+    template = ChatTemplate(llm, None)
+    whole = fed_by_llama_cpp(llm, "hello", "ok", "bye")
+    first, turn = template.first_turn("hello"), template.next_turn("bye")
+    answer = whole[len(first) : -len(turn)]
+    end = turn[0]
+    assert text(llm, [end]) == "<|end_header_id|>"
+    assert first + answer + turn == whole
+    assert [*first, *answer, end, *template.next_turn("bye", [*answer, end])] == whole
+    # one that was cut before has none, and other tokens may be there twice
+    assert template.next_turn("bye", answer) == template.next_turn("bye", []) == turn
+    assert template.next_turn("bye", [*answer, *turn[:3]]) == turn
 
 
 def test_opening_is_what_comes_before_any_first_message(model: OpenModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama, Turn
 from pyh2o.generation.sampling import Sampling
+from pyh2o.generation.writer import Writer
 from pyh2o.sessions.answers import answer_seed
 from pyh2o.text.chat_template import ChatTemplate
-from tiny_chat import CHATML, LLAMA_2, write_chat_gguf
+from tiny_chat import CHATML, LLAMA_2, RESPONSE, write_chat_gguf
 from tiny_llama import tiny_llama
 
 
@@ -54,6 +56,32 @@ def test_text_is_what_was_generated_and_what_the_template_writes(
         assert expected[turn.answer_start : turn.end] == tokens
     check_positions(conversation)
     assert llm.kv.compactions > 0
+
+
+def test_marks_at_the_end_of_an_answer_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_chat_gguf(tmp_path / "tiny.gguf", RESPONSE, n_layer=1)
+    llm = tiny_llama(path, **EVICTING)
+    parts = ChatTemplate(llm, None)
+    answer = [*parts.answer("fine", parts.opening[-1]), parts.next_turn("x")[0]]
+
+    def write(_writer: Writer, tokens: list[int]) -> Iterator[int]:
+        for token in answer:
+            llm.eval(tokens)
+            tokens = [token]
+            yield token
+
+    monkeypatch.setattr(Writer, "write", write)
+    conversation = Conversation(llm)
+    for message in ("one", "two"):
+        said(conversation.say(message, max_tokens=len(answer)))
+    expected = [*parts.first_turn("one"), *answer, *parts.next_turn("two")[1:], *answer]
+    assert text_of(conversation) == expected
+    # the same where all is read again
+    conversation.set_system("be brief")
+    first = ChatTemplate(llm, "be brief").first_turn("one")
+    assert text_of(conversation)[len(first) :] == expected[len(parts.first_turn("one")) :]
 
 
 @pytest.mark.usefixtures("with_ends")
