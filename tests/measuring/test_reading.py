@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyh2o.errors import ContextLimitError, SettingsError
+from broken_weights import model_with_infinite_token
+from pyh2o.errors import ContextLimitError, DecodeError, SettingsError
 from pyh2o.measuring.model import NamedText, normalised, text_tokens
 from pyh2o.measuring.quality.metrics import log_softmax, surprises
 from pyh2o.measuring.quality.reading import (
@@ -40,6 +41,14 @@ def test_predictions_are_those_of_single_tokens(
         expected = log_softmax(single.scores[:300])
     assert [start for start, _ in chunks][:2] == [0, min(128, slack)]
     np.testing.assert_allclose(np.concatenate([part for _, part in chunks]), expected, atol=2e-2)
+
+
+def test_predictions_that_are_no_numbers(tmp_path: Path) -> None:
+    model = model_with_infinite_token(tmp_path / "m.gguf", 101)
+    with tiny_llama(model, n_ctx=512, hh=40, recent=40) as llm:
+        assert [len(part) for _, part in predictions(llm, [7] * 20)] == [20]
+        with pytest.raises(DecodeError, match="output of the model is infinite or no number"):
+            list(predictions(llm, [7, 101, 7]))
 
 
 def test_predictions_recall_as_single_tokens_do(path: Path, rng: np.random.Generator) -> None:

@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 
 from ...errors import ContextLimitError
+from ...generation.logits import check_logits
 from ...generation.sampling import Sampling
 from ...llama import Llama
 from .metrics import FloatArray, log_softmax, share_within, surprises
@@ -37,6 +38,7 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
 
     Raises:
         ContextLimitError: there are no positions or no cells for so many tokens.
+        DecodeError: what the model expects is no number.
     """
     if llm.n_tokens + len(tokens) > llm.position_limit:
         raise ContextLimitError(
@@ -50,7 +52,10 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
         while start < len(tokens):
             room = llm.room_in_batch() or llm.kv.slack
             chunk = tokens[start : start + min(CHUNK, room, llm.room_until_recall())]
-            log_probs = log_softmax(_decode(llm, batch, chunk))
+            logits = _decode(llm, batch, chunk)
+            for row in logits:
+                check_logits(row)  # a mean would be none either
+            log_probs = log_softmax(logits)
             llm._refresh_recall(len(chunk))
             yield start, log_probs
             start += len(chunk)
