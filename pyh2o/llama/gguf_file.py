@@ -165,5 +165,6 @@ class GgufFile:
 
 def files_of(path: Path) -> list[Path]:
     """All files of a model, of which this is the first."""
-    pattern = glob.escape(path.name).replace(_FIRST_FILE, "-*-of-")
+    # not "*": the names of another model may begin like this one's and end alike
+    pattern = glob.escape(path.name).replace(_FIRST_FILE, f"-{5 * '[0-9]'}-of-")
     return sorted(path.parent.glob(pattern))

@@ -12,6 +12,7 @@ from pydoc_data.topics import topics
 from ..cache.settings import LEAST_WINDOW
 from ..errors import ModelError, SettingsError
 from ..llama import Llama
+from ..llama.gguf_file import files_of
 from .caches import FULL_CACHE, Compute, open_llama
 
 
@@ -24,7 +25,7 @@ class ModelFacts:
         n_ctx_train: positions the model was trained on.
         weight_bytes: all tensors (llama_model_size).
         n_params: their elements.
-        file_bytes: the file.
+        file_bytes: the file, or all that the model is in.
     """
 
     path: Path
@@ -63,9 +64,8 @@ def read_model(path: Path) -> ModelFacts:
         model = llm._model
         if trained_context(llm) <= 0:
             raise ModelError(f"{path} does not say what context it was trained on: give another")
-        return ModelFacts(
-            path, trained_context(llm), model.size(), model.n_params(), path.stat().st_size
-        )
+        file_bytes = sum(file.stat().st_size for file in files_of(path))
+        return ModelFacts(path, trained_context(llm), model.size(), model.n_params(), file_bytes)
 
 
 # -------------------------------------------------------------------------------------------------

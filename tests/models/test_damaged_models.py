@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
+import tiny_gguf
 from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT16, UINT32, Image, Pair, read_image
 from pyh2o.errors import ModelError
 from pyh2o.llama.damage import check_header
+from pyh2o.llama.gguf_file import files_of
 from pyh2o.llama.header import read_header
+from pyh2o.measuring.model import read_model
 from reference_rows import last_logits
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -240,6 +244,25 @@ def test_part_of_a_model_that_does_not_say_which(tmp_path: Path) -> None:
     )
     (tmp_path / "tiny-00002-of-00002.gguf").write_bytes(first.read_bytes())
     refused(first, "tiny-00002-of-00002.gguf is damaged: it does not say which part it is")
+
+
+def in_files(path: Path, seed: int) -> list[Path]:
+    """A sound model in several files."""
+    writer = partial(GGUFWriter, split_max_tensors=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_gguf, "GGUFWriter", writer)
+        write_tiny_gguf(path, seed=seed)
+    return sorted(path.parent.glob(f"{path.stem}-0*"))
+
+
+def test_files_of_a_model_that_is_called_alike(tmp_path: Path) -> None:
+    """Its name begins with this one's, and ends as this one's does."""
+    first, *others = in_files(tmp_path / "m.gguf", seed=1)
+    [*_, last] = in_files(tmp_path / "m-large.gguf", seed=2)
+    last.write_bytes(last.read_bytes()[:300])
+    assert files_of(first) == [first, *others]
+    assert read_header(first).file_bytes == sum(path.stat().st_size for path in [first, *others])
+    assert read_model(first).file_bytes == read_header(first).file_bytes
 
 
 def test_tokenizer_of_no_vocabulary(tmp_path: Path) -> None:
