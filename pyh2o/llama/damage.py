@@ -55,6 +55,7 @@ def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False
         wrong += [*_wrong_numbers(file), *_wrong_tokens(file)]
         _refuse(first, wrong)
         n_files = file.n_files()
+    _refuse_parts(first, n_files)
     for path in others if n_files > 1 else []:
         with _opened(path, verbose=verbose) as file:
             wrong = [] if file.kind("split.no") == UINT16 else ["it does not say which part it is"]
@@ -82,6 +83,26 @@ def _opened(path: Path, *, verbose: bool) -> GgufFile:
 def _refuse(path: Path, wrong: list[str]) -> None:
     if wrong:
         raise ModelError(f"{path} is damaged: {wrong[0]}; fetch it again")
+
+
+def _refuse_parts(path: Path, n_files: int) -> None:
+    """See that a file is the first of its model, and that all others are beside it."""
+    if n_files == 1:
+        return
+    ending = f"-00001-of-{n_files:05}.gguf"
+    if not path.name.endswith(ending):
+        raise ModelError(
+            f"{path} is one of the {n_files} files of a model: give the first one, under its own "
+            f"name, which ends with {ending}"
+        )
+    stem = path.name.removesuffix(ending)
+    names = [f"{stem}-{i:05}-of-{n_files:05}.gguf" for i in range(1, n_files + 1)]
+    for name in names:
+        if not path.with_name(name).is_file():
+            raise ModelError(
+                f"{path} is the first of the {n_files} files of a model, and {name} is not beside "
+                "it: fetch that one, too"
+            )
 
 
 def _wrong_tensors(tensors: Sequence[Tensor], path: Path, *, on_cpu: bool) -> Iterator[str]:

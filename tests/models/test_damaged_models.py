@@ -255,6 +255,18 @@ def in_files(path: Path, seed: int) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}-0*"))
 
 
+def test_file_that_is_missing(tmp_path: Path) -> None:
+    first, second, *_ = in_files(tmp_path / "m.gguf", seed=1)
+    tiny_llama(first).close()
+    for use in (tiny_llama, read_header):
+        with pytest.raises(ModelError, match="one of the 4 files of a model: give the first one"):
+            use(second)
+    second.rename(tmp_path / "other.gguf")
+    for use in (tiny_llama, read_header):
+        with pytest.raises(ModelError, match=f"{second.name} is not beside it: fetch that one"):
+            use(first)
+
+
 def test_files_of_a_model_that_is_called_alike(tmp_path: Path) -> None:
     """Its name begins with this one's, and ends as this one's does."""
     first, *others = in_files(tmp_path / "m.gguf", seed=1)
