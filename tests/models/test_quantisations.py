@@ -100,6 +100,15 @@ def test_parts() -> None:
     assert models(*names[1:]) == []
 
 
+def test_whole_model_that_is_there_in_parts_too() -> None:
+    parts = [f"m-Q8_0-{i:05}-of-{n:05}" for n in (2, 3) for i in range(1, n + 1)]
+    [model] = models("m-Q8_0", *parts)
+    assert [file.path for file in model.files] == ["m-Q8_0.gguf"]
+    [model] = models(*parts)
+    assert [file.path for file in model.files] == [f"{name}.gguf" for name in parts[:2]]
+    assert len(models("m-Q8_0", parts[1])) == 1
+
+
 def test_parts_with_an_ending_amid_their_names() -> None:
     names = [f"{folder}/m.Q8_0.gguf-{i:05}-of-00002" for folder in "ab" for i in (1, 2)]
     found = models(*names)

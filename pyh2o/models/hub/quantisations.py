@@ -71,16 +71,14 @@ class HubModel:
 def models_of(files: Iterable[HubFile]) -> list[HubModel]:
     """The models among the files of a repository, the smallest first; those in parts if whole."""
     found = [each for each in files if each.path.lower().endswith(".gguf")]
-    found = sorted(
-        (each for each in found if not _NO_MODEL.search(each.name)), key=lambda each: each.path
-    )
-    models = []
-    for path, group in groupby(found, key=lambda each: whole_name(_without_ending(each.path))):
+    found = sorted((each for each in found if not _NO_MODEL.search(each.name)), key=_place)
+    models: dict[str, HubModel] = {}
+    for (path, n_parts), group in groupby(found, key=lambda each: _place(each)[:2]):
         parts = tuple(group)
-        numbers = [part_of(_without_ending(part.path)) for part in parts]
-        if numbers == [(i, len(parts)) for i in range(1, len(parts) + 1)]:
-            models.append(HubModel(path, quantisation_of(path), parts))
-    return sorted(models, key=lambda model: model.bytes)
+        if [_place(part)[2] for part in parts] == [*range(1, n_parts + 1)]:
+            # one that is there in one file, too, is taken so
+            models.setdefault(path, HubModel(path, quantisation_of(path), parts))
+    return sorted(models.values(), key=lambda model: model.bytes)
 
 
 def quantisation_of(path: str) -> str:
@@ -114,6 +112,13 @@ def choose(models: Sequence[HubModel], wanted: str | None, most_bytes: int | Non
         return found[0]
     choices = ", ".join(f"{_choice(each, models)} ({each.bytes / 1e9:.1f} GB)" for each in models)
     raise ModelError(f"{unclear}: give one behind a colon, of {choices}")
+
+
+def _place(file: HubFile) -> tuple[str, int, int]:
+    """Of which model a file is, which has so many, and its number among them."""
+    stem = _without_ending(file.path)
+    part, n_parts = part_of(stem)
+    return whole_name(stem), n_parts, part
 
 
 def _without_ending(path: str) -> str:
