@@ -326,8 +326,4 @@ class PlaceSampler:
             context: of the text.
             idx: of its last evaluation's logits.
         """
-        candidates = Candidates(context.rows[idx])
-        candidates.apply(self._chain.sampler)
-        token = candidates.selected
-        llama_cpp.llama_sampler_accept(self._chain.sampler, token)
-        return token
+        return Candidates(context.rows[idx]).draw(self._chain.sampler)

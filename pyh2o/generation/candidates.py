@@ -36,7 +36,9 @@ class Candidates:
         """Let one of llama.cpp's samplers, or a chain of them, work on them."""
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(self._array))
 
-    @property
-    def selected(self) -> int:
-        """The token that a sampler has chosen."""
-        return int(self._array.data[self._array.selected].id)
+    def draw(self, chain: Any) -> int:
+        """The token that a chain of samplers chooses, which goes on after it."""
+        self.apply(chain)
+        token = int(self._array.data[self._array.selected].id)
+        llama_cpp.llama_sampler_accept(chain, token)
+        return token

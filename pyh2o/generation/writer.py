@@ -14,15 +14,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import llama_cpp
-import numpy as np
-import numpy.typing as npt
 
 from ..llama import Llama
 from ..text.vocabulary import is_end_token
+from .logits import LogitsProcessor
 from .sampling import Sampling
-
-# (token ids so far [n_tokens], logits [n_vocab]) to logits, as in llama_cpp.
-LogitsProcessor = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], npt.NDArray[np.single]]
 
 
 class Writer:
@@ -50,7 +46,7 @@ class Writer:
             sampling: how tokens are drawn.
             written: all tokens that the earlier writer has drawn: penalties and random numbers go
                 on exactly after them.
-            logits_processor: called before each draw. It must not raise: it is called from C.
+            logits_processor: called before each draw.
             hold: whether what is recalled for the first tokens stays (see `Llama.read`).
 
         Raises:

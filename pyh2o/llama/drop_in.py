@@ -202,11 +202,12 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         sampler = self._checked_sampler(*args, logits_processor=processors, **kwargs)
         return GuardedSampler(sampler, guard)
 
-    def _checked_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return CheckedSampler(self._stock_sampler(*args, **kwargs), self._n_vocab)
+    def _checked_sampler(self, *args: Any, logits_processor: Any, **kwargs: Any) -> Any:
+        chain = self._stock_sampler(*args, **kwargs)
+        return CheckedSampler(chain, self, logits_processor or ())
 
     def _stock_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's chain of samplers, without a grammar."""
+        """The parent's chain of samplers, without a grammar and without logits processors."""
         return super()._init_sampler(*args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
