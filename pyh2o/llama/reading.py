@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cache.breaking import breakable
-from ..errors import DecodeError, EvictedError, SettingsError
+from ..errors import DecodeError, EvictedError, SettingsError, StateError
 from ..generation.logits import are_numbers, last_logits
 from . import recall as recalling
 from .evicting import EvictingLlama, address
@@ -169,8 +169,16 @@ class ReadingLlama(EvictingLlama):
         """The parent's.
 
         Raises:
+            StateError: no token was evaluated since the text was emptied, shortened or loaded, or
+                since an evaluation failed: what logits there are belong to another text.
             SettingsError: the logits of token `idx` are not there: llama.cpp ends the process.
         """
+        self.guard.check()
+        if self._requires_eval:
+            raise StateError(
+                "there are no logits to draw from, as a text has none that was emptied, shortened "
+                "or loaded: evaluate a token first"
+            )
         n_logits = self._n_last if self._logits_all else 1
         if idx is not None and self.n_tokens - idx > n_logits:
             raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from drop_in_cases import (
 )
 from needed import needed
 from pyh2o import Llama
+from pyh2o.errors import StateError
 from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
@@ -214,6 +216,31 @@ def test_tokens_of_many_bytes_have_text(tmp_path: Path, monkeypatch: pytest.Monk
         assert llm.detokenize([BOS, token], special=True) == b"<s>" + word.encode()
         only = {"logit_bias": {token: 1000.0}, "max_tokens": 2}
         assert llm("one", **only)["choices"][0]["text"] == word * 2
+
+
+@pytest.mark.parametrize("settings", [ROOMY, {"n_ctx": WINDOW, "evict": False}], ids=str)
+def test_nothing_is_drawn_from_the_logits_of_another_text(
+    path: Path, settings: dict[str, Any]
+) -> None:
+    """A state has no logits. In a new context, llama_cpp's class ends the process."""
+    with tiny_llama(path, **settings) as llm, tiny_llama(path, **settings) as new:
+        llm.eval([BOS, 40, 41, 42])
+        state, expected = llm.save_state(), llm.sample(temp=0.0)
+        llm.eval([50, 51, 52])
+        llm.load_state(state)
+        new.load_state(state)
+        for each in (llm, new):
+            for draw in (
+                functools.partial(each.sample, temp=0.0),
+                functools.partial(next, each.generate([], temp=0.0, reset=False)),
+            ):
+                with pytest.raises(StateError, match="no logits to draw from") as error:
+                    draw()
+                assert "\n" not in str(error.value)
+            assert next(each.generate([BOS, 40, 41, 42], temp=0.0)) == expected
+            each.reset()
+            with pytest.raises(StateError, match="no logits to draw from"):
+                each.sample()
 
 
 @pytest.mark.parametrize("n_tokens", [5, 20, 60])
