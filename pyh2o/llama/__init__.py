@@ -231,6 +231,7 @@ class Llama(ReadingLlama):
         Raises:
             BusyError: the text was changed between two tokens.
         """
+        tokens = list(tokens)
         reset = args[RESET_ARGUMENT] if len(args) > RESET_ARGUMENT else kwargs.get("reset", True)
         if reset:
             with self.guard:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
@@ -241,6 +243,15 @@ def test_nothing_is_drawn_from_the_logits_of_another_text(
             each.reset()
             with pytest.raises(StateError, match="no logits to draw from"):
                 each.sample()
+
+
+def test_a_prompt_is_any_iterable(path: Path) -> None:
+    """As in llama_cpp, whose `eval_tokens` is a deque."""
+    prompt = [BOS, 40, 41]
+    with tiny_llama(path, **SMALL) as llm:
+        for each in (prompt, tuple(prompt), deque(prompt), iter(prompt), np.array(prompt)):
+            assert list(itertools.islice(llm.generate(each, temp=0.0), 3))
+            assert llm.input_ids[:3].tolist() == prompt
 
 
 @pytest.mark.parametrize("n_tokens", [5, 20, 60])
