@@ -162,6 +162,20 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def _ctx(self, context: Any) -> None:
         self._context = context
 
+    @property
+    def _lora_adapter(self) -> Any:
+        return self._loaded_adapter
+
+    @_lora_adapter.setter
+    def _lora_adapter(self, adapter: Any) -> None:
+        # The parent looks for None, and a null pointer is another object: the process would end.
+        if adapter is not None and not adapter:
+            raise ModelError(
+                f"llama.cpp cannot load the LoRA adapter {self.lora_path}: the file is missing or "
+                "damaged, no adapter in GGUF, or of another model; verbose=True shows its log"
+            )
+        self._loaded_adapter = adapter
+
     # ---------------------------------------------------------------------------------------------
     # The end
     # ---------------------------------------------------------------------------------------------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
+import pytest
 from gguf import GGUFWriter
 
 from drop_in_cases import LONG_PROMPT, PROMPT, ROOMY, SMALL, WINDOW, assert_evicted, complete
 from pyh2o import Llama
+from pyh2o.errors import ModelError
 from same_results import assert_equal
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
 
 
@@ -45,6 +49,24 @@ def test_a_lora_adapter_equals_the_parent_s(
     assert_equal(*results)
     plain = complete(parent, PROMPT, "log probabilities")
     assert results[0]["choices"][0]["text"] != plain["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("settings", [SMALL, {"n_ctx": WINDOW, "evict": False}], ids=str)
+def test_a_file_that_is_no_adapter_is_refused(
+    path: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """The process ended."""
+    (tmp_path / "adapter.safetensors").write_bytes(b"another format")
+    whole = write_lora(tmp_path / "lora.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1, n_head=2)
+    files = [tmp_path / name for name in ("adapter.safetensors", "cut.gguf", "none.gguf")]
+    for file in (*files, path, tmp_path):
+        with pytest.raises(ModelError, match="cannot load the LoRA adapter") as error:
+            tiny_llama(path, lora_path=str(file), **settings)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ModelError, match="of another model"):
+        tiny_llama(other, lora_path=str(tmp_path / "lora.gguf"), **settings)
 
 
 def test_a_lora_adapter_with_a_text_longer_than_the_cache(
