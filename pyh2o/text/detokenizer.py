@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from llama_cpp import Llama
-from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_p
+from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_n_tokens, llama_vocab_p
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
+from ..errors import SettingsError
 from .vocabulary import check_vocabulary
 
 # A token's piece longer than this is fetched in a second call.
@@ -74,6 +75,7 @@ class PieceDetokenizer:
         """
         check_vocabulary(vocab)
         self._vocab = vocab
+        self._n_vocab = int(llama_vocab_n_tokens(vocab))
         self._bos = bos
         self._special = special
         self._at_first_token = True
@@ -93,6 +95,16 @@ class PieceDetokenizer:
         return b""
 
     def piece(self, token: int) -> bytes:
+        """The same as in `Detokenizer`.
+
+        Raises:
+            SettingsError: there is no such token: llama.cpp ends the process.
+        """
+        if not 0 <= token < self._n_vocab:
+            raise SettingsError(
+                f"the model has tokens 0 to {self._n_vocab - 1}, and none is {token}: take the "
+                "numbers from tokenize()"
+            )
         buffer = (ctypes.c_char * PIECE_BYTES)()
         size = llama_token_to_piece(self._vocab, token, buffer, PIECE_BYTES, 0, self._special)
         if size < 0:

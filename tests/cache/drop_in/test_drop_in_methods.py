@@ -28,7 +28,7 @@ from drop_in_cases import (
 )
 from needed import needed
 from pyh2o import Llama
-from pyh2o.errors import StateError
+from pyh2o.errors import PyH2OError, StateError
 from same_results import assert_equal
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama, tiny_parent
@@ -243,6 +243,22 @@ def test_nothing_is_drawn_from_the_logits_of_another_text(
             each.reset()
             with pytest.raises(StateError, match="no logits to draw from"):
                 each.sample()
+
+
+@pytest.mark.parametrize("number", [-1, 384, 99_999])
+def test_numbers_that_are_no_tokens_have_no_text(path: Path, number: int) -> None:
+    """llama.cpp ends the process."""
+    with tiny_llama(path, logits_all=True, **SMALL) as llm:
+        for use in (
+            lambda: llm.detokenize([40, number]),
+            lambda: llm.create_completion([BOS, number], logprobs=1),
+            lambda: llm.create_completion([BOS, number], echo=True),
+            lambda: llm.create_completion([BOS, number]),
+        ):
+            with pytest.raises(PyH2OError, match=str(number)) as error:
+                use()
+            assert "\n" not in str(error.value)
+        assert llm("A", max_tokens=3)["choices"]
 
 
 def test_a_prompt_is_any_iterable(path: Path) -> None:
