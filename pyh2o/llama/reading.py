@@ -121,6 +121,8 @@ class ReadingLlama(EvictingLlama):
             if self.evicting:
                 self._grow_record(self.n_tokens + len(tokens))
                 self._drop_rows_behind()
+            else:
+                self._grow_scores(self.n_tokens + len(tokens))
             with self._cache.making_room(len(tokens)):
                 if n_before == 0 and n_all > self.n_batch:
                     self._begin_to_read(n_all)
@@ -205,8 +207,15 @@ class ReadingLlama(EvictingLlama):
             return
         n_new = max(n_least, len(self.input_ids) * 3 // 2, FIRST_RECORD)
         self.input_ids = _grown(self.input_ids, n_new)
-        if self._logits_all:
-            self.scores = _grown(self.scores, n_new)
+        self._grow_scores(n_new)
+
+    def _grow_scores(self, n_tokens: int) -> None:
+        """Let the record of logits hold those of so many tokens, if there is one.
+
+        For a draft model the parent keeps all logits, and makes room for those of one batch.
+        """
+        if self._logits_all and n_tokens > len(self.scores):
+            self.scores = _grown(self.scores, max(n_tokens, len(self.scores) * 3 // 2))
 
     def _begin_to_read(self, n_all: int) -> None:
         """Before the first of several pieces; it is short, to know soon how long all take."""

@@ -83,6 +83,7 @@ def load_full_state(llm: Llama, state: llama_cpp.LlamaState) -> None:
         StateError: it does not fit.
     """
     record = llm.input_ids
+    llm._grow_scores(state.n_tokens)
     try:
         StockLlama.load_state(llm, state)
     except (RuntimeError, ValueError) as error:

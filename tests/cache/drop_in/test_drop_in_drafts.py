@@ -39,6 +39,22 @@ def test_drafts_change_no_token(path: Path) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_drafts_in_a_full_cache_for_texts_of_several_batches(path: Path) -> None:
+    """llama_cpp has room for the logits of one batch, and fails."""
+    settings: dict[str, Any] = {"n_ctx": WINDOW, "evict": False, "n_batch": 16}
+    prompt = [BOS, *[30, 31, 32, 33, 34] * 10]
+    drafts = LlamaPromptLookupDecoding(num_pred_tokens=10)
+    with (
+        tiny_llama(path, **settings) as plain,
+        tiny_llama(path, draft_model=drafts, **settings) as drafting,
+        tiny_llama(path, draft_model=drafts, **settings) as new,
+    ):
+        assert greedy(drafting, prompt, 150) == greedy(plain, prompt, 150)
+        text = drafting.input_ids[: drafting.n_tokens].tolist()
+        new.load_state(drafting.save_state())
+        assert greedy(new, text, 20) == greedy(plain, text, 20)
+
+
 @pytest.mark.parametrize("counts", [{}, {"recent": 4}, {"recent": 4, "slack": 1}], ids=str)
 def test_drafts_change_no_token_until_rows_are_evicted(path: Path, counts: dict[str, int]) -> None:
     """From then on wrong drafts have a say, too: their attention stays in the scores.
