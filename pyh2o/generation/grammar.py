@@ -38,7 +38,6 @@ class GrammarGuard:
         Raises:
             GrammarError: it is wrong, or too large.
         """
-        self._llama = llama
         self._sampler = _read(llama, grammar)
         weakref.finalize(self, llama_cpp.llama_sampler_free, self._sampler)
         self._allowed = np.zeros(0, dtype=np.bool_)

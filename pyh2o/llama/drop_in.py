@@ -73,7 +73,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self.guard = Guard()
         self._load_progress = load_progress
         self._weights = weights
-        self._load_error: BaseException | None = None
+        self._load_errors: list[BaseException] = []
         check_file(model_path)
         self.model_file = identify(model_path)
         wants_gpu = bool(kwargs.get("n_gpu_layers"))
@@ -93,8 +93,8 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         except PyH2OError:
             raise
         except ValueError as error:
-            if self._load_error is not None:
-                raise self._load_error from None
+            for load_error in self._load_errors:
+                raise load_error from None
             raise ModelError(load_failure(model_path, error)) from error
         except TemplateError as error:
             raise ModelError(
@@ -123,15 +123,15 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         if self._offloading is not None:
             self._offloading.hand_to(params)
         if self._load_progress is not None:
-            report = self._load_progress
+            report, errors = self._load_progress, self._load_errors
 
             def on_progress(fraction: float, _user_data: Any) -> bool:
                 try:
                     report(fraction)
                 except BaseException as error:
                     # No exception can pass through llama.cpp: stop the loading, and raise it after.
-                    self._load_error = error
-                return self._load_error is None
+                    errors.append(error)
+                return not errors
 
             # ctypes does not keep the callback alive by itself
             self._progress_callback = llama_cpp.llama_progress_callback(on_progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,7 +183,9 @@ class EvictingLlama(DropIn):
         self._settings = self._budget.settings
         if self._budget.recall:
             self._archive = ArchiveFile(kv, recall_archive)
-        return Eviction(kv, self._budget, self._say_exact_prefill)
+        # No cycle: a model's memory is freed with its last reference.
+        this = weakref.proxy(self)
+        return Eviction(kv, self._budget, lambda *sizes: this._say_exact_prefill(*sizes))
 
     def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
         if self._on_exact_prefill is not None:

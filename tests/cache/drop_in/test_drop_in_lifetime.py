@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drop_in_cases import LONG_PROMPT, PROMPT, ROOMY, SMALL, complete
+from drop_in_cases import (
+    FLAG_SCHEMA,
+    LONG_PROMPT,
+    MESSAGES,
+    PROMPT,
+    ROOMY,
+    SMALL,
+    WINDOW,
+    complete,
+)
 from needed import needed
 from pyh2o import Llama
 from pyh2o.errors import ClosedError
 from same_results import assert_equal
 from tiny_llama import tiny_llama
-from tiny_tokens import BOS
+from tiny_tokens import BOS, ONLY_ASCII
 
 
 def test_unknown_arguments_are_tolerated(path: Path) -> None:
@@ -42,6 +54,37 @@ def test_a_model_is_closed_after_with(path: Path) -> None:
         llm.eval([BOS])
     with pytest.raises(ClosedError):
         llm.eval([BOS])
+
+
+def chat_by_a_grammar(llm: Llama) -> None:
+    form = {"type": "json_object", "schema": FLAG_SCHEMA}
+    llm.create_chat_completion(MESSAGES, response_format=form, max_tokens=4)
+
+
+USES: dict[str, Callable[[Llama], object]] = {
+    "nothing": lambda llm: None,
+    "a bias": lambda llm: llm(PROMPT, max_tokens=2, logit_bias=ONLY_ASCII),
+    "a stream that is left": lambda llm: next(llm(PROMPT, max_tokens=9, stream=True)),
+    "a grammar": chat_by_a_grammar,
+    "a state": lambda llm: (llm(PROMPT, max_tokens=2), llm.load_state(llm.save_state())),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
+@pytest.mark.parametrize("settings", [SMALL, {"n_ctx": WINDOW, "evict": False}], ids=str)
+def test_a_model_s_memory_is_freed_with_its_last_reference(
+    path: Path, settings: dict[str, Any], use: Callable[[Llama], object]
+) -> None:
+    """As in llama_cpp: or a program that loads the next one would have both in memory."""
+    llm = tiny_llama(path, load_progress=lambda share: None, **settings)
+    gone = weakref.ref(llm)
+    gc.disable()
+    try:
+        use(llm)
+        del llm
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
