@@ -363,6 +363,7 @@ class Llama(ReadingLlama):
             self.n_tokens = len(tokens)
             self._requires_eval = True
             self._n_alone = 0  # nobody knows
+            self._n_without_logits = len(tokens)
 
     def restore_archive(self) -> None:
         """Compute the rows again that the archive's file has lost (see `archive_lost`).
@@ -399,5 +400,7 @@ class Llama(ReadingLlama):
                 states.load_full_state(self, state)
                 return
             self.load_kv_state(state.llama_state, state.input_ids[: state.n_tokens])
-            self.scores[: len(state.scores)] = state.scores
+            if self._logits_all and len(state.scores) == state.n_tokens:
+                self.scores[: state.n_tokens] = state.scores
+                self._n_without_logits = 0
             self._seed = state.seed

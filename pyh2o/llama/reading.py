@@ -64,6 +64,7 @@ class ReadingLlama(EvictingLlama):
         self._has_failed = False  # to evaluate tokens of the text
         self._n_alone = NEVER
         self._n_last = 1  # tokens of the last evaluation
+        self._n_without_logits = 0  # first tokens of a text that was loaded without them
         super().__init__(model_path, **kwargs)
 
     def reset(self) -> None:
@@ -73,6 +74,7 @@ class ReadingLlama(EvictingLlama):
             super().reset()
             self._holds_recalled = self._has_failed = False
             self._n_alone = NEVER
+            self._n_without_logits = 0
             self._empty_cache(zero=not is_sound)
             if self._archive is not None:
                 self._archive.begin_text()
@@ -118,6 +120,7 @@ class ReadingLlama(EvictingLlama):
         """
         with self.guard:
             self._cache.check_positions(self.n_tokens + len(tokens))
+            self._n_without_logits = min(self._n_without_logits, self.n_tokens)
             if self.evicting:
                 self._grow_record(self.n_tokens + len(tokens))
                 self._drop_rows_behind()
@@ -208,6 +211,11 @@ class ReadingLlama(EvictingLlama):
         n_new = max(n_least, len(self.input_ids) * 3 // 2, FIRST_RECORD)
         self.input_ids = _grown(self.input_ids, n_new)
         self._grow_scores(n_new)
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether `scores` has the logits of the whole text; not of one that was loaded without."""
+        return self._logits_all and self._n_without_logits == 0
 
     def _grow_scores(self, n_tokens: int) -> None:
         """Let the record of logits hold those of so many tokens, if there is one.

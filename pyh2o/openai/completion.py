@@ -135,6 +135,8 @@ def complete(
     _check_logprobs(llama, request)
     if llama.cache is not None:
         _load_state(llama, tokens)
+    if request.echo and request.logprobs is not None and not llama.has_all_logits:
+        llama.reset()  # the prompt is read for its log probabilities
     _set_seed(llama, request.seed)
 
     room = None if evicting else position_limit - len(tokens)

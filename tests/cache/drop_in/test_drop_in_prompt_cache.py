@@ -91,3 +91,39 @@ def test_a_cached_state_of_other_settings_is_not_used(
         assert_equal(fresh.create_completion(text, **ANSWER), actual)
         more = [*text, *range(30, 60)]
         assert_equal(fresh.create_completion(more, **ANSWER), llm.create_completion(more, **ANSWER))
+
+
+def test_log_probabilities_of_a_text_that_was_loaded_without(path: Path) -> None:
+    """A model without logits_all keeps none: the prompt is read for them."""
+    text = list(range(40, 70))
+    asked: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0, "logprobs": 1, "echo": True}
+    with (
+        tiny_llama(path, logits_all=True, **ROOMY) as llm,
+        tiny_llama(path, logits_all=True, **ROOMY) as alone,
+        tiny_llama(path, **ROOMY) as plain,
+    ):
+        expected = alone.create_completion([*text, 70], **asked)
+        alone.reset()
+        for each in (alone, plain):
+            each.eval(text)
+        counts = reading(llm)
+        for load in (
+            lambda: llm.load_kv_state(plain.kv_state(), text),
+            lambda: llm.load_state(plain.save_state()),
+            lambda: llm.load_state(alone.save_state()),
+        ):
+            load()
+            assert_equal(expected, llm.create_completion([*text, 70], **asked))
+        assert counts == [31, 31]  # and nothing where the logits are in the state
+
+
+def test_a_state_with_logits_is_loaded_into_a_model_without(path: Path) -> None:
+    text = list(range(40, 140))
+    settings = {**ROOMY, "n_batch": 16}
+    with (
+        tiny_llama(path, logits_all=True, **settings) as llm,
+        tiny_llama(path, **settings) as plain,
+    ):
+        llm.eval(text)
+        plain.load_state(llm.save_state())
+        assert plain.input_ids[: plain.n_tokens].tolist() == text
