@@ -21,6 +21,7 @@ from llama_cpp import Llama, LlamaGrammar
 
 from ..errors import GrammarError
 from .candidates import Candidates
+from .grammar_rules import check_rules, unreadable
 
 # Chains of rules, and brackets within brackets, of a multiple of this fit a stack of 8 MiB.
 MOST_BYTES = 2**18
@@ -100,13 +101,11 @@ def _read(llama: Llama, grammar: LlamaGrammar) -> Any:
         )
     if b"\0" in text:
         raise GrammarError("the grammar has a zero byte, where it would end: write it as \\x00")
+    check_rules(grammar._grammar, grammar._root)
     with contextlib.nullcontext() if llama.verbose else _quiet():
         sampler = llama_cpp.llama_sampler_init_grammar(llama._model.vocab, text, root)
     if not sampler:
-        raise GrammarError(
-            f"the grammar cannot be read: each rule has the form 'name ::= ...', every bracket is "
-            f"closed, no rule begins with itself, and {grammar._root!r} is one of them"
-        )
+        raise unreadable(grammar._root)
     return sampler
 
 

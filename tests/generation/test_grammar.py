@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp import LlamaGrammar, LogitsProcessorList, MinTokensLogitsProcessor
+from llama_cpp import LlamaGrammar, LogitsProcessorList, MinTokensLogitsProcessor, llama_grammar
 
 from pyh2o import Llama
 from pyh2o.errors import GrammarError, PyH2OError
@@ -37,6 +39,11 @@ WRONG = [
     'root ::= "\ud800"',
     "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
     "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(300_000)) + 'r300000 ::= "a"',
+    # llama.cpp takes these, and writes down ways through them until there is no memory
+    'root ::= ws root ws | "a"\nws ::= [ ]*',
+    'root ::= "(" (e root ")")? "a" | e root "b"\ne ::= f\nf ::= "c"? #(',
+    'root ::= "a"{5,3}',
+    'root ::= "a" { 3 , 0 }',
 ]
 
 
@@ -52,6 +59,56 @@ def test_a_grammar_that_cannot_be_read_is_refused(llm: Llama, text: str) -> None
     with pytest.raises(ValueError, match="grammar"):
         llm.create_chat_completion(messages, max_tokens=3, grammar=grammar(text))
     assert llm.create_completion("a", max_tokens=3)["choices"]
+
+
+MAYBE = [
+    'root ::= ("a"?){500} "b"',
+    "root ::= x{2000}\nx ::= [a-z]*",
+    'root ::= "x" ("y" x{40}) "z"\nx ::= "a" |',
+    "root ::= " + "x " * 40 + '\nx ::= ("a" | "b"*)',
+    "root ::= " + "(x " * 40 + ")?" * 40 + "\nx ::= y\ny ::= [a-z]*",
+    'root ::= (("a"?){5}){5}',
+    "root ::= (((x?)))*{30}\nx ::= [a-z]",
+]
+LEVELS = [f'e{n} ::= e{n + 1} "{"+-*/%&|^"[n % 8]}" e{n} | e{n + 1}' for n in range(20)]
+
+
+@pytest.mark.parametrize("text", MAYBE, ids=range(len(MAYBE)))
+def test_what_may_be_empty_is_not_repeated_often(llm: Llama, text: str) -> None:
+    """llama.cpp would compute for years, and no Ctrl-C could end it."""
+    with pytest.raises(GrammarError, match="something that may be empty"):
+        llm.create_completion("a", max_tokens=3, grammar=grammar(text))
+
+
+def test_a_grammar_with_too_many_ways_is_refused(llm: Llama) -> None:
+    text = "\n".join(["root ::= e0", *LEVELS, "e20 ::= [a-z]+"])
+    with pytest.raises(GrammarError, match="too many ways to go on"):
+        llm.create_completion("a", max_tokens=3, grammar=grammar(text))
+    several = "\n".join(["root ::= e16", *LEVELS[16:], "e20 ::= [a-z]+"])
+    assert llm.create_completion("a", max_tokens=3, grammar=grammar(several))["choices"]
+
+
+PROPERTIES = {f"p{n}": {"type": ["string", "null"][: n % 2 + 1]} for n in range(60)}
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object", "properties": PROPERTIES, "additionalProperties": True},
+    {"type": "string", "maxLength": 500},
+    {"type": "array", "items": {"type": "string", "pattern": "^[a-z]*$"}, "maxItems": 300},
+    {"type": "string", "pattern": "^([0-9]{1,3}[- ]?)?[0-9]{3}[- ]?[0-9]{3,4}$"},
+    {"type": "string", "format": "date-time"},
+    {"enum": [f"word {n}" for n in range(2000)]},
+]
+GOOD = [
+    *(getattr(llama_grammar, name) for name in dir(llama_grammar) if name.endswith("_GBNF")),
+    *(llama_grammar.json_schema_to_gbnf(json.dumps(schema)) for schema in SCHEMAS),
+    'root ::= [\\]"(]* "\\"(" | #{ (\n "b" {2,3} [^] "" <[12]> .?\r\nws ::=  # none\n\t"a"',
+    'root ::= ws item ws\nitem ::= "(" root ")" | [0-9]{0,900} | ([a-z]+ " "?){1,60}\nws ::= " "*',
+    "root ::= " + " ".join(f'("flag{n} ")?' for n in range(40)) + ' x{16}\nx ::= "a"?',
+]
+
+
+@pytest.mark.parametrize("text", GOOD, ids=range(len(GOOD)))
+def test_grammars_that_people_have_are_read(llm: Llama, text: str) -> None:
+    assert llm.create_completion("a", max_tokens=3, grammar=grammar(text))["choices"]
 
 
 def test_grammars_as_large_as_they_may_be_are_read(llm: Llama) -> None:

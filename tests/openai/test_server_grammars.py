@@ -23,6 +23,9 @@ BROKEN_GRAMMARS = {
     "zero": 'root ::= "a"\0(',
     "repetitions": 'root ::= (("a"{1,1000}){1,1000}){1,1000}',
     "surrogate": 'root ::= "\\x"',
+    "hidden left recursion": 'root ::= ws root ws | "a"\nws ::= " "*',
+    "backwards": 'root ::= "a"{5,3}',
+    "empty": 'root ::= ("a"?){500} "b"',
 }
 DEAD_ENDS = {
     "no such token": "root ::= <[999999]>",
