@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -291,6 +292,27 @@ def test_a_message_that_is_stopped_while_it_is_read_is_taken_back(
         assert '"turn": null' in lines[-4]
         assert turns_of(client, "talk") == []
         assert client.say("talk", "Hello", **SHORT)["turn"]["user"] == "Hello"
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_an_answer_that_is_stopped_while_it_waits(client: Any, engine: Engine, kind: str) -> None:
+    """It ends at once: the texts before it may take for hours."""
+    route, body = "/talk/answers", {"message": "Tell me"}
+    if kind == "story":
+        route, body = "/talk/passages", {}
+    client.begin("talk", kind=kind)
+    ended: list[dict[str, Any]] = []
+    with ExitStack() as others:
+        for _ in range(engine.n_places):
+            others.enter_context(engine.text())
+        asking = Thread(target=lambda: ended.append(client.done(route, **body, **SHORT)))
+        asking.start()
+        wait_until(lambda: engine.n_waiting == 1)
+        assert client.ask("POST", "/talk/stop").status == 204
+        wait_until(lambda: engine.n_waiting == 0)
+        asking.join()
+    assert (ended[0]["turn"], ended[0]["finish"], ended[0]["text"]) == (None, "interrupted", "")
+    assert client.done(route, **body, **SHORT)["text"]
 
 
 def test_a_long_message_tells_how_far_it_is_read(client: Any) -> None:

@@ -116,16 +116,23 @@ class OpenSession:
                 self.answering = False
 
     @contextmanager
-    def placed(self, model: ServedModel) -> Iterator[Place]:
+    def placed(
+        self, model: ServedModel, check: Callable[[], None] | None = None
+    ) -> Iterator[Place]:
         """A place of the model, where the text is; it is loaded if it is not there any more.
 
         Whatever goes wrong meanwhile, the text is loaded from its file the next time.
 
+        Args:
+            model: that it goes on with.
+            check: called now and then while it waits for a place; without one the model's.
+
         Raises:
             RefusedError: there was no place in time.
             SessionError: the session does not fit the model.
+            BaseException: what `check` raises.
         """
-        with self._empty_or_own_place(model) as place:
+        with self._empty_or_own_place(model, check) as place:
             if not place.keeps_text or self._place is not place or self._text is None:
                 self._text = self._load(place)
                 self._place = place
@@ -170,10 +177,12 @@ class OpenSession:
         self.recalled = self._texts = None
 
     @contextmanager
-    def _empty_or_own_place(self, model: ServedModel) -> Iterator[Place]:
+    def _empty_or_own_place(
+        self, model: ServedModel, check: Callable[[], None] | None = None
+    ) -> Iterator[Place]:
         try:
             taken = model.engine.text(
-                wait_seconds=model.limits.wait_seconds, check=model.check, owner=self
+                wait_seconds=model.limits.wait_seconds, check=check or model.check, owner=self
             )
             with taken as place:
                 self._engine, self._taken = model.engine, place

@@ -28,7 +28,7 @@ LOOKING = 20
 LONG_MESSAGE = 64
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     """Somebody wants the answer no more, before it has begun."""
 
 
@@ -78,7 +78,7 @@ class Answering:
                     self._on_piece(piece)
                     if self._session.stopping:
                         break
-        except _StoppedError:
+        except StoppedError:
             pass
         finally:
             self._place.prompt_progress = self._place.while_reading = None
@@ -96,7 +96,7 @@ class Answering:
 
     def _check_wanted(self) -> None:
         if self._session.stopping or not self._teller.is_heard:
-            raise _StoppedError
+            raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
         self._model.check()
@@ -186,6 +186,19 @@ class Answering:
     def _n_before_of(self, turn: Any) -> int:
         """Where an answer goes on that was stopped before; else 0."""
         return self._n_before if turn.answer_start < self._n_before < turn.end else 0
+
+
+def never_begun() -> dict[str, Any]:
+    """The last event of an answer that was stopped while it waited; nobody knows of its cache."""
+    return {
+        "type": "done",
+        "turn": None,
+        "finish": FINISH_INTERRUPTED,
+        "kv": None,
+        "seconds": 0.0,
+        "first_token_seconds": None,
+        "tokens_per_second": None,
+    }
 
 
 def recalled_of(place: Place) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from .open_session import OpenSession, Text
 from .open_sessions import OpenSessions
 from .refusals import RefusedError
 from .served_model import ServedModel
-from .session_answers import Answering, recalled_of
+from .session_answers import Answering, StoppedError, never_begun, recalled_of
 from .session_bodies import (
     AnswerBody,
     AttemptBody,
@@ -177,7 +177,8 @@ class SessionWork:
 
     def answer(self, body: AnswerBody, teller: Teller) -> None:
         """Answer a message, or the last one anew."""
-        with self._answering("conversation", teller) as (talk, answering):
+        done = never_begun()
+        with suppress(StoppedError), self._answering("conversation", teller) as (talk, answering):
             limit = body.max_tokens or self._model.engine.model.n_ctx()
             if body.message is None and not talk.turns:
                 raise RefusedError(400, "nothing has been said yet: say something (message)")
@@ -196,7 +197,8 @@ class SessionWork:
 
     def write_passage(self, body: PassageBody, teller: Teller) -> None:
         """Go on with a story."""
-        with self._answering("story", teller) as (story, answering):
+        done = never_begun()
+        with suppress(StoppedError), self._answering("story", teller) as (story, answering):
             if body.at is not None:
                 story.cut(body.at)
             passages = story.notes.get("passages", [])
@@ -215,9 +217,15 @@ class SessionWork:
                 raise RefusedError(
                     400, f"session {session.chat.name} is a {session.kind}: {_CURES[kind]}"
                 )
+
+            def check() -> None:
+                self._model.check()
+                if session.stopping:
+                    raise StoppedError
+
             with (
-                session.alone(self._model.check, answers=True),
-                session.placed(self._model) as place,
+                session.alone(check, answers=True),
+                session.placed(self._model, check) as place,
             ):
                 yield session.text, Answering(session, self._model, place, teller)
 
