@@ -1,11 +1,15 @@
-"""Ctrl-C in the moment in which a server begins to listen."""
+"""Ctrl-C in the moment in which a server begins to listen, and the end by SIGTERM."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
+from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -37,3 +41,34 @@ def test_ctrl_c_while_the_loop_is_made(engine: Engine, monkeypatch: pytest.Monke
             run(create_app(models), listener)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert ended == [True]
+
+
+def test_sessions_are_let_go_before_sigterm_ends_the_program(engine: Engine, chats: Path) -> None:
+    """Else the files that lock them stay."""
+    from pyh2o.openai.server import create_app, run
+    from session_client import SESSIONS
+
+    app = create_app(loopback.only(engine, None))
+    there: list[list[str]] = []
+
+    def locks() -> list[str]:
+        return [path.name for path in chats.glob(".*.lock")]
+
+    def use_and_end() -> None:
+        body = b'{"name": "talk"}'
+        asked = Request(address + SESSIONS, body, {"Content-Type": "application/json"})
+        urlopen(asked).close()
+        there.append(locks())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: there.append(locks()))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            client = Thread(target=use_and_end)
+            client.start()
+            run(app, listener)
+            client.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert there == [[".talk.lock"], []]

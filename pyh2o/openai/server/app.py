@@ -83,16 +83,13 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
         KeyboardInterrupt: it was Ctrl-C that ended it.
     """
     log_level = "info" if verbose else "warning"
-    try:
-        config = server_config(
-            app,
-            log_level=log_level,
-            timeout_notify=SECONDS_TO_GIVE_BACK,
-            callback_notify=_give_back_memory,
-        )
-        _Server(config).run(sockets=[listener])
-    finally:
-        app.state.sessions.close()
+    config = server_config(
+        app,
+        log_level=log_level,
+        timeout_notify=SECONDS_TO_GIVE_BACK,
+        callback_notify=_give_back_memory,
+    )
+    _Server(config).run(sockets=[listener])
 
 
 async def _give_back_memory() -> None:
@@ -106,7 +103,10 @@ class _Server(uvicorn.Server):
         # uvicorn begins to count Ctrl-C when its loop runs. In the midst of making the loop one
         # would be an exception: half a loop complains, and where Python cleans up it is lost.
         with super().capture_signals():
-            super().run(sockets)
+            try:
+                super().run(sockets)
+            finally:  # a SIGTERM ends the program where this context does
+                self.config.app.state.sessions.close()  # type: ignore[union-attr]
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
