@@ -254,15 +254,16 @@ def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bo
 
 
 def test_a_refusal_is_the_client_s_error(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="create this one with logits_all=True"):
+    with pytest.raises(openai.BadRequestError, match="logprobs: no probabilities"):
         chat(client, logprobs=True, top_logprobs=2)
     with pytest.raises(openai.BadRequestError, match="no schema"):
         chat(client, response_format={"type": "json_schema"})
 
 
 def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIError, match="create this one with logits_all=True") as caught:
-        list(chat(client, stream=True, logprobs=True, top_logprobs=2))
+    dead_end = {"grammar": 'root ::= "a" <[999999]>'}
+    with pytest.raises(openai.APIError, match="allows no token here") as caught:
+        list(chat(client, stream=True, extra_body=dead_end))
     assert caught.value.type == "invalid_request_error"
 
 

@@ -257,3 +257,14 @@ def test_the_description_of_the_routes_refers_to_what_it_has(server: Any) -> Non
         for status in operation["responses"]
     }
     assert statuses == {"200", "204", "4XX"}
+
+
+def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) -> None:
+    for route, fields in (
+        (COMPLETIONS, {"logprobs": 0}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}),
+    ):
+        for stream in (False, True):
+            error = server.refused(route, with_field(route, stream=stream, **fields))
+            assert error["param"] == "logprobs"
+            assert error["message"].endswith("leave it out")

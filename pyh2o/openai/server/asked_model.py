@@ -11,6 +11,7 @@ from llama_cpp import LlamaGrammar
 from ...errors import BusyError
 from ..chat import in_openai_words
 from .bodies import Body, ChatBody
+from .refusals import RefusedError
 
 if TYPE_CHECKING:
     from .served_model import ServedModel
@@ -48,6 +49,12 @@ class AskedModel:
         self.has_prompt = True
         served, body = self._served, self._body
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
+        if arguments.get("logprobs") is not None and not served.engine.model._logits_all:
+            raise RefusedError(
+                400,
+                "logprobs: no probabilities of tokens are kept here: leave it out",
+                param="logprobs",
+            )
         arguments.update(
             model=served.name,
             max_tokens=arguments["max_tokens"] or self.n_ctx(),
