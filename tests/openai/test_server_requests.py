@@ -268,3 +268,27 @@ def test_probabilities_are_refused_with_a_cure_that_a_client_has(server: Any) ->
             error = server.refused(route, with_field(route, stream=stream, **fields))
             assert error["param"] == "logprobs"
             assert error["message"].endswith("leave it out")
+
+
+def test_the_description_has_what_is_taken(server: Any) -> None:
+    """Who makes a client of it may send what this server takes; `/docs` sends a key by it."""
+    jsonschema = pytest.importorskip("jsonschema")
+    document = loopback.get(server.port, "/openapi.json").json
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    parts = [{"type": "text", "text": "once"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    taken: list[tuple[str, dict[str, Any]]] = [
+        *((route, fields) for route in (COMPLETIONS, CHAT) for fields in (
+            {"stop": "a"}, {"stop": ["a", "b"]}, {"stop": None}, {"temperature": None},
+            {"stream_options": None, "seed": None, "n": None},
+        )),
+        (CHAT, {"messages": messages}),
+        (COMPLETIONS, {"prompt": ["once"]}),
+    ]  # fmt: skip
+    for route, fields in taken:
+        operation = document["paths"][route]["post"]
+        assert {"HTTPBearer": []} in operation["security"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        body = with_field(route, **fields)
+        jsonschema.validate(body, {**schema, "components": document["components"]})
+        assert server.post(route, body).status == 200, fields

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 LARGEST_INT32 = 2**31 - 1
 LARGEST_INT64 = 2**63 - 1
@@ -67,13 +74,29 @@ def _joined_parts(content: object) -> object:
     return "".join(texts)
 
 
-Prompt = Annotated[str, BeforeValidator(_one_prompt)]
+# Each is described as what clients may send: a text, or a list.
+_TEXT: dict[str, Any] = {"type": "string"}
+_ONE_TEXT = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_ONE_STOP = {"type": "string", "maxLength": 1000}
+_STOPS = {"type": "array", "items": _ONE_STOP, "maxItems": 64}
+
+Prompt = Annotated[str, BeforeValidator(_one_prompt), WithJsonSchema({"anyOf": [_TEXT, _ONE_TEXT]})]
 Stop = Annotated[
     list[Annotated[str, Field(max_length=1000)]],
     Field(max_length=64),
     BeforeValidator(_stop_list),
+    WithJsonSchema({"anyOf": [_ONE_STOP, _STOPS]}),
 ]
-Content = Annotated[str, BeforeValidator(_joined_parts)]
+Content = Annotated[
+    str,
+    BeforeValidator(_joined_parts),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _PART}]}),
+]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -322,12 +345,27 @@ def _is_token(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
+_TEXT_TO_EMBED = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_TEXTS_TO_EMBED = {
+    "type": "array",
+    "items": {"anyOf": [_TEXT_TO_EMBED, _TOKENS]},
+    "minItems": 1,
+    "maxItems": 2048,
+}
+
+
 class EmbeddingBody(Strict):
     """The body of /v1/embeddings."""
 
     model: str | None = None
     # the most that OpenAI takes
-    input: Annotated[list[str | list[int]], Field(max_length=2048), BeforeValidator(_texts)]
+    input: Annotated[
+        list[str | list[int]],
+        Field(max_length=2048),
+        BeforeValidator(_texts),
+        WithJsonSchema({"anyOf": [_TEXT_TO_EMBED, _TOKENS, _TEXTS_TO_EMBED]}),
+    ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import anyio
 from anyio import from_thread, to_thread
-from fastapi import Request
+from fastapi import Request, Security
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 
 from ..limits import Limits
@@ -22,10 +23,13 @@ DRAIN_SECONDS = 10
 BODY_SECONDS = 60.0
 BYTES_A_SECOND = 16 * 2**10
 
+# For the description alone: `check_key` says what is wrong in the words of all refusals.
+_BEARER = HTTPBearer(auto_error=False, description="the server's --api-key, if it has one")
+
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
-def check_key(request: Request) -> None:
+def check_key(request: Request, _key: Annotated[Any, Security(_BEARER)]) -> None:
     """Refuse a request without the server's key.
 
     Raises:
@@ -96,7 +100,23 @@ def described(document: dict[str, Any]) -> dict[str, Any]:
         for operation in operations.values():
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 parts.update(content["schema"].pop("$defs", {}))
+                _allow_nulls(content["schema"])
+    for part in parts.values():
+        _allow_nulls(part)
     return document
+
+
+def _allow_nulls(schema: dict[str, Any]) -> None:
+    """Describe that null stands for a field that is not given."""
+    null = {"type": "null"}
+    fields = schema.get("properties", {})
+    for name in fields.keys() - set(schema.get("required", ())):
+        field = fields[name]
+        if null not in field.get("anyOf", ()):
+            about = {key: field.pop(key) for key in ("title", "default") if key in field}
+            fields[name] = {"anyOf": [*field.pop("anyOf", ()), null], **about}
+            if field:
+                fields[name]["anyOf"].insert(0, field)
 
 
 def models_of(request: Request) -> ServedModels:
