@@ -1,5 +1,7 @@
 // The server's routes, as functions. All requests of the page go through here, and none to another host.
 
+import { ofTab } from "./storage.js";
+
 /**
  * @typedef {{name: string, kind: "conversation"|"story", model: string|null, changed: number, bytes: number,
  *   turns: number, tokens: number, first: string, usable: boolean, why?: string}} Summary
@@ -36,7 +38,7 @@ export function onKeyWanted(ask) {
  */
 export async function send(method, path, body, signal) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
+    const key = ofTab.get(KEY);
     const headers = {};
     if (key) headers["Authorization"] = `Bearer ${key}`;
     if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -45,9 +47,9 @@ export async function send(method, path, body, signal) {
     if (response.ok) return response;
     if (response.status !== 401) throw new ApiError(response.status, await complaint(response));
     // Another request may have got the key meanwhile.
-    if (sessionStorage.getItem(KEY) !== key) continue;
+    if (ofTab.get(KEY) !== key) continue;
     asking ??= askKey().finally(() => { asking = null; });
-    sessionStorage.setItem(KEY, await asking);
+    ofTab.set(KEY, await asking);
   }
 }
 

@@ -1,10 +1,12 @@
 // What is written and not yet the server's: a reload brings it back, for as long as the tab lives.
 
+import { ofTab } from "./storage.js";
+
 const key = (name) => `pyh2o-draft/${name ?? ""}`;
 
 /** What was written for a session, null for a new one. */
 export function recall(name) {
-  return sessionStorage.getItem(key(name)) ?? "";
+  return ofTab.get(key(name)) ?? "";
 }
 
 const GAP = "\n\n";
@@ -27,10 +29,5 @@ export function moveDraft(name, other) {
 
 /** Keeps what is written; an empty text is forgotten. */
 export function remember(name, text) {
-  try {
-    if (text) sessionStorage.setItem(key(name), text);
-    else sessionStorage.removeItem(key(name));
-  } catch {
-    // more than a browser keeps: it stays on the page
-  }
+  ofTab.set(key(name), text);
 }

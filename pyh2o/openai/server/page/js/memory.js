@@ -9,6 +9,7 @@ import { Numbers } from "./numbers.js";
 import { savePng, saveSvg } from "./picture.js";
 import { Pins } from "./pins.js";
 import { Shading } from "./shade.js";
+import { ofBrowser } from "./storage.js";
 import { Strip } from "./strip.js";
 import { Tip } from "./tip.js";
 import { Tokens } from "./tokens.js";
@@ -35,7 +36,7 @@ export class Memory {
     this.build();
     // A phone has no room for it beside the text.
     const isWide = matchMedia("(min-width: 70rem)").matches;
-    this.show(isWide && localStorage.getItem(SHOWN) !== "no", false);
+    this.show(isWide && ofBrowser.get(SHOWN) !== "no", false);
   }
 
   build() {
@@ -59,7 +60,7 @@ export class Memory {
     this.isShown = isShown;
     byId("memory").hidden = !isShown;
     this.toggle.setAttribute("aria-pressed", String(isShown));
-    if (isChosen) localStorage.setItem(SHOWN, isShown ? "yes" : "no");
+    if (isChosen) ofBrowser.set(SHOWN, isShown ? "yes" : "no");
     if (isShown) this.refresh();
   }
 

@@ -2,6 +2,7 @@
 
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
+import { ofBrowser } from "./storage.js";
 
 const MOST_TOKENS = "pyh2o-max-tokens";
 
@@ -18,7 +19,7 @@ const FIELDS = [
 
 /** The most tokens of an answer in this browser; none if nobody limited it. */
 export function maxTokens() {
-  const saved = Number(localStorage.getItem(MOST_TOKENS));
+  const saved = Number(ofBrowser.get(MOST_TOKENS));
   return saved > 0 ? { max_tokens: saved } : {};
 }
 
@@ -46,8 +47,7 @@ export async function askSettings(now, isStory) {
       h("label", { class: "field" }, "Max tokens", most, h("small", {}, "of an answer or a passage, in this browser"))),
   ].filter(Boolean), "Save", { wide: true });
   if (!agreed) return null;
-  if (most.value) localStorage.setItem(MOST_TOKENS, most.value);
-  else localStorage.removeItem(MOST_TOKENS);
+  ofBrowser.set(MOST_TOKENS, most.value);
   const sampling = { ...now.sampling };
   FIELDS.forEach(([name], i) => {
     if (inputs[i].value) sampling[name] = Number(inputs[i].value);

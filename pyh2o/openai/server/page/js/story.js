@@ -8,6 +8,7 @@ import { recall, remember } from "./drafts.js";
 import { count } from "./format.js";
 import { alone, announce, careful } from "./live.js";
 import { make, stop, writing } from "./making.js";
+import { ofBrowser } from "./storage.js";
 import { StoryText } from "./storytext.js";
 
 const PASSAGE = "pyh2o-passage";
@@ -34,7 +35,7 @@ export class Story {
     this.go = button("Write on", () => this.write(), { class: "primary" });
     this.back = button("Undo passage", () => this.undo());
     this.tokens = h("input", { type: "number", min: 1, step: 1, class: "tokens-wanted", "aria-label": "Tokens of a passage",
-      value: localStorage.getItem(PASSAGE) ?? USUAL_TOKENS, change: () => localStorage.setItem(PASSAGE, this.tokens.value) });
+      value: ofBrowser.get(PASSAGE) || USUAL_TOKENS, change: () => ofBrowser.set(PASSAGE, this.tokens.value) });
     this.element = h("div", { class: "view story" }, this.scroller,
       h("div", { class: "bar", role: "group", "aria-label": "Write" }, this.go,
         button("Stop", stop, { class: "stop" }), h("label", { class: "quiet" }, this.tokens, " tokens"), this.back, this.status));
