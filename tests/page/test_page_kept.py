@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +45,45 @@ def test_the_page_works_where_the_browser_keeps_nothing(tab: Any, fake: Any, tro
     page.get_by_label("Beginning of the story").fill("Once")
     page.get_by_role("button", name="Write", exact=True).click()
     page.get_by_text("Once passage 0 of").wait_for()
+
+
+def test_attached_files_stay_with_their_draft(tab: Any, fake: Any, tmp_path: Path) -> None:
+    """Over another session, an edit, a reload and a new name; once sent they are gone."""
+    page = tab().page
+    say(page, "hello")
+    note, poem = tmp_path / "note.txt", tmp_path / "poem.txt"
+    note.write_text("a note")
+    poem.write_text("roses")
+    picker = page.get_by_label("Text files", exact=True)
+    chips = page.locator(".chip")
+    picker.set_input_files(note)
+    chips.get_by_text("note.txt").wait_for()
+    page.get_by_role("link", name="New chat").click()
+    page.get_by_text("Say something.").wait_for()
+    assert chips.count() == 0
+    picker.set_input_files(poem)
+    chips.get_by_text("poem.txt").wait_for()
+    page.reload()
+    chips.get_by_text("poem.txt").wait_for()
+    say(page, "read")
+    assert fake.sessions["chat-2"].turns[0]["user"] == "read\n\npoem.txt:\n\n```\nroses\n```"
+    page.get_by_role("link", name="chat-1").click()
+    chips.get_by_text("note.txt").wait_for()
+    page.get_by_role("button", name="Edit", exact=True).click()
+    assert chips.count() == 0
+    page.reload()
+    chips.get_by_text("note.txt").wait_for()
+    page.get_by_label("More").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("Name", exact=True).fill("other")
+    page.get_by_role("button", name="OK").click()
+    page.get_by_role("heading", name="other").wait_for()
+    chips.get_by_text("note.txt").wait_for()
+    say(page, "and this")
+    assert fake.sessions["other"].turns[1]["user"] == "and this\n\nnote.txt:\n\n```\na note\n```"
+    page.reload()
+    page.locator(".turn").nth(1).wait_for()
+    assert chips.count() == 0
+    page.get_by_role("link", name="New chat").click()
+    page.get_by_text("Say something.").wait_for()
+    assert chips.count() == 0

@@ -1,7 +1,7 @@
 // The box that messages are written in: keys, files, and the buttons beside it.
 
 import { button, h } from "./dom.js";
-import { joined, moveDraft, recall, remember, without } from "./drafts.js";
+import { joined, moveDraft, recall, recallFiles, remember, rememberFiles, without } from "./drafts.js";
 import { readText, withFiles } from "./drop.js";
 import { count } from "./format.js";
 import { careful } from "./live.js";
@@ -46,6 +46,8 @@ export class Composer {
     this.name = name;
     const kept = without(recall(name), last);
     if (!this.box.value) this.box.value = kept;
+    this.files = [...recallFiles(name), ...this.files];
+    this.showFiles();
     this.changed();
   }
 
@@ -107,6 +109,7 @@ export class Composer {
   }
 
   showFiles() {
+    rememberFiles(this.name, [...this.files, ...this.aside.files]);
     this.chips.replaceChildren(...this.files.map((file) => h("span", { class: "chip" },
       `${file.name} · ${count(file.text.length)} characters `,
       button("×", () => { this.files = this.files.filter((each) => each !== file); this.showFiles(); },
