@@ -157,6 +157,23 @@ def test_the_place_that_is_selected_is_pinned(tab: Any, fake: Any) -> None:
     assert session.tokens()[start:end] == [" *white*", " whale"]
 
 
+def test_a_picture_is_pinned_where_it_is_selected(tab: Any, fake: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "echo The *whale* sees 🐋 and then 🐋 again.")
+    page.evaluate(
+        """() => {
+          const text = document.querySelector(".answer em").nextSibling;
+          const at = text.data.indexOf("🐋");
+          getSelection().setBaseAndExtent(text, at, text, at + 2);
+        }"""
+    )
+    page.get_by_role("button", name="Pin", exact=True).click()
+    until(page, "document.querySelector('#live').textContent === 'Pinned'")
+    session = fake.sessions["chat-1"]
+    start, end = session.pinned[-1]
+    assert session.tokens()[start - 1 : end + 1] == [" sees", " 🐋", " and"]
+
+
 def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
     page = tab(**WIDE).page
     for n in range(12):

@@ -1,6 +1,6 @@
-// Which tokens a selection is: what is shown has no marks of Markdown, so letters and digits are compared.
+// Which tokens a selection is: what is shown has no marks of Markdown, so letters, digits and pictures are compared.
 
-const COUNTED = /[\p{L}\p{N}]/gu;
+const COUNTED = /[\p{L}\p{N}\p{So}\p{Extended_Pictographic}]/gu;
 
 /** What is shown of an element before a selection. */
 export function textBefore(element, selection) {
