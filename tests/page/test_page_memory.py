@@ -264,3 +264,28 @@ def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, fake: An
     session = fake.sessions["tale"]
     start, end = session.pinned[-1]
     assert session.tokens()[start:end] == [" passage", " 3"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, fake: Any, again: bool) -> None:
+    """Its tokens are not known yet, or are those of the answer before."""
+    page = tab(**WIDE).page
+    say(page, "slowly hello")
+    page.get_by_role("button", name="Shade the text").click()
+    page.locator(".answer [data-p]").first.wait_for()
+    if again:
+        page.get_by_role("button", name="Regenerate").click()
+    else:
+        box = page.get_by_label("Message", exact=True)
+        box.fill("slowly hello")
+        box.press("Enter")
+    shown = "document.querySelector('.turn:last-child .answer').textContent"
+    with page.expect_response("**/map"):
+        until(page, f"{shown}.includes('word 60')")
+    page.wait_for_timeout(300)
+    assert "slowly hello" in page.locator(".said").last.text_content()
+    assert page.evaluate(shown).startswith("word 0. word 1.")
+    page.get_by_role("button", name="Stop").click()
+    page.locator("body:not(.making)").wait_for()
+    page.locator(".turn:last-child .answer [data-p]").first.wait_for()
+    assert page.locator(".said").last.text_content() == "<user>slowly hello\n<assistant>"

@@ -125,7 +125,7 @@ export class Chat {
     this.empty.hidden = true;
     this.actions.hidden = true;
     this.toEnd();
-    const done = await make(name, "answers", { ...what, ...maxTokens() }, {
+    await make(name, "answers", { ...what, ...maxTokens() }, {
       status: this.status,
       onText: (text) => {
         const isAtEnd = this.distance() < NEAR_END;
@@ -135,7 +135,7 @@ export class Chat {
       onKv: (kv) => this.page.memory.onKv(name, kv),
     });
     message.markdown?.show();
-    if (done?.turn) message.set(done.turn);
+    // It is shown as a turn together with the session: a map that came in between would have the tokens of the one before.
     // Where nobody knows what became of it, what was there before is shown.
     const session = await this.page.reload(name);
     if (!session) this.show(this.session);
@@ -219,7 +219,8 @@ export class Chat {
 
   /** What is shaded, piece by piece: an element, its tokens, and what brings it back. */
   shadable() {
-    return this.messages.flatMap((message) => {
+    // Of an answer in the making nobody knows the tokens yet.
+    return this.messages.filter(({ markdown }) => !markdown).flatMap((message) => {
       const { user, answer, start, answer_start: middle, end } = message.turn;
       const back = () => message.set(message.turn);
       return [{ element: message.said, span: [start, middle], text: user, back },
