@@ -1,7 +1,8 @@
-"""What the browser keeps for a person: drafts and files, and where it keeps nothing."""
+"""What the browser keeps: drafts, files, nothing at all; and what it prints."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,19 @@ def test_attached_files_stay_with_their_draft(tab: Any, fake: Any, tmp_path: Pat
     page.get_by_role("link", name="New chat").click()
     page.get_by_text("Say something.").wait_for()
     assert chips.count() == 0
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_the_whole_text_is_printed(tab: Any, fake: Any, kind: str) -> None:
+    long = " ".join(f"word {n}" for n in range(4000))
+    session = fake.add("long", kind=kind, **({"text": long} if kind == "story" else {}))
+    if kind == "conversation":
+        session.turns = [
+            {"user": f"message {n}", "answer": long[:2000], "finish": "stop", "attempt": 0}
+            for n in range(30)
+        ]
+        session.touch()
+    page = tab("#/s/long").page
+    page.locator(".turn, .chunk").last.wait_for(state="attached")
+    sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
+    assert len(sheets) > 8
