@@ -427,3 +427,14 @@ def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any) -> None:
         box.fill("")
         box.press("Control+v")
         shows(box, copied)
+
+
+def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, fake: Any) -> None:
+    one = tab()
+    say(one.page, "hello")
+    one.page.get_by_label("Search chats and stories").fill("nowhere")
+    one.page.get_by_text("Nothing has these words.").wait_for()
+    second = one.open("#/s/chat-1")
+    say(second, "from the other tab")
+    one.page.bring_to_front()
+    one.page.locator(".answer").get_by_text("Answer 1 to from the other tab").wait_for()

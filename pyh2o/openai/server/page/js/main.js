@@ -165,8 +165,11 @@ export class Page {
   /** Sees what other tabs and programs have done, while somebody looks. */
   async poll() {
     if (!document.hidden && !this.isShutOut) {
-      const sessions = await this.conversations.refresh().catch(() => []);
-      const current = sessions.find(({ name }) => name === this.viewed);
+      const isCurrent = ({ name }) => name === this.viewed;
+      let sessions = await this.conversations.refresh().catch(() => []);
+      // A search may leave out the one that is open.
+      if (this.viewed && !sessions.some(isCurrent)) sessions = await api.list().catch(() => []);
+      const current = sessions.find(isCurrent);
       const isOther = current && this.session && current.changed !== this.session.changed;
       if (isOther && writing() !== current.name) {
         await this.reload(current.name);
