@@ -94,14 +94,18 @@ export class Page {
   }
 
   showActions() {
-    const settings = button("Settings", () => this.settings());
-    const more = this.session
-      ? [button("Rename", () => rename(this)), button("Export", () => exportOne(this)),
-         button("Delete", () => remove(this))] : [];
-    const menu = h("details", { class: "menu" },
-      h("summary", { "aria-label": "More" }, "⋯"),
-      h("div", { class: "menu-items", click: () => { menu.open = false; } }, settings, ...more,
-        button("Keys", showHelp)));
+    const { session, models } = this;
+    const shown = JSON.stringify([!session, session?.usable, session?.model, models]);
+    if (shown === this.shownActions) return; // an answer that ends closes no menu, and takes nobody's focus
+    this.shownActions = shown;
+    const summary = h("summary", { "aria-label": "More" }, "⋯");
+    // A dialog gives the focus back to where it was: that has to be in sight then.
+    const item = (label, work) => button(label, () => { menu.open = false; summary.focus(); work(); });
+    const more = session
+      ? [item("Rename", () => rename(this)), item("Export", () => exportOne(this)),
+         item("Delete", () => remove(this))] : [];
+    const menu = h("details", { class: "menu" }, summary,
+      h("div", { class: "menu-items" }, item("Settings", () => this.settings()), ...more, item("Keys", showHelp)));
     const chooser = this.modelChooser();
     byId("model").textContent = chooser ? "" : this.session?.model ?? "";
     byId("actions").replaceChildren(chooser, this.memory.toggle, menu);
@@ -126,7 +130,10 @@ export class Page {
       && await careful(() => api.change(name, { model }));
     if (this.viewed !== name) return;
     if (changed) await this.reload(name);
-    else this.showActions();
+    else {
+      this.shownActions = null; // the choice is as it was
+      this.showActions();
+    }
   }
 
   async settings() {
