@@ -30,3 +30,12 @@ def test_the_focus_is_where_it_was_behind_a_dialog(tab: Any, fake: Any) -> None:
     page.locator("body:not(.making) .turn-actions").wait_for()
     page.wait_for_timeout(200)
     assert page.evaluate("document.activeElement.textContent") == "Export"
+
+
+def test_an_address_that_was_written_by_hand_leads_somewhere(tab: Any, fake: Any) -> None:
+    fake.add("100%", kind="story", text="All of it.")
+    page = tab("#/s/100%").page
+    page.locator(".chunk").get_by_text("All of it.").wait_for()
+    page.goto(f"{fake.address}/#/s/50%")
+    page.get_by_text("there is no session 50%").wait_for()
+    page.get_by_text("Say something.").wait_for()

@@ -16,6 +16,15 @@ import { Story } from "./story.js";
 const POLL_MS = 4000;
 const NEW = { "#/new": "conversation", "#/new-story": "story" };
 
+/** A name as an address has it; one that was written by hand may have a percent sign of its own. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 export class Page {
   constructor() {
     this.name = null;
@@ -55,7 +64,7 @@ export class Page {
     const { hash } = location;
     if (hash === "#main") return;
     this.closeList();
-    const name = hash.startsWith("#/s/") ? decodeURIComponent(hash.slice(4)) : null;
+    const name = hash.startsWith("#/s/") ? decoded(hash.slice(4)) : null;
     this.name = name;
     const mine = this.opening = Symbol("a way here");
     const session = name === null ? null : await careful(() => api.get(name));
