@@ -9,6 +9,6 @@ const KEPT_MS = 60_000;
 export function save(blob, name) {
   const href = URL.createObjectURL(blob);
   h("a", { href, download: name.replace(/[/\\]/g, "-") }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+  setTimeout(() => URL.revokeObjectURL(href), KEPT_MS);
   complain(`${name} was saved where your browser keeps downloads.`);
 }
