@@ -96,11 +96,20 @@ def read_sections(path: Path) -> list[Section]:
         if os.environ.get(VARIABLE):
             raise InputError(f"{VARIABLE} names {path}, which is not there: unset it") from None
         return []
+    except NotADirectoryError:
+        if os.environ.get(VARIABLE):
+            raise
+        return []  # HOME is /dev/null, as services have it
     try:
         tables = tomllib.loads(data.decode("utf-8-sig"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        sections = list(_sections(path, tables, ()))
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError(f"{path} has tables in tables in tables, which no option needs") from None
+    except ValueError as error:  # also of a number with too many digits
         raise InputError(f"{path} is no TOML: {error}") from None
-    return sorted(_sections(path, tables, ()), key=lambda section: len(section.path))
+    return sorted(sections, key=lambda section: len(section.path))
 
 
 def _sections(path: Path, table: Mapping[str, Any], at: CommandPath) -> Iterator[Section]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,28 @@ def test_mistakes(file: Path, text: str, message: str) -> None:
     assert output.notes.startswith(f"error: {file}")
     assert message in output.notes
     assert output.notes.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", [f"[{'.'.join('a' * 5000)}]\nb = 1", f"a = {'[' * 5000}"])
+def test_nested_too_deeply(file: Path, text: str) -> None:
+    file.write_text(text)
+    output = run("models", "list")
+    assert output == Output(
+        1, "", f"error: {file} has tables in tables in tables, which no option needs\n"
+    )
+
+
+def test_number_with_too_many_digits(file: Path) -> None:
+    file.write_text(f"[defaults]\nseed = {'9' * 5000}")
+    assert f"error: {file} is no TOML: Exceeds the limit" in run("models", "list").notes
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CONFIG_HOME"])
+def test_home_that_is_no_folder(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYH2O_CONFIG")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv(variable, os.devnull)
+    assert run("config", "show").text.startswith(f"{config_path()}  sets nothing\n")
 
 
 def test_bytes_that_are_no_text(file: Path) -> None:
