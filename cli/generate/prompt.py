@@ -26,6 +26,8 @@ def read_prompt(file: Path) -> str:
         raise InputError(f"there is no prompt file {name}") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a folder: give --prompt-file a text file") from None
+    except OSError as error:  # reading, unlike opening, does not say which file
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
     return checked_prompt(decoded(data, name).removesuffix("\n"))
 
 

@@ -144,6 +144,8 @@ def read_text(file: Path) -> str:
         data = expanded(file).read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no text file {file}: check --text") from None
+    except OSError as error:  # reading, unlike opening, does not say which file
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
     text = decoded(data, str(file))
     if not text.strip():
         raise InputError(f"{file} is empty: give --text a file with text")

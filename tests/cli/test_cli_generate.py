@@ -116,6 +116,7 @@ def test_prompt_file(
     [
         (["-f", "none.txt"], "there is no prompt file none.txt"),
         (["-f", "folder"], "folder is a folder: give --prompt-file a text file"),
+        (["-f", "/proc/self/mem"], "cannot read /proc/self/mem: Input/output error"),
         (["-f", "latin.txt"], "latin.txt is not UTF-8 text (byte 2): save it as UTF-8"),
         (
             ["-f", "empty.txt"],
