@@ -397,7 +397,8 @@ def _params(budget: Budget, policy: Any) -> Any:
         "slack": budget.slack,
         "n_pos": budget.n_pos,
         "recall": budget.recall,
-        "archive_size": (settings.recall_mib or 0) * 2**20,
+        # more than there are addresses for is as much as it needs
+        "archive_size": min((settings.recall_mib or 0) * 2**20, 2**63),
         "archive_type": getattr(lib, f"LLAMA_H2O_ARCHIVE_{settings.recall_type.upper()}"),
         "positions": schemes[settings.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),

@@ -293,6 +293,17 @@ def test_wrong_settings(path: Path, settings: dict[str, Any], message: str) -> N
         recalling_llama(path, **settings)
 
 
+def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 200)
+    archived = []
+    for recall_mib in (None, 10**13, 10**20):
+        llm = recalling_llama(path, recall_mib=recall_mib)
+        llm.read(tokens)
+        archived.append(llm.kv.archived)
+    assert archived[0] > 0
+    assert archived == archived[:1] * 3
+
+
 # -------------------------------------------------------------------------------------------------
 # Copies and states
 # -------------------------------------------------------------------------------------------------
