@@ -31,6 +31,9 @@ _OTHER_KV_TYPES: dict[str, int] = {
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
 
+# GGML_MAX_N_THREADS: with many more, a system that starts no further ones fails amid a batch.
+_MOST_THREADS = 512
+
 # Arguments that llama_cpp's class had once, and passes over now. Programs still give them.
 _FORMER = ("n_parts", "n_gqa", "rms_norm_eps", "f16_kv", "mul_mat_q", "low_vram")
 
@@ -49,8 +52,8 @@ def check_arguments(given: Mapping[str, Any], *, own: Collection[str]) -> None:
     for name in ("n_batch", "n_ubatch"):
         _check_count(name, given.get(name, 1), least=1, cure="give 1 or more tokens")
     for name in ("n_threads", "n_threads_batch"):
-        cure = "give 1 or more, or None for one for each physical core"
-        _check_count(name, given.get(name) or 0, least=0, cure=cure)
+        cure = f"give 1 to {_MOST_THREADS}, or None for one for each physical core"
+        _check_count(name, given.get(name) or 0, least=0, most=_MOST_THREADS, cure=cure)
     _check_count("n_ctx", given.get("n_ctx", 0), least=0, cure="give 0 for the model's own")
     for name in ("rope_freq_base", "rope_freq_scale"):
         _check_number(name, given.get(name, 0.0), least=0.0)
@@ -69,8 +72,8 @@ def _check_names(given: Iterable[str], own: Collection[str]) -> None:
             raise SettingsError(f"there is no argument {name}: did you mean {nearest[0]}?")
 
 
-def _check_count(name: str, value: Any, *, least: int, cure: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+def _check_count(name: str, value: Any, *, least: int, cure: str, most: int = 2**31 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise SettingsError(f"{name} is {value!r}: {cure}")
 
 
