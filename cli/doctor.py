@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +64,9 @@ def doctor(
 
 
 def _models() -> Folder:
-    fetched = [model for model in list_models() if model.fetched]
+    fetched = []
+    with suppress(OSError):  # what cannot be read cannot be written to, which is a problem
+        fetched = [model for model in list_models() if model.fetched]
     return look_at_folder(
         "models",
         models_folder(),
@@ -73,12 +77,15 @@ def _models() -> Folder:
 
 
 def _sessions() -> Folder:
+    saved = []
+    with suppress(OSError):
+        saved = [chat.path.stat().st_size + chat.archive_bytes for chat in saved_chats()]
     # What people call their conversations is not for others.
     return look_at_folder(
         "sessions",
         chats_folder(),
         "PYH2O_CHATS",
-        sizes=[chat.path.stat().st_size + chat.archive_bytes for chat in saved_chats()],
+        sizes=saved,
     )
 
 
@@ -88,7 +95,7 @@ def _configuration(program: Any) -> Configuration:
         default_map(program, read_sections(path))
     except (InputError, OSError) as error:
         wrong = one_line(error)
-    return Configuration(str(path), path.exists(), wrong, variables_set())
+    return Configuration(str(path), os.path.lexists(path), wrong, variables_set())
 
 
 def without_home(text: str) -> str:

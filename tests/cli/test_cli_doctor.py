@@ -85,6 +85,16 @@ def test_models_are_named_and_sessions_counted(tmp_path: Path) -> None:
     assert "1 model, 0.0 MB" in run("doctor").text
 
 
+@pytest.mark.parametrize("variable", ["PYH2O_MODELS", "PYH2O_CHATS", "PYH2O_CONFIG"])
+def test_a_folder_that_cannot_be_looked_into(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may not; nobody may look behind a name that is too long."""
+    monkeypatch.setenv(variable, f"/{'n' * 300}/mine")
+    output = run("doctor")
+    assert (output.notes, output.text.count("\n  problem ")) == ("", variable == "PYH2O_CONFIG")
+
+
 def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_API_KEY", "sesame")
     monkeypatch.setenv("PYH2O_THREADS", "3")
