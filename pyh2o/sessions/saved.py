@@ -130,11 +130,21 @@ class SavedChat:
 
 
 def saved_chats() -> list[SavedChat]:
-    """All chats and stories that are saved, the one last changed first."""
+    """All chats and stories that are saved, the one last changed first.
+
+    Raises:
+        OSError: the folder cannot be read, such as one that root has made; glob() finds it empty.
+    """
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(chats_folder())  # noqa: PTH208
     found = []
-    for path in chats_folder().glob(f"[!.]*{SUFFIX}"):
+    for name in names:
+        if name.startswith(".") or not name.endswith(SUFFIX):
+            continue
         with contextlib.suppress(OSError, SessionError):  # removed since the listing, or not ours
-            found.append((path.stat().st_mtime_ns, SavedChat(path.name.removesuffix(SUFFIX))))
+            chat = SavedChat(name.removesuffix(SUFFIX))
+            found.append((chat.path.stat().st_mtime_ns, chat))
     return [chat for _, chat in sorted(found, key=lambda each: each[0], reverse=True)]
 
 

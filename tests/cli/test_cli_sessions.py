@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -61,6 +62,21 @@ def test_list_and_rm(model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.M
     assert run("sessions", "rm", "work", "odd") == Output(0, "", "removed work\nremoved odd\n")
     assert sorted(path.name for path in chats.iterdir()) == [".history", "2026-01-01-120000.h2o"]
     assert run("sessions", "path") == Output(0, f"{chats}\n", "")
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(
+    chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is after `sudo pyh2o chat`."""
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    refused = Output(1, "", f"error: {chats}: Permission denied\n")
+    assert run("sessions", "list") == refused
+    assert run("sessions", "search", "word") == refused
 
 
 def test_copy(model: ScriptedModel, chats: Path) -> None:
