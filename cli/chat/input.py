@@ -159,6 +159,7 @@ class TerminalSource(Source):
             history=_history(history),
             key_bindings=self._key_bindings(),
             multiline=True,
+            enable_suspend=True,
             prompt_continuation=MORE,
             input=keys,
             output=screen,

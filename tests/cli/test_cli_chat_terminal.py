@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
@@ -42,7 +43,7 @@ from scripted_chat import (
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"
-CTRL_C, CTRL_D = "\x03", "\x04"
+CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
 UP = "\x1b[A"
 
 
@@ -71,6 +72,19 @@ GREETING = [
     "window 1,000 tokens, budget 200 (100 heavy + 100 recent)",
     "/help lists the commands",
 ]
+
+
+def test_ctrl_z_suspends_and_is_not_typed(
+    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended: list[object] = []
+    monkeypatch.setattr(
+        Application, "suspend_to_background", lambda application: suspended.append(application)
+    )
+    model.say("Hi")
+    type_keys(f"Hel{CTRL_Z}lo{ENTER}{CTRL_D}")
+    assert said() == ["Hello"]
+    assert len(suspended) == 1
 
 
 def test_keys(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
