@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 
 from pyh2o.models import PACKAGED
@@ -28,4 +30,9 @@ def complete_session(incomplete: str) -> Iterator[str]:
 
 
 def _begun(names: list[str], incomplete: str) -> Iterator[str]:
-    return (name for name in names if name.startswith(incomplete))
+    begun = (name for name in names if name.startswith(incomplete))
+    typed = os.environ.get("COMP_WORDS", "").rpartition("\n")[2]
+    if os.environ.get("_PYH2O_COMPLETE") != "complete_bash" or typed.startswith(("'", '"')):
+        return begun
+    # bash puts on the line what it gets, as it is
+    return (re.sub(r"([^\w.+/-])", r"\\\1", name) for name in begun)

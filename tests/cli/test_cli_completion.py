@@ -64,6 +64,15 @@ def test_names(monkeypatch: pytest.MonkeyPatch, shell: str, line: str, expected:
     assert not [name for name in everything - set(expected) if name in shown]
 
 
+def test_names_with_spaces_are_one_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Bash puts what it gets on the line as it is: `sessions rm my trip` is about two sessions."""
+    (tmp_path / "chats" / "my trip.h2o").write_bytes(b"GGUF")
+    line = "pyh2o sessions rm m"
+    assert offered(monkeypatch, line, "bash") == "my\\ trip\n"
+    assert "my trip" in offered(monkeypatch, line, "zsh")
+    assert offered(monkeypatch, 'pyh2o sessions rm "m', "bash") == "my trip\n"
+
+
 def test_files_where_no_name_begins_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered(monkeypatch, "pyh2o chat -m folder/") == "_files\n"
 
