@@ -414,3 +414,25 @@ def test_archived_keys_that_are_no_numbers(
     with suppress(DecodeError):
         llm.eval(random_tokens(rng, 20))
         assert np.isfinite(llm.scores[150:170]).all()
+
+
+def test_a_state_behind_tokens_that_no_room_was_made_for(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was noted of them stays."""
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", seed=4, n_ctx_train=N_POS, arch_variant="learned_positions"
+    )
+    llm, other = (recalling_llama(path, policy="snap:queries=4", n_ctx=N_POS) for _ in range(2))
+    monkeypatch.setattr(llm._cache, "check_positions", lambda _: None)
+    llm.eval(random_tokens(rng, N_POS - 2))
+    state = llm.kv_state()
+    with pytest.raises(DecodeError, match="positions"):
+        llm.eval(random_tokens(rng, 3))
+    assert llm.kv_state() == state
+    load(other, llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())
+    more = random_tokens(rng, 2)
+    for each in (llm, other):
+        recall(each)
+        each.eval(more)
+    np.testing.assert_array_equal(llm.scores[: llm.n_tokens][-2:], other.scores[N_POS - 2 : N_POS])

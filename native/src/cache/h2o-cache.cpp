@@ -144,6 +144,11 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     }
 
     for (uint32_t s = s0; s < s1; ++s) {
+        // noted before there are rows: tokens that no room could be made for leave nothing else
+        parts.streams[s].queries.forget(p0);
+        parts.streams[s].question.forget(p0);
+        llama_h2o_forget_tokens(parts, s, p0);
+
         const llama_pos newest = parts.cells.newest(s);
         if (p0 > newest) {
             continue;
@@ -151,9 +156,6 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         const auto & before      = parts.streams[s].before;
         const bool is_broken_off = before && before->pos == p0; // its first batch leaves a text its claims
 
-        parts.streams[s].queries.forget(p0);
-        parts.streams[s].question.forget(p0);
-        llama_h2o_forget_tokens(parts, s, p0);
         if (p1 <= newest) {
             parts.streams[s].marks.clear();
         } else if (p0 <= 0 && !is_broken_off) {
