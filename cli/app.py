@@ -19,6 +19,7 @@ from .help import Command
 from .measure import bench
 from .measure import eval as evaluation
 from .terminal.terminal import (
+    drop_unwritten_notes,
     open_missing_streams,
     replace_unprintable,
     stdout_failed,
@@ -104,3 +105,5 @@ def main() -> None:
     except OSError as error:  # of the text of --help: commands report their own
         say_error(stdout_failed(error))
         sys.exit(EXIT_ERROR)
+    finally:
+        drop_unwritten_notes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TextIO
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -115,7 +116,19 @@ def stdout_failed(error: OSError) -> OSError:
 
 def silence_stdout() -> None:
     """Point stdout at nothing, so that Python's last flush at exit cannot fail again."""
+    _silence(sys.stdout)
+
+
+def drop_unwritten_notes() -> None:
+    """At the end: notes that could not be written must not make Python's last flush fail."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
     with contextlib.suppress(OSError):
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
+        os.dup2(nothing, stream.fileno())
         os.close(nothing)

@@ -323,7 +323,7 @@ def run_in_shell(streams: str, *arguments: str) -> Output:
     done = subprocess.run(
         ["sh", "-c", command],
         input=b"Once",
-        env=program_environment(),
+        env=program_environment() | {"PYTHONUNBUFFERED": ""},  # as most people have it
         capture_output=True,
         timeout=PATIENCE,
         check=False,
