@@ -5,8 +5,8 @@
 A model with a tiny cache is loaded, reads, compacts, archives, recalls, is saved and loaded again.
 In the middle of each allocation the process is forked: it fails in the fork, and the life that is
 forked from goes on with the memory. An error has to come up in the fork. Then, and where none
-does, the model must be usable: the text is begun anew, and the logits are those of a model for
-which nothing failed.
+does, the model must be usable: what it has can be saved and loaded, the text is begun anew, and the
+logits are those of a model for which nothing failed.
 """
 
 from __future__ import annotations
@@ -189,6 +189,8 @@ def life(path: Path, settings: dict[str, Any], failing: FailingNew | None) -> di
     trouble = "" if llm is None else llm.archive_trouble
     if llm is None:
         llm = loaded(path, settings)
+    elif error is not None:
+        save_and_load(llm)
     llm.reset()
     again = used(llm, settings)
     llm.close()
@@ -228,6 +230,17 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     llm.read(tokens[130:190])
     pointer = llm._ctx.get_logits()
     return np.ctypeslib.as_array(pointer, (N_VOCAB,)).tobytes()
+
+
+def save_and_load(llm: Any) -> None:
+    """What is saved after an error can be loaded; what was changed by half is not saved."""
+    from pyh2o.errors import StateError
+
+    try:
+        state = llm.kv_state()
+    except StateError:
+        return
+    llm.load_kv_state(state, llm.input_ids[: llm.n_tokens].copy())
 
 
 def save_and_open(llm: Any, session: Path) -> None:

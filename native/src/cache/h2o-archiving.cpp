@@ -137,10 +137,17 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
 
         const std::vector<uint32_t> piece(cells.begin() + begin, cells.begin() + end);
 
-        st.archive->extend(piece.size(), st.rows.shift(), st.tokens.data() + begin);
-        llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
-                [&](size_t ikv) { archive_layer(parts, s, ikv, first, piece); });
+        st.archive->extend(piece.size(), st.rows.shift(), st.tokens.data());
+        try {
+            llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
+                    [&](size_t ikv) { archive_layer(parts, s, ikv, first, piece); });
+        } catch (...) {
+            st.archive->take_back(first); // some of its rows are missing
+            throw;
+        }
         st.archive->end_extend();
+        st.tokens.erase(st.tokens.begin(), st.tokens.begin() + piece.size());
+        st.pos_removable = std::max(st.pos_removable, st.archive->next() + 1); // also where the compaction fails
     }
 }
 
@@ -178,7 +185,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
 
     st.tokens.resize(std::max(st.tokens.size(), cells.size()), -1);
     archive_cells(parts, s, cells);
-    st.tokens.erase(st.tokens.begin(), st.tokens.begin() + cells.size());
     if (!st.archive->error().empty()) {
         st.tokens.clear();
         st.archive_trouble = "nothing is archived any more: " + st.archive->error();

@@ -258,7 +258,8 @@ static void expect_head(const llama_h2o_parts & parts,
     const llama_h2o_counters & count = head.count;
     llama_h2o_expect(count.n_rows_evicted == count.n_cells_freed * parts.n_heads() &&
                              count.n_rows_moved <= count.n_rows_evicted && count.n_compactions <= count.n_cells_freed &&
-                             (is_fresh || count.n_compactions > 0) && (head.shift == 0 || count.n_rebases > 0),
+                             (count.n_cells_freed == 0 || count.n_compactions > 0) &&
+                             (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
     llama_h2o_expect_queries(queries, newest, head.shift);

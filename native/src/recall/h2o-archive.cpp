@@ -248,10 +248,14 @@ void llama_h2o_archive::extend(uint32_t n, int32_t shift, const int32_t * token_
             append_token(shift, token_ids[i]);
         }
     } catch (const std::bad_alloc &) {
-        while (pos_next > p0) {
-            remove_last_token();
-        }
+        take_back(p0);
         throw;
+    }
+}
+
+void llama_h2o_archive::take_back(int32_t p) {
+    while (pos_next > p) {
+        remove_last_token();
     }
 }
 

@@ -111,6 +111,9 @@ public:
     void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
     void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
 
+    // The tokens of the last extend() from position p on are gone; in the place of end_extend().
+    void take_back(int32_t p);
+
     // All rows of the last extend() are set. Writes to the file what can be; see error().
     void end_extend();
 
