@@ -33,6 +33,8 @@ def mapped_kv_state(llm: Llama) -> mmap:
             "evaluate the text again"
         )
     size = llama_cpp.llama_state_seq_get_size(llm.ctx, llm.seq_id)
+    if size == 0:
+        raise StateError("llama.cpp could not save the KV cache: verbose=True shows its log")
     try:
         data = mmap(-1, size)
     except OSError as error:

@@ -78,6 +78,9 @@ bool llama_h2o::place(const llama_ubatch & ubatch, llama_kv_cache::slot_info & s
 void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_pos p_last) {
     auto & st = parts.streams[s];
 
+    if (st.broken) {
+        throw std::runtime_error("a change of the rows of this text has failed: clear it and read it again");
+    }
     if (p_last >= llama_h2o_pos_limit(parts)) {
         throw std::runtime_error("the positions that the model was trained on are used up");
     }
@@ -190,6 +193,12 @@ void llama_h2o::state_write(llama_io_write_i & io, llama_seq_id seq_id) const {
     }
 
     const auto [s0, s1] = stream_range(seq_id);
+
+    for (uint32_t s = s0; s < s1; ++s) {
+        if (parts.streams[s].broken) {
+            throw std::runtime_error("a change of the rows of this text has failed: it cannot be saved");
+        }
+    }
 
     llama_h2o_write_state(io, parts, s0, s1);
 }

@@ -238,7 +238,7 @@ static void move_rows(llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan 
         }
     }
 
-    parts.run_in_place(graph);
+    parts.graphs.run(graph);
 }
 
 llama_h2o_cache_graph llama_h2o_build_most_moves(const llama_h2o_parts & parts) {
@@ -320,8 +320,10 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     const llama_h2o_plan plan = llama_h2o_make_plan(kept.make(), parts.ctx.get_cparams().n_threads);
 
-    move_rows(parts, s, plan);
-    move_lists(parts, s, plan, collected);
+    parts.change_rows(s, [&] {
+        move_rows(parts, s, plan);
+        move_lists(parts, s, plan, collected);
+    });
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
     // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has

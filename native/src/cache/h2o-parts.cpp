@@ -6,7 +6,6 @@
 #include "llama-memory-recurrent.h"
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <utility>
 
@@ -63,13 +62,4 @@ llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {
     }
 
     return res;
-}
-
-void llama_h2o_parts::run_in_place(const llama_h2o_cache_graph & graph) {
-    try {
-        graphs.run(graph);
-    } catch (const std::exception &) {
-        refused = true;
-        throw;
-    }
 }

@@ -76,6 +76,13 @@ struct llama_h2o_parts {
 
     static constexpr uint32_t N_QUESTION = 32;
 
-    // Runs a graph that changes rows. If it fails, nobody knows which.
-    void run_in_place(const llama_h2o_cache_graph & graph);
+    // Calls fn(), which changes rows where they lie. If it throws, nobody knows which.
+    template <typename F>
+    void change_rows(uint32_t s, F fn) {
+        const bool was_broken = streams[s].broken;
+
+        streams[s].broken = true;
+        fn();
+        streams[s].broken = was_broken;
+    }
 };

@@ -75,6 +75,7 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
     mine.pos_removable = theirs.pos_removable;
     mine.pos_forgotten = theirs.pos_forgotten;
     mine.count         = theirs.count;
+    mine.broken        = theirs.broken;
     mine.stale         = true;
     mine.marks.clear();
 
@@ -173,6 +174,9 @@ int32_t llama_h2o::shrink() {
 
     auto & target = smaller->h2o->parts;
 
+    if (parts.breaker) {
+        parts.breaker->next_us = std::numeric_limits<int64_t>::max(); // until the next batch, see place()
+    }
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         if (parts.streams[s].stale) {
             llama_h2o_reset_free_cells(parts, s);

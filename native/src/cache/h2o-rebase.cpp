@@ -96,26 +96,10 @@ static std::vector<llama_h2o_turn> turn_back(llama_h2o_query_ring & ring, llama_
     return turns;
 }
 
-void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new) {
-    parts.ctx.synchronize();
-
-    const int64_t t_start_us = ggml_time_us();
-
+// All rows of a stream, and what comes behind them.
+//   used   the cells in use, all listed
+static void turn_rows(llama_h2o_parts & parts, uint32_t s, std::vector<uint32_t> & used, llama_pos back) {
     auto & st = parts.streams[s];
-
-    std::vector<uint32_t> used = parts.used(s);
-
-    st.rows.list(used, parts.cells.positions(s, used));
-    st.marks.clear();
-
-    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare, and the new tokens
-    // have positions: a large slack takes more of them at once than half
-    const llama_pos n_rows = llama_pos(used.size());
-    const llama_pos n_pos  = llama_pos(parts.params.n_pos);
-    const llama_pos next   = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
-                                     ? n_rows
-                                     : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
-    const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
     const auto query_turns    = turn_back(st.queries, back);
     const auto question_turns = turn_back(st.question, back);
@@ -141,12 +125,37 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
         }
     }
 
-    parts.run_in_place(graph);
+    parts.graphs.run(graph);
 
     st.rows.shift_back(back);
+}
+
+void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new) {
+    parts.ctx.synchronize();
+
+    const int64_t t_start_us = ggml_time_us();
+
+    auto & st = parts.streams[s];
+
+    std::vector<uint32_t> used = parts.used(s);
+
+    st.rows.list(used, parts.cells.positions(s, used));
+    st.marks.clear();
+
+    // dense: no room but for the rows. otherwise distances are kept as far as a re-base stays rare, and the new tokens
+    // have positions: a large slack takes more of them at once than half
+    const llama_pos n_rows = llama_pos(used.size());
+    const llama_pos n_pos  = llama_pos(parts.params.n_pos);
+    const llama_pos next   = parts.params.positions == LLAMA_H2O_POSITIONS_DENSE
+                                     ? n_rows
+                                     : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
+    const llama_pos back   = st.rows.rope_pos(p_next) - next;
+
+    parts.change_rows(s, [&] { turn_rows(parts, s, used, back); });
+    st.count.n_rebases += 1;
+
     llama_h2o_place_rows(parts, s);
 
-    st.count.n_rebases    += 1;
     st.count.t_rebases_us += ggml_time_us() - t_start_us;
 }
 

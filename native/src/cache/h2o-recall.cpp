@@ -183,16 +183,21 @@ static std::vector<int32_t> find_places(const llama_h2o_parts & parts, uint32_t 
 void llama_h2o_place_rows(llama_h2o_parts & parts, uint32_t s) {
     auto & recalled = parts.streams[s].recalled;
 
-    drop_damaged_pages(parts, s);
-    if (recalled.cells.empty()) {
-        return;
+    try {
+        drop_damaged_pages(parts, s);
+        if (recalled.cells.empty()) {
+            return;
+        }
+
+        recalled.places = find_places(parts, s);
+
+        parts.ctx.synchronize();
+        llama_h2o_parallel(parts.layers.size(), recalled.pos.size(), parts.ctx.get_cparams().n_threads,
+                [&](size_t ikv) { place_layer(parts, s, ikv, recalled.places); });
+    } catch (...) {
+        llama_h2o_drop_rows(parts, s); // some of them are not there
+        throw;
     }
-
-    recalled.places = find_places(parts, s);
-
-    parts.ctx.synchronize();
-    llama_h2o_parallel(parts.layers.size(), recalled.pos.size(), parts.ctx.get_cparams().n_threads,
-            [&](size_t ikv) { place_layer(parts, s, ikv, recalled.places); });
 }
 
 // Puts the chosen rows into cells, if they are not there already.
@@ -214,10 +219,18 @@ static void take(llama_h2o_parts & parts, uint32_t s, llama_h2o_recall_choice ch
         return;
     }
 
-    st.recalled.cells = find_free(parts, s, choice.n_rows);
-    st.recalled.pos   = std::move(choice.pos);
-    for (const uint32_t cell : st.recalled.cells) {
-        llama_h2o_take_recalled_cell(parts, s, cell);
+    st.recalled.pos = std::move(choice.pos);
+    try {
+        const std::vector<uint32_t> cells = find_free(parts, s, choice.n_rows);
+        st.recalled.cells.reserve(cells.size());
+        for (const uint32_t cell : cells) {
+            st.recalled.cells.push_back(cell);
+            llama_h2o_take_recalled_cell(parts, s, cell);
+        }
+    } catch (...) {
+        llama_h2o_drop_rows(parts, s); // those in the cells that were taken
+        st.recalled = {};
+        throw;
     }
     llama_h2o_place_rows(parts, s);
 }

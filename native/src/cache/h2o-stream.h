@@ -46,6 +46,9 @@ struct llama_h2o_stream {
     // of the batch that is being decoded, if it may be broken off and no mark is there
     std::optional<llama_h2o_text_mark> before;
 
+    // a change of its rows has failed halfway: nothing is decoded or saved until the text is cleared
+    bool broken = false;
+
     // cells were freed since their scores were last zeroed
     bool stale = false;
 
@@ -77,6 +80,7 @@ struct llama_h2o_stream {
         }
         archive_trouble.clear();
 
+        broken        = false;
         stale         = true;
         pos_removable = 0;
         pos_forgotten = -1;
