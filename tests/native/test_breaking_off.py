@@ -13,6 +13,7 @@ import pytest
 
 from breaking_off import Countdown, StopError
 from pyh2o import Llama
+from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
@@ -301,3 +302,24 @@ def test_ctrl_c_ends_a_long_reading(tiny: Path) -> None:
     during, n_read, n_all, fits = output.split()
     assert int(during) == int(n_read) > 0
     assert (int(n_all), fits) == (300, b"True")
+
+
+@pytest.mark.parametrize("ends_larger", [False, True])
+def test_a_breaker_goes_with_the_context(
+    tiny: Path, rng: np.random.Generator, ends_larger: bool
+) -> None:
+    """For whoever sets one and has a larger cache for a while, or the other way round."""
+    llm = tiny_llama(tiny, **SETTINGS)
+    llm.eval(some_tokens(rng, 30))
+    context = llm._cache._kv._context
+    question = ffi.new_handle(breaking._Question(Countdown(0)))
+    breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
+    if ends_larger:
+        lib.llama_h2o_set_breaker(context, breaker)
+    llm._cache._kv.enlarge(300)
+    lib.llama_h2o_set_breaker(context, ffi.NULL if ends_larger else breaker)
+    llm._cache._kv.shrink()
+    breaker.next_us = 0
+    llm.eval([5])
+    assert (breaker.next_us == 0) == ends_larger
+    lib.llama_h2o_set_breaker(context, ffi.NULL)

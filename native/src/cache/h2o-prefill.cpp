@@ -78,6 +78,7 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
     mine.broken        = theirs.broken;
     mine.stale         = true;
     mine.marks.clear();
+    mine.before.reset();
 
     for (size_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         const auto & layer = parts.layers[ikv];
@@ -101,6 +102,7 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
 void llama_h2o_take_rows(llama_h2o_parts & parts, llama_h2o_parts & from) {
     parts.ctx.synchronize();
 
+    parts.breaker = from.breaker; // set for the context, whichever cache it has
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         take_stream(parts, from, s);
     }
