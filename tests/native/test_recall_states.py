@@ -436,3 +436,14 @@ def test_a_state_behind_tokens_that_no_room_was_made_for(
         recall(each)
         each.eval(more)
     np.testing.assert_array_equal(llm.scores[: llm.n_tokens][-2:], other.scores[N_POS - 2 : N_POS])
+
+
+def test_a_state_behind_a_range_that_was_removed(path: Path, rng: np.random.Generator) -> None:
+    """By others: before the first compaction any range of a text can go."""
+    llm, other = recalling_llama(path), recalling_llama(path)
+    tokens = random_tokens(rng, 30)
+    llm.eval(tokens)
+    assert llm._ctx.kv_cache_seq_rm(0, 3, 6)
+    load(other, llm.kv_state(), tokens)
+    assert other.kv_state() == llm.kv_state()
+    assert_same_future(llm, other, random_tokens(rng, 60))

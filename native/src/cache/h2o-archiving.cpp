@@ -59,10 +59,19 @@ void llama_h2o_note_token(llama_h2o_parts & parts, uint32_t s, int32_t pos, int3
     st.tokens[i] = token;
 }
 
-void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0) {
+void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, int32_t p1) {
     auto & st = parts.streams[s];
-    if (st.archive) {
-        st.tokens.resize(std::min<size_t>(st.tokens.size(), std::max(0, p0 - llama_h2o_next_to_archive(st))));
+    if (!st.archive) {
+        return;
+    }
+
+    const int32_t next = llama_h2o_next_to_archive(st);
+    const size_t begin = std::min<size_t>(st.tokens.size(), std::max(0, p0 - next));
+    const size_t end   = std::min<size_t>(st.tokens.size(), std::max(0, p1 - next));
+
+    std::fill(st.tokens.begin() + begin, st.tokens.begin() + std::max(begin, end), -1);
+    if (end == st.tokens.size()) {
+        st.tokens.resize(begin);
     }
 }
 

@@ -150,7 +150,7 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         // noted before there are rows: tokens that no room could be made for leave nothing else
         parts.streams[s].queries.forget(p0);
         parts.streams[s].question.forget(p0);
-        llama_h2o_forget_tokens(parts, s, p0);
+        llama_h2o_forget_tokens(parts, s, p0, p1);
 
         const llama_pos newest = parts.cells.newest(s);
         if (p0 > newest) {
