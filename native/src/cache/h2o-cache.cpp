@@ -25,6 +25,11 @@ int32_t llama_h2o::decode(llama_context & ctx, const llama_batch & batch) {
         return ctx.decode(batch);
     } catch (const std::exception & err) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+        if (llama_h2o * h2o = of(&ctx)) {
+            for (uint32_t s = 0; s < h2o->parts.streams.size(); ++s) {
+                h2o->parts.cells.free_lost(s);
+            }
+        }
         return -3;
     }
 }

@@ -33,6 +33,14 @@ void llama_h2o_cells::free(uint32_t s, const std::vector<uint32_t> & freed) {
     }
 }
 
+void llama_h2o_cells::free_lost(uint32_t s) {
+    for (uint32_t i = 0; i < streams[s].size(); ++i) {
+        if (!streams[s].is_empty(i) && !streams[s].seq_has(i, llama_seq_id(s))) {
+            streams[s].rm(i);
+        }
+    }
+}
+
 void llama_h2o_cells::clear(uint32_t s) {
     streams[s].reset();
     heads[s] = 0;

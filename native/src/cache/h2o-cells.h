@@ -31,6 +31,9 @@ public:
 
     void free(uint32_t s, const std::vector<uint32_t> & freed);
 
+    // those with a position that is nobody's, where memory ran out while they were taken
+    void free_lost(uint32_t s);
+
     void clear(uint32_t s);
 
     // uses an empty cell
