@@ -126,7 +126,7 @@ def test_products(
 def multiplied(
     program: Path, ggml_type: int, weights: npt.NDArray[np.float32], inputs: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Weights [n_out, n_in] as the type has them, and their products with inputs [n_tokens, n_in]."""
+    """Weights [n_out, n_in] as the type has them, and inputs [n_tokens, n_in] times them."""
     head = np.array([ggml_type, *weights.shape, len(inputs)], dtype=np.int32)
     given = head.tobytes() + weights.tobytes() + inputs.tobytes()
     result = subprocess.run([program], input=given, capture_output=True, check=False)

@@ -10,6 +10,7 @@
 #include "cache/h2o-rope.h"
 #include "cache/h2o-window.h"
 #include "graph/h2o-fused.h"
+#include "products/h2o-product.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -202,6 +203,8 @@ int32_t llama_h2o::attach(llama_context & ctx, llama_h2o_params params) {
         const int32_t status = kv.h2o->reserve();
         if (status != LLAMA_H2O_OK) {
             detach();
+        } else if (params.attention != LLAMA_H2O_ATTENTION_OPS) {
+            llama_h2o_use_products(ctx.backend_cpu);
         }
         return status;
     } catch (...) {

@@ -8,6 +8,7 @@
 #include "cache/h2o-cells.h"
 #include "cache/h2o-layer.h"
 #include "cache/h2o-stream.h"
+#include "graph/h2o-threads.h"
 #include "policies/h2o-policy.h"
 
 #include <algorithm>
@@ -42,6 +43,8 @@ struct llama_h2o_parts {
     // what there is beside the cache that is evicted
     std::shared_ptr<llama_h2o_window> window;     // or null
     llama_memory_recurrent * recurrent = nullptr; // or null
+
+    llama_h2o_threads threads; // that compute the graphs
 
     llama_h2o_breaker * breaker = nullptr; // who may break off a batch; null: nobody
 

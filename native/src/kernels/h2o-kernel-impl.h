@@ -8,17 +8,16 @@
 
 namespace {
 
+// The parts are as many whatever number of threads there is: results do not depend on that.
 void attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    nth = min_u32(nth, a.n_slots);
-    if (ith < nth) {
-        a.is_few() ? few_attend(a, ith, nth) : many_attend(a, ith, nth);
+    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
+        a.is_few() ? few_attend(a, slot, a.n_slots) : many_attend(a, slot, a.n_slots);
     }
 }
 
 void combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
-    nth = min_u32(nth, a.n_slots);
-    if (ith < nth) {
-        a.is_few() ? few_combine(a, ith, nth) : many_combine(a, ith, nth);
+    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
+        a.is_few() ? few_combine(a, slot, a.n_slots) : many_combine(a, slot, a.n_slots);
     }
 }
 

@@ -1,22 +1,10 @@
 #include "kernels/h2o-kernel.h"
 
+#include "kernels/h2o-processor.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
-
-#if defined(__x86_64__)
-#    include <cpuid.h>
-
-// __builtin_cpu_supports() of older clangs does not know it
-static bool has_f16c() {
-    unsigned eax = 0;
-    unsigned ebx = 0;
-    unsigned ecx = 0;
-    unsigned edx = 0;
-
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
-}
-#endif
 
 // from the fastest down
 static std::array<const llama_h2o_kernel *, 5> all_kernels() {
@@ -34,20 +22,16 @@ static bool can_run(const llama_h2o_kernel * kernel) {
     if (!kernel) {
         return false;
     }
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (kernel == llama_h2o_kernel_avx512bf16) {
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+        return llama_h2o_has_avx512bf16();
     }
     if (kernel == llama_h2o_kernel_avx512) {
-        return avx2 && __builtin_cpu_supports("avx512f");
+        return llama_h2o_has_avx512();
     }
     if (kernel == llama_h2o_kernel_avx2) {
-        return avx2;
+        return llama_h2o_has_avx2();
     }
-#endif
+
     return true;
 }
 

@@ -1,9 +1,9 @@
 // Attention over the rows of a cache and the update of their scores, in one pass on the CPU: what the
 // kernels read and write, and which of them this machine can run. They also scan keys, see h2o-scan.h.
 //
-// Attention works in two steps with a barrier between them, on n_slots threads. Each step is called once
-// by every thread. Few queries are split over the threads by ranges of cells, and the second step puts
-// the parts together; many queries are split by queries, in blocks that stay in the L2 cache.
+// Attention works in two steps with a barrier between them, each in n_slots parts that threads share. Each step is
+// called once by every thread. Few queries are split by ranges of cells, and the second step puts the parts
+// together; many queries are split by queries, in blocks that stay in the L2 cache.
 
 #pragma once
 
@@ -47,7 +47,7 @@ struct llama_h2o_attention {
     float * out;  // F32 [n_embd_head_v, n_head, n_tokens, n_stream]
     float * work; // llama_h2o_work_size() floats
 
-    uint32_t n_slots; // threads that can take part
+    uint32_t n_slots; // parts that the work is split into: threads that can take part
 
     constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head

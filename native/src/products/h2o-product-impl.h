@@ -1,0 +1,314 @@
+// The kernel, written once for vectors of either width. Included by one source file per instruction set, whose functions
+// must not be shared: nothing here has external linkage.
+
+#pragma once
+
+#include "products/h2o-product.h"
+
+#include <immintrin.h>
+
+#include <cstring>
+#include <type_traits>
+
+namespace {
+
+#if defined(__AVX512VNNI__)
+
+constexpr uint32_t N_LANES  = 16;
+constexpr uint32_t N_TOKENS = 8; // at once: as many as there are registers for
+
+using ints   = __m512i;
+using floats = __m512;
+
+inline floats f_load(const float * p) {
+    return _mm512_loadu_ps(p);
+}
+inline void f_store(float * p, floats a) {
+    _mm512_storeu_ps(p, a);
+}
+inline floats f_set(float x) {
+    return _mm512_set1_ps(x);
+}
+inline floats f_mul(floats a, floats b) {
+    return _mm512_mul_ps(a, b);
+}
+inline floats f_fma(floats a, floats b, floats c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+inline ints i_load(const uint8_t * p) {
+    return _mm512_loadu_si512(p);
+}
+inline void i_store(uint8_t * p, ints a) {
+    _mm512_storeu_si512(p, a);
+}
+inline ints i_low(ints a) {
+    return _mm512_and_si512(a, _mm512_set1_epi8(15));
+}
+inline ints i_high(ints a) {
+    return i_low(_mm512_srli_epi16(a, 4));
+}
+inline ints i_low_32(ints a, ints b) {
+    return _mm512_unpacklo_epi32(a, b);
+}
+inline ints i_high_32(ints a, ints b) {
+    return _mm512_unpackhi_epi32(a, b);
+}
+inline ints i_low_64(ints a, ints b) {
+    return _mm512_unpacklo_epi64(a, b);
+}
+inline ints i_high_64(ints a, ints b) {
+    return _mm512_unpackhi_epi64(a, b);
+}
+
+// 16 bytes of every fourth row
+inline ints i_rows(const char * p, size_t nb_row) {
+    const auto at = [&](int i) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + i * nb_row));
+    };
+
+    ints res = _mm512_castsi128_si512(at(0));
+    res      = _mm512_inserti32x4(res, at(4), 1);
+    res      = _mm512_inserti32x4(res, at(8), 2);
+    return _mm512_inserti32x4(res, at(12), 3);
+}
+
+// of the F16 numbers in the low and the high halves
+inline floats f_of_low(ints a) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a));
+}
+inline floats f_of_high(ints a) {
+    return f_of_low(_mm512_srli_epi32(a, 16));
+}
+
+// sums of bytes of 0 to 15 times signed bytes
+using sums = __m512i;
+
+inline sums s_zero() {
+    return _mm512_setzero_si512();
+}
+inline sums s_add(sums s, ints weights, int32_t inputs) {
+    return _mm512_dpbusd_epi32(s, weights, _mm512_set1_epi32(inputs));
+}
+inline floats s_floats(sums s) {
+    return _mm512_cvtepi32_ps(s);
+}
+
+#else
+
+constexpr uint32_t N_LANES  = 8;
+constexpr uint32_t N_TOKENS = 4;
+
+using ints   = __m256i;
+using floats = __m256;
+
+inline floats f_load(const float * p) {
+    return _mm256_loadu_ps(p);
+}
+inline void f_store(float * p, floats a) {
+    _mm256_storeu_ps(p, a);
+}
+inline floats f_set(float x) {
+    return _mm256_set1_ps(x);
+}
+inline floats f_mul(floats a, floats b) {
+    return _mm256_mul_ps(a, b);
+}
+inline floats f_fma(floats a, floats b, floats c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+inline ints i_load(const uint8_t * p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+}
+inline void i_store(uint8_t * p, ints a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), a);
+}
+inline ints i_low(ints a) {
+    return _mm256_and_si256(a, _mm256_set1_epi8(15));
+}
+inline ints i_high(ints a) {
+    return i_low(_mm256_srli_epi16(a, 4));
+}
+inline ints i_low_32(ints a, ints b) {
+    return _mm256_unpacklo_epi32(a, b);
+}
+inline ints i_high_32(ints a, ints b) {
+    return _mm256_unpackhi_epi32(a, b);
+}
+inline ints i_low_64(ints a, ints b) {
+    return _mm256_unpacklo_epi64(a, b);
+}
+inline ints i_high_64(ints a, ints b) {
+    return _mm256_unpackhi_epi64(a, b);
+}
+
+inline ints i_rows(const char * p, size_t nb_row) {
+    const auto at = [&](int i) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + i * nb_row));
+    };
+
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(4), 1);
+}
+
+inline floats f_of_low(ints a) {
+    const __m256i x = _mm256_and_si256(a, _mm256_set1_epi32(0xFFFF));
+    const __m256i y = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(y));
+}
+inline floats f_of_high(ints a) {
+    return f_of_low(_mm256_srli_epi32(a, 16));
+}
+
+// 16 bits are enough for a block: at most 15 * 127 * 16
+using sums = __m256i;
+
+inline sums s_zero() {
+    return _mm256_setzero_si256();
+}
+inline sums s_add(sums s, ints weights, int32_t inputs) {
+    return _mm256_add_epi16(s, _mm256_maddubs_epi16(weights, _mm256_set1_epi32(inputs)));
+}
+inline floats s_floats(sums s) {
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(s, _mm256_set1_epi16(1)));
+}
+
+#endif
+
+constexpr uint32_t N_QUADS     = LLAMA_H2O_BLOCK_SIZE / 4; // of elements
+constexpr uint32_t MAX_BLOCKS  = 64;                       // that are unpacked at once: they stay in the caches
+constexpr uint32_t QUAD_BYTES  = 4 * N_LANES;
+constexpr uint32_t BLOCK_BYTES = N_QUADS * QUAD_BYTES;
+
+// Blocks of a panel: four elements of each row side by side.
+struct panel {
+    alignas(64) uint8_t qs[MAX_BLOCKS * BLOCK_BYTES];
+    alignas(64) float d[MAX_BLOCKS * N_LANES];
+    alignas(64) float m[MAX_BLOCKS * N_LANES];
+};
+
+// The first four 32-bit words of each row, a vector for each word.
+inline void transpose(const char * p, size_t nb_row, ints * words) {
+    const ints a = i_rows(p, nb_row);
+    const ints b = i_rows(p + nb_row, nb_row);
+    const ints c = i_rows(p + 2 * nb_row, nb_row);
+    const ints d = i_rows(p + 3 * nb_row, nb_row);
+
+    const ints ab_low  = i_low_32(a, b);
+    const ints ab_high = i_high_32(a, b);
+    const ints cd_low  = i_low_32(c, d);
+    const ints cd_high = i_high_32(c, d);
+
+    words[0] = i_low_64(ab_low, cd_low);
+    words[1] = i_high_64(ab_low, cd_low);
+    words[2] = i_low_64(ab_high, cd_high);
+    words[3] = i_high_64(ab_high, cd_high);
+}
+
+void unpack(const char * rows, size_t nb_row, uint32_t n_blocks, panel & res) {
+    static_assert(sizeof(llama_h2o_q4_1) == 20, "five words");
+
+    for (uint32_t b = 0; b < n_blocks; ++b, rows += sizeof(llama_h2o_q4_1)) {
+        ints scales[4];
+        ints qs[4];
+        transpose(rows, nb_row, scales); // the others are not used
+        transpose(rows + 4, nb_row, qs);
+
+        f_store(res.d + b * N_LANES, f_of_low(scales[0]));
+        f_store(res.m + b * N_LANES, f_of_high(scales[0]));
+
+        uint8_t * quads = res.qs + b * BLOCK_BYTES;
+        for (uint32_t j = 0; j < 4; ++j) {
+            i_store(quads + j * QUAD_BYTES, i_low(qs[j]));
+            i_store(quads + (j + 4) * QUAD_BYTES, i_high(qs[j]));
+        }
+    }
+}
+
+inline int32_t quad(const int8_t * p) {
+    int32_t res;
+    std::memcpy(&res, p, sizeof(res));
+    return res;
+}
+
+// Adds the products of N tokens and blocks of a panel to the result, or begins with them.
+template <uint32_t N>
+void multiply_tokens(const llama_h2o_product & p,
+        const panel & rows,
+        uint32_t first_row,
+        uint32_t first_block,
+        uint32_t n_blocks,
+        uint32_t first_token) {
+    const llama_h2o_q8_1 * inputs[N];
+    const float * scales[N];
+    float * out[N];
+    floats acc[N];
+    for (uint32_t t = 0; t < N; ++t) {
+        const size_t token = first_token + t;
+
+        inputs[t] = p.inputs + token * p.n_blocks + first_block;
+        scales[t] = p.scales + (token * p.n_blocks + first_block) * 2;
+        out[t]    = reinterpret_cast<float *>(p.out + token * p.nb_out) + first_row;
+        acc[t]    = first_block == 0 ? f_set(0.0f) : f_load(out[t]);
+    }
+
+    for (uint32_t b = 0; b < n_blocks; ++b) {
+        sums s[N];
+        for (uint32_t t = 0; t < N; ++t) {
+            s[t] = s_zero();
+        }
+        for (uint32_t j = 0; j < N_QUADS; ++j) {
+            const ints weights = i_load(rows.qs + b * BLOCK_BYTES + j * QUAD_BYTES);
+            for (uint32_t t = 0; t < N; ++t) {
+                s[t] = s_add(s[t], weights, quad(inputs[t][b].qs + 4 * j));
+            }
+        }
+
+        const floats d = f_load(rows.d + b * N_LANES);
+        const floats m = f_load(rows.m + b * N_LANES);
+        for (uint32_t t = 0; t < N; ++t) {
+            acc[t] = f_fma(m, f_set(scales[t][2 * b + 1]), acc[t]);
+            acc[t] = f_fma(s_floats(s[t]), f_mul(d, f_set(scales[t][2 * b])), acc[t]);
+        }
+    }
+
+    for (uint32_t t = 0; t < N; ++t) {
+        f_store(out[t], acc[t]);
+    }
+}
+
+// Calls fn(first, n) for all tokens, n of them at a time; n is a constant for the compiler.
+template <uint32_t N = N_TOKENS, typename F>
+void for_tokens(uint32_t first, uint32_t n_tokens, F fn) {
+    for (; first + N <= n_tokens; first += N) {
+        fn(first, std::integral_constant<uint32_t, N>());
+    }
+    if constexpr (N > 1) {
+        for_tokens<N / 2>(first, n_tokens, fn);
+    }
+}
+
+void multiply(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end) {
+    panel rows;
+
+    for (uint32_t i = panel_begin; i < panel_end; ++i) {
+        const uint32_t first_row = i * N_LANES;
+        for (uint32_t b = 0; b < p.n_blocks; b += MAX_BLOCKS) {
+            const uint32_t n = p.n_blocks - b < MAX_BLOCKS ? p.n_blocks - b : MAX_BLOCKS;
+
+            unpack(p.weights + first_row * p.nb_row + b * sizeof(llama_h2o_q4_1), p.nb_row, n, rows);
+            for_tokens(0, p.n_tokens, [&](uint32_t token, auto n_at_once) {
+                multiply_tokens<n_at_once>(p, rows, first_row, b, n, token);
+            });
+        }
+    }
+}
+
+void read_scales(const llama_h2o_product & p) {
+    for (size_t i = 0; i < size_t(p.n_blocks) * p.n_tokens; ++i) {
+        p.scales[2 * i]     = _cvtsh_ss(p.inputs[i].d);
+        p.scales[2 * i + 1] = _cvtsh_ss(p.inputs[i].s);
+    }
+}
+
+} // namespace
