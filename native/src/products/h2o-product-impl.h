@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
 
@@ -175,16 +176,13 @@ inline floats s_floats(sums s) {
 
 #endif
 
-constexpr uint32_t N_QUADS     = LLAMA_H2O_BLOCK_SIZE / 4; // of elements
-constexpr uint32_t MAX_BLOCKS  = 64;                       // that are unpacked at once: they stay in the caches
-constexpr uint32_t QUAD_BYTES  = 4 * N_LANES;
-constexpr uint32_t BLOCK_BYTES = N_QUADS * QUAD_BYTES;
+constexpr uint32_t N_QUADS = LLAMA_H2O_BLOCK_SIZE / 4; // of elements
 
-// Blocks of a panel: four elements of each row side by side.
-struct panel {
-    alignas(64) uint8_t qs[MAX_BLOCKS * BLOCK_BYTES];
-    alignas(64) float d[MAX_BLOCKS * N_LANES];
-    alignas(64) float m[MAX_BLOCKS * N_LANES];
+// Blocks of a panel's rows that lie below each other: four elements of each row side by side, and their scales.
+struct block {
+    ints qs[N_QUADS];
+    floats d;
+    floats m;
 };
 
 // The first four 32-bit words of each row, a vector for each word.
@@ -205,24 +203,31 @@ inline void transpose(const char * p, size_t nb_row, ints * words) {
     words[3] = i_high_64(ab_high, cd_high);
 }
 
-void unpack(const char * rows, size_t nb_row, uint32_t n_blocks, panel & res) {
+// Block b of a panel. Its rows lie apart, so that the processor cannot guess what is next: as large a piece of the next
+// panel, which lies behind this one, is asked for.
+inline block unpack(const char * rows, size_t nb_row, uint32_t b) {
     static_assert(sizeof(llama_h2o_q4_1) == 20, "five words");
+    constexpr size_t SIZE = N_LANES * sizeof(llama_h2o_q4_1);
 
-    for (uint32_t b = 0; b < n_blocks; ++b, rows += sizeof(llama_h2o_q4_1)) {
-        ints scales[4];
-        ints qs[4];
-        transpose(rows, nb_row, scales); // the others are not used
-        transpose(rows + 4, nb_row, qs);
-
-        f_store(res.d + b * N_LANES, f_of_low(scales[0]));
-        f_store(res.m + b * N_LANES, f_of_high(scales[0]));
-
-        uint8_t * quads = res.qs + b * BLOCK_BYTES;
-        for (uint32_t j = 0; j < 4; ++j) {
-            i_store(quads + j * QUAD_BYTES, i_low(qs[j]));
-            i_store(quads + (j + 4) * QUAD_BYTES, i_high(qs[j]));
-        }
+    for (size_t i = 0; i < SIZE; i += 64) {
+        __builtin_prefetch(rows + N_LANES * nb_row + b * SIZE + i);
     }
+    rows += b * sizeof(llama_h2o_q4_1);
+
+    ints scales[4]; // and what comes behind them, which is not used
+    ints qs[4];
+    transpose(rows, nb_row, scales);
+    transpose(rows + 4, nb_row, qs);
+
+    block res;
+    for (uint32_t j = 0; j < 4; ++j) {
+        res.qs[j]     = i_low(qs[j]);
+        res.qs[j + 4] = i_high(qs[j]);
+    }
+    res.d = f_of_low(scales[0]);
+    res.m = f_of_high(scales[0]);
+
+    return res;
 }
 
 inline int32_t quad(const int8_t * p) {
@@ -231,10 +236,11 @@ inline int32_t quad(const int8_t * p) {
     return res;
 }
 
-// Adds the products of N tokens and blocks of a panel to the result, or begins with them.
-template <uint32_t N>
+// Adds the products of N tokens and n_blocks blocks of a panel to the result, or begins with them.
+//   block_at(b)  the one at first_block + b
+template <uint32_t N, typename F>
 void multiply_tokens(const llama_h2o_product & p,
-        const panel & rows,
+        F block_at,
         uint32_t first_row,
         uint32_t first_block,
         uint32_t n_blocks,
@@ -253,22 +259,20 @@ void multiply_tokens(const llama_h2o_product & p,
     }
 
     for (uint32_t b = 0; b < n_blocks; ++b) {
+        const block & weights = block_at(b);
+
         sums s[N];
         for (uint32_t t = 0; t < N; ++t) {
             s[t] = s_zero();
         }
         for (uint32_t j = 0; j < N_QUADS; ++j) {
-            const ints weights = i_load(rows.qs + b * BLOCK_BYTES + j * QUAD_BYTES);
             for (uint32_t t = 0; t < N; ++t) {
-                s[t] = s_add(s[t], weights, quad(inputs[t][b].qs + 4 * j));
+                s[t] = s_add(s[t], weights.qs[j], quad(inputs[t][b].qs + 4 * j));
             }
         }
-
-        const floats d = f_load(rows.d + b * N_LANES);
-        const floats m = f_load(rows.m + b * N_LANES);
         for (uint32_t t = 0; t < N; ++t) {
-            acc[t] = f_fma(m, f_set(scales[t][2 * b + 1]), acc[t]);
-            acc[t] = f_fma(s_floats(s[t]), f_mul(d, f_set(scales[t][2 * b])), acc[t]);
+            acc[t] = f_fma(weights.m, f_set(scales[t][2 * b + 1]), acc[t]);
+            acc[t] = f_fma(s_floats(s[t]), f_mul(weights.d, f_set(scales[t][2 * b])), acc[t]);
         }
     }
 
@@ -284,23 +288,44 @@ void for_tokens(uint32_t first, uint32_t n_tokens, F fn) {
         fn(first, std::integral_constant<uint32_t, N>());
     }
     if constexpr (N > 1) {
-        for_tokens<N / 2>(first, n_tokens, fn);
+        for_tokens<N - 1>(first, n_tokens, fn);
     }
 }
 
-void multiply(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end) {
-    panel rows;
+// A panel for more tokens than are multiplied at once: as many unpacked blocks at a time as stay in the caches.
+void multiply_many(const llama_h2o_product & p, const char * rows, uint32_t first_row) {
+    constexpr uint32_t MAX_BLOCKS = 64;
 
+    block blocks[MAX_BLOCKS];
+    for (uint32_t first = 0; first < p.n_blocks; first += MAX_BLOCKS) {
+        const uint32_t n = p.n_blocks - first < MAX_BLOCKS ? p.n_blocks - first : MAX_BLOCKS;
+        for (uint32_t b = 0; b < n; ++b) {
+            blocks[b] = unpack(rows, p.nb_row, first + b);
+        }
+
+        const auto block_at = [&](uint32_t b) -> const block & {
+            return blocks[b];
+        };
+        for_tokens(0, p.n_tokens, [&](uint32_t token, auto n_at_once) {
+            multiply_tokens<n_at_once>(p, block_at, first_row, first, n, token);
+        });
+    }
+}
+
+// A panel for few tokens: its blocks are kept nowhere.
+void multiply_few(const llama_h2o_product & p, const char * rows, uint32_t first_row) {
+    const auto block_at = [&](uint32_t b) {
+        return unpack(rows, p.nb_row, b);
+    };
+    for_tokens(0, p.n_tokens,
+            [&](uint32_t token, auto n) { multiply_tokens<n>(p, block_at, first_row, 0, p.n_blocks, token); });
+}
+
+void multiply(const llama_h2o_product & p, uint32_t panel_begin, uint32_t panel_end) {
     for (uint32_t i = panel_begin; i < panel_end; ++i) {
         const uint32_t first_row = i * N_LANES;
-        for (uint32_t b = 0; b < p.n_blocks; b += MAX_BLOCKS) {
-            const uint32_t n = p.n_blocks - b < MAX_BLOCKS ? p.n_blocks - b : MAX_BLOCKS;
-
-            unpack(p.weights + first_row * p.nb_row + b * sizeof(llama_h2o_q4_1), p.nb_row, n, rows);
-            for_tokens(0, p.n_tokens, [&](uint32_t token, auto n_at_once) {
-                multiply_tokens<n_at_once>(p, rows, first_row, b, n, token);
-            });
-        }
+        const char * rows        = p.weights + first_row * p.nb_row;
+        p.n_tokens > N_TOKENS ? multiply_many(p, rows, first_row) : multiply_few(p, rows, first_row);
     }
 }
 
