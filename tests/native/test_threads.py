@@ -1,0 +1,129 @@
+"""How many threads compute a graph, and that no result depends on it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from compiled import compile_library, ggml_header, pointer, sizes_of
+from pyh2o.library import LIBRARY_FOLDER
+
+FloatArray = npt.NDArray[np.float32]
+
+KERNELS = ("portable", "neon", "avx2", "avx512", "avx512bf16")
+STEP = 0.02  # s, that a graph takes
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    source = Path(__file__).parent / "parts" / "threads.cpp"
+    libraries = LIBRARY_FOLDER.glob("libllama.*")
+    library = compile_library("threads", [source], [ggml_header()], libraries)
+    library.new_threads.restype = ctypes.c_void_p
+    return library
+
+
+class Machine:
+    """Cores that threads share fairly with other programs, each of which would take a whole one."""
+
+    def __init__(self, library: ctypes.CDLL, n_cores: int) -> None:
+        self.library, self.n_cores = library, n_cores
+        self.threads = ctypes.c_void_p(library.new_threads())
+        self.now = 0.0
+
+    def run(self, seconds: float, *, asked: int, others: int, step: float = STEP) -> list[int]:
+        """How many threads computed each graph."""
+        counts = []
+        for _ in range(round(seconds / step)):
+            n = self.library.choose(self.threads, asked, ctypes.c_double(self.now))
+            self.now += step
+            used = step * n * min(1.0, self.n_cores / (n + others))
+            seen = [ctypes.c_double(number) for number in (step, used, self.now)]
+            self.library.add(self.threads, n, *seen)
+            counts.append(n)
+        return counts
+
+
+@pytest.fixture
+def machine(library: ctypes.CDLL) -> Iterator[Machine]:
+    machine = Machine(library, 2)
+    yield machine
+    library.delete_threads(machine.threads)
+
+
+def test_all_threads_compute_on_a_machine_of_their_own(machine: Machine) -> None:
+    assert set(machine.run(10, asked=2, others=0)) == {2}
+
+
+def test_the_thread_that_would_have_to_wait_is_left_out(machine: Machine) -> None:
+    machine.run(1, asked=2, others=1)
+    counts = machine.run(60, asked=2, others=1)
+    assert counts.count(1) > 0.95 * len(counts)
+    assert 2 in counts  # it may be free again
+
+
+def test_it_comes_back_when_the_other_program_has_ended(machine: Machine) -> None:
+    machine.run(60, asked=2, others=1)
+    counts = machine.run(10, asked=2, others=0)
+    assert set(counts[-250:]) == {2}
+
+
+def test_many_cores_and_one_other_program(library: ctypes.CDLL) -> None:
+    machine = Machine(library, 8)
+    machine.run(1, asked=8, others=1)
+    counts = machine.run(20, asked=8, others=1)
+    assert counts.count(7) > 0.9 * len(counts)
+    assert set(counts) == {7, 8}
+    library.delete_threads(machine.threads)
+
+
+def test_one_thread_stays_one(machine: Machine) -> None:
+    assert set(machine.run(10, asked=1, others=3)) == {1}
+
+
+def test_long_graphs_are_measured_one_by_one(machine: Machine) -> None:
+    counts = machine.run(10, asked=2, others=1, step=0.5)
+    assert counts[0] == 2
+    assert counts.count(1) > len(counts) / 2
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(library: ctypes.CDLL, request: pytest.FixtureRequest) -> bytes:
+    name: bytes = request.param.encode()
+    if not library.lanes_of(name):
+        pytest.skip("not on this machine")
+    return name
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+@pytest.mark.parametrize("n_slots", [1, 2, 5])
+def test_attention_has_the_same_bits_with_fewer_threads(
+    library: ctypes.CDLL, kernel: bytes, rng: np.random.Generator, n_slots: int, n_tokens: int
+) -> None:
+    n_embd, n_head, n_head_kv, n_kv = 32, 6, 2, 192
+
+    def numbers(*shape: int) -> FloatArray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    q = numbers(n_head, n_tokens, n_embd)
+    k, v = numbers(n_head_kv, n_kv, n_embd), numbers(n_head_kv, n_kv, n_embd)
+    mask = np.where(rng.random((n_tokens, n_kv)) < 0.3, -np.inf, 0).astype(np.float16)
+
+    def attend(n_threads: int) -> tuple[FloatArray, FloatArray]:
+        out = np.full((n_tokens, n_head, n_embd), np.nan, dtype=np.float32)
+        scores = np.zeros((n_head_kv, n_kv), dtype=np.float32)
+        sizes = sizes_of(n_embd, n_head, n_head_kv, n_kv, n_tokens, n_slots, n_threads)
+        library.attend(kernel, sizes, *map(pointer, (q, k, v, mask, scores, out)))
+        return out, scores
+
+    expected = attend(n_slots)
+    assert np.isfinite(expected[0]).all()
+    np.testing.assert_allclose(expected[1].sum(), n_tokens * n_head_kv, rtol=1e-2)
+    for n_threads in range(1, n_slots + 3):
+        for got, wanted in zip(attend(n_threads), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
