@@ -22,7 +22,7 @@ def report_text(report: Report) -> str:
         ("python", [machine.python]),
         ("extras", [", ".join(report.program.extras) or "none"]),
         ("system", [", ".join(filter(None, [machine.system, machine.libc]))]),
-        ("processor", [machine.cpu, _cores(machine.cores)]),
+        ("processor", [machine.cpu, _cores(machine.cores), *_busy(machine)]),
         ("instructions", [" ".join(machine.instructions) or "not known"]),
         ("attention", [_attention(machine)]),
         ("memory", [_memory(machine)]),
@@ -60,6 +60,13 @@ def _cores(cores: Cores) -> str:
     if cores.quota is not None:
         text += f", a container's limit of {cores.quota:g} CPUs"
     return f"{text}: {cores.used} used by default"
+
+
+def _busy(machine: Machine) -> list[str]:
+    if (n_busy := round(machine.busy or 0)) == 0:
+        return []
+    cpus = f"{n_busy} of {count(machine.cores.logical, 'CPU')}"
+    return [f"other programs keep {cpus} busy: generation will be slower"]
 
 
 def _attention(machine: Machine) -> str:

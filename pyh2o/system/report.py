@@ -21,7 +21,7 @@ from .cgroup import memory_limits
 from .folders import Folder
 from .machine import available_bytes, cpu_name, total_bytes
 from .processor import attention_kernel, instruction_sets
-from .threads import Cores, count_cores
+from .threads import Cores, busy_cpus, count_cores
 from .trial import why_not_loaded
 
 _DISTRIBUTION = "pyh2o-llm"
@@ -74,6 +74,7 @@ class Machine:
         python: its version, with which Python it is.
         cpu: the model of the processor.
         cores: of it.
+        busy: CPUs that other programs keep busy; None where the system does not tell.
         instructions: that ggml or our kernels use; none where the system does not tell.
         attention: the kernel that attends on the CPU; None where it is not known.
         total_bytes, available_bytes: of memory; None where the system does not tell.
@@ -89,6 +90,7 @@ class Machine:
     python: str
     cpu: str
     cores: Cores
+    busy: float | None
     instructions: tuple[str, ...]
     attention: str | None
     total_bytes: int | None
@@ -204,6 +206,7 @@ def _machine(gpus: tuple[GpuMemory, ...], no_gpu: str | None) -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         cpu=cpu_name(),
         cores=count_cores(),
+        busy=busy_cpus(),
         instructions=sets,
         attention=attention_kernel(sets),
         total_bytes=total_bytes(),

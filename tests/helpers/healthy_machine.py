@@ -13,4 +13,5 @@ def make_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has room on its disk, and no GPU that this build cannot use."""
     monkeypatch.setattr(problems, "LEAST_FREE", 0)
     monkeypatch.setattr(report, "_gpus", lambda: ((), None))
+    monkeypatch.setattr(report, "busy_cpus", lambda: 0.4)
     monkeypatch.setattr(report, "_NVIDIA", Path("/nowhere"))

@@ -45,6 +45,7 @@ HEALTHY = Report(
         python="",
         cpu="",
         cores=Cores(physical=2, logical=4, allowed=4, quota=None, used=2),
+        busy=None,
         instructions=("avx2",),
         attention="avx2",
         total_bytes=None,
