@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -100,6 +101,7 @@ def main() -> None:
     """Entry point of the program."""
     open_missing_streams()
     replace_unprintable()
+    warnings.showwarning = lambda message, *_, **__: terminal.say(str(message))
     try:
         app(prog_name="pyh2o")
     except OSError as error:  # of the text of --help: commands report their own

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from pyh2o.system.folders import Folder
 from pyh2o.system.report import Configuration, Machine, Program, Report
 from pyh2o.system.threads import Cores
@@ -9,6 +12,9 @@ from pyh2o.system.threads import Cores
 from .terminal.entries import entry
 from .terminal.terminal import harmless
 from .terminal.wording import count
+
+if TYPE_CHECKING:
+    from pyh2o.system.products import Products
 
 # Digits of a hash that are enough to recognise it.
 DIGITS = 10
@@ -22,9 +28,10 @@ def report_text(report: Report) -> str:
         ("python", [machine.python]),
         ("extras", [", ".join(report.program.extras) or "none"]),
         ("system", [", ".join(filter(None, [machine.system, machine.libc]))]),
-        ("processor", [machine.cpu, _cores(machine.cores)]),
+        ("processor", [machine.cpu, _cores(machine.cores), *_busy(machine)]),
         ("instructions", [" ".join(machine.instructions) or "not known"]),
         ("attention", [_attention(machine)]),
+        ("products", _products(report.products)),
         ("memory", [_memory(machine)]),
         ("gpus", _gpus(report)),
         *((folder.keeps, _folder(folder)) for folder in report.folders),
@@ -60,6 +67,25 @@ def _cores(cores: Cores) -> str:
     if cores.quota is not None:
         text += f", a container's limit of {cores.quota:g} CPUs"
     return f"{text}: {cores.used} used by default"
+
+
+def _busy(machine: Machine) -> list[str]:
+    if (n_busy := round(machine.busy or 0)) == 0:
+        return []
+    cpus = f"{n_busy} of {count(machine.cores.logical, 'CPU')}"
+    return [f"other programs keep {cpus} busy: generation will be slower"]
+
+
+def _products(found: Sequence[Products]) -> list[str]:
+    lines = []
+    for products in found:
+        where = f"{products.gpus}: " if products.gpus else ""
+        right = " ".join(products.right) or "none"
+        types = count(len(products.right), "type")
+        lines.append(f"{where}{types} of weights, as NumPy has them: {right}")
+        if products.unknown:
+            lines.append(f"{where}not tried: {' '.join(products.unknown)}")
+    return lines or ["not known"]
 
 
 def _attention(machine: Machine) -> str:

@@ -80,7 +80,7 @@ class ServerError(PyH2OError, ConnectionError):
 
 
 class LibraryError(PyH2OError, ImportError):
-    """The library that evicts is not there, or another llama.cpp is loaded already."""
+    """The library that evicts is not there or wrong, or another llama.cpp is loaded already."""
 
 
 class MissingPackageError(PyH2OError, ImportError):

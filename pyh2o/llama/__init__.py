@@ -89,6 +89,7 @@ class Llama(ReadingLlama):
     Raises:
         SettingsError: settings that make no sense.
         ModelError: the file is missing or llama.cpp cannot read it.
+        LibraryError: the library multiplies the model's weights wrongly on this processor.
         UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
         ServerError: a server cannot be used: nobody listens there, it is busy, of another version.
 

@@ -32,7 +32,9 @@ _RECURRENT_TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
-def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False) -> bool:
+def check_header(
+    model_path: str, *, on_cpu: bool = False, verbose: bool = False
+) -> tuple[bool, set[int]]:
     """Refuse a model whose header llama.cpp would end the process for, or that was cut off.
 
     Headers alone are read, of all its files. What llama.cpp refuses by itself is left to it.
@@ -43,7 +45,8 @@ def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False
         verbose: show llama.cpp's log.
 
     Returns:
-        whether llama.cpp may map the model into memory, for which it asserts where tensors begin.
+        whether llama.cpp may map the model into memory, for which it asserts where tensors begin;
+        and ggml's numbers of the types that the tensors have.
 
     Raises:
         ModelError: the file is damaged.
@@ -62,7 +65,8 @@ def check_header(model_path: str, *, on_cpu: bool = False, verbose: bool = False
             of_file = list(file.tensors())
             _refuse(path, [*wrong, *_wrong_tensors(of_file, path, on_cpu=on_cpu)])
             tensors += of_file
-    return all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
+    can_be_mapped = all(tensor.start % _TENSOR_ALIGNMENT == 0 for tensor in tensors)
+    return can_be_mapped, {tensor.kind for tensor in tensors}
 
 
 def _opened(path: Path, *, verbose: bool) -> GgufFile:

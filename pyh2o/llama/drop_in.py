@@ -20,6 +20,7 @@ from ..generation.grammar import GrammarGuard, GuardedSampler
 from ..generation.logits import CheckedSampler
 from ..openai.chat import OpenAIChat, as_json_object
 from ..system.devices import why_no_gpu
+from ..system.products import may_rearrange
 from ..system.rpc import Offloading
 from ..system.threads import physical_cores
 from ..text.detokenizer import PieceDetokenizer, detokenize
@@ -46,6 +47,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
 
     Raises:
         ModelError: the file is missing or llama.cpp cannot read it.
+        LibraryError: the library multiplies the model's weights wrongly on this processor.
         ServerError: a server cannot be used.
 
     Attributes:
@@ -80,7 +82,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         missing_gpu = why_no_gpu() if wants_gpu and not rpc_servers else None
         on_cpu = weights and (not wants_gpu or missing_gpu is not None)
         verbose = bool(kwargs.get("verbose"))
-        can_be_mapped = check_header(model_path, on_cpu=on_cpu, verbose=verbose)
+        can_be_mapped, types = check_header(model_path, on_cpu=on_cpu, verbose=verbose)
         if not weights or not can_be_mapped:
             kwargs["use_mmap"] = False  # llama.cpp aborts otherwise
         for name in ("n_threads", "n_threads_batch"):
@@ -88,6 +90,9 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         self._offloading = Offloading(rpc_servers) if rpc_servers else None
         if missing_gpu is not None:
             warnings.warn(missing_gpu, RuntimeWarning, stacklevel=3)
+        computes = weights and not kwargs.get("vocab_only")
+        has_gpu = wants_gpu and why_no_gpu() is None
+        self._rearranged = not computes or self._may_rearrange(types, on_gpus=has_gpu)
         try:
             super().__init__(model_path, **kwargs)
         except PyH2OError:
@@ -106,6 +111,10 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
         if self._offloading is not None:
             self._offloading.hold()
 
+    def _may_rearrange(self, types: set[int], *, on_gpus: bool) -> bool:
+        """Whether ggml may lay weights out as the processor likes them."""
+        return may_rearrange(types, on_gpus=on_gpus)
+
     # ---------------------------------------------------------------------------------------------
     # Set-up. The parent loads the model and creates the context in one go, with no hook in between.
     # These attributes are what it sets at the right moments.
@@ -120,6 +129,7 @@ class DropIn(llama_cpp.Llama):  # type: ignore[misc]  # llama_cpp is not typed
     def model_params(self, params: Any) -> None:
         self._model_params = params
         params.no_alloc = not self._weights
+        params.use_extra_bufts = self._rearranged
         if self._offloading is not None:
             self._offloading.hand_to(params)
         if self._load_progress is not None:

@@ -56,6 +56,7 @@ class Tensor:
     Attributes:
         size: bytes.
         start: where it begins in the file, in bytes.
+        kind: ggml's number of its type.
         quantised: whether its numbers are in blocks.
         multiplies: whether its type is one that weights are multiplied in.
         exact: whether its numbers are in f32.
@@ -64,6 +65,7 @@ class Tensor:
     name: str
     size: int
     start: int
+    kind: int
     quantised: bool
     multiplies: bool
     exact: bool
@@ -157,7 +159,7 @@ class GgufFile:
             quantised = _is_quantized(kind)
             start = begin + _offset(self._file, i)
             multiplies = quantised or kind in _FLOATS
-            yield Tensor(name, size, start, quantised, multiplies, exact=kind == _F32)
+            yield Tensor(name, size, start, kind, quantised, multiplies, exact=kind == _F32)
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))

@@ -1,8 +1,9 @@
-"""ggml's devices, as far as neither llama_cpp nor `_native` tells of them."""
+"""ggml's devices and types, as far as neither llama_cpp nor `_native` tells of them."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,21 @@ import llama_cpp.llama_cpp as loader
 _CPU, _GPU, _INTEGRATED_GPU = range(3)
 
 _Pointer = ctypes.c_void_p
+# enum ggml_type: f32, f16 and bf16
+_FLOATS = (0, 1, 30)
+
+
+class Traits(ctypes.Structure):
+    """struct ggml_type_traits, as far as it is used."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("block", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, _Pointer, _Pointer, ctypes.c_int64)),
+    )
 
 
 def ggml_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -42,6 +58,7 @@ _memory = ggml_function(
 )
 
 
+_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(Traits), ctypes.c_int)
 _set_abort_callback = ggml_function("ggml_set_abort_callback", _Pointer, _Pointer)
 
 
@@ -83,6 +100,29 @@ class Device:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         _memory(self.address, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
+
+
+def traits_of(number: int) -> Traits:
+    """What ggml says of one of its types; `to_float` is null for f32."""
+    traits: Traits = _traits(number).contents
+    return traits
+
+
+def type_name(number: int) -> str:
+    """A type as people write it, such as Q4_K."""
+    return str(traits_of(number).name.decode().upper())
+
+
+def is_float(number: int) -> bool:
+    """Whether its numbers are not in blocks."""
+    return number in _FLOATS
+
+
+@functools.cache
+def weight_types() -> tuple[int, ...]:
+    """All types of weights that can be multiplied."""
+    numbers = range(loader.GGML_TYPE_COUNT)
+    return tuple(n for n in numbers if is_float(n) or traits_of(n).to_float)
 
 
 def local_devices() -> list[Device]:

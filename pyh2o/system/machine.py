@@ -43,10 +43,11 @@ def _gpu_names() -> list[str]:
 def cpu_name() -> str:
     """The processor's model."""
     if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
+        with _CPUINFO.open() as file:  # line by line: Linux takes a while for many processors
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
     return platform.processor() or platform.machine()
 
 

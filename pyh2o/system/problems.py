@@ -8,6 +8,7 @@ from ..library import GPU_BACKENDS
 from .folders import Folder
 from .processor import missing_sets
 from .report import Program, Report
+from .verdicts import CURE, passed_over_text
 
 LEAST_FREE = 2 * 2**30
 """Bytes that a disk should have left: a small model, or some long conversations."""
@@ -18,6 +19,7 @@ def problems_of(report: Report) -> tuple[str, ...]:
     return (
         *_of_library(report),
         *_of_processor(report),
+        *(line for products in report.products for line in products.problems()),
         *_of_gpus(report),
         *(line for folder in report.folders for line in _of_folder(folder)),
         *_of_configuration(report),
@@ -53,6 +55,8 @@ def _of_processor(report: Report) -> Iterator[str]:
             "attention runs in plain C++, because the processor shows neither AVX2, FMA and F16C "
             "nor NEON: if this is a virtual machine, let it see its host's processor"
         )
+    for variant, types in report.program.passed_over.items():
+        yield f"{passed_over_text(variant, types)}: {CURE}"
 
 
 def _of_gpus(report: Report) -> Iterator[str]:

@@ -40,8 +40,9 @@ def instruction_sets() -> tuple[str, ...]:
     """
     if _CPUINFO.exists():
         # x86 calls them flags, ARM features
-        found = re.search(r"^(?:flags|Features)\s*:(.*)", _CPUINFO.read_text(), re.MULTILINE)
-        there = found[1].split() if found else []
+        with _CPUINFO.open() as file:
+            line = next((line for line in file if line.startswith(("flags", "Features"))), "")
+        there = line.partition(":")[2].split()
     else:
         there = ["asimd"] if platform.machine() in _ARM else []
     return tuple(name for name in _SETS.values() if name in there)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyh2o
 
@@ -21,8 +21,12 @@ from .cgroup import memory_limits
 from .folders import Folder
 from .machine import available_bytes, cpu_name, total_bytes
 from .processor import attention_kernel, instruction_sets
-from .threads import Cores, count_cores
+from .threads import Cores, busy_cpus, count_cores
 from .trial import why_not_loaded
+from .verdicts import read_verdicts
+
+if TYPE_CHECKING:
+    from .products import Products
 
 _DISTRIBUTION = "pyh2o-llm"
 # Requirements of an extra that hold everywhere: name, version, extra.
@@ -43,6 +47,8 @@ class Program:
         not_loaded: why they cannot be loaded; None if they can.
         built_for: what llama.cpp says of its build, "CPU : AVX2 = 1 | ...".
         extras: of pyh2o, whose packages are all installed.
+        passed_over: variants of ggml's code that are not loaded, because they are wrong on this
+            processor, and why.
     """
 
     version: str
@@ -53,6 +59,7 @@ class Program:
     not_loaded: str | None
     built_for: str
     extras: tuple[str, ...]
+    passed_over: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Machine:
         python: its version, with which Python it is.
         cpu: the model of the processor.
         cores: of it.
+        busy: CPUs that other programs keep busy; None where the system does not tell.
         instructions: that ggml or our kernels use; none where the system does not tell.
         attention: the kernel that attends on the CPU; None where it is not known.
         total_bytes, available_bytes: of memory; None where the system does not tell.
@@ -89,6 +97,7 @@ class Machine:
     python: str
     cpu: str
     cores: Cores
+    busy: float | None
     instructions: tuple[str, ...]
     attention: str | None
     total_bytes: int | None
@@ -118,10 +127,16 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Report:
-    """What a person who looks into a bug asks for."""
+    """What a person who looks into a bug asks for.
+
+    Attributes:
+        products: of all types of weights, on the CPU and on the GPUs; none where the library cannot
+            be loaded.
+    """
 
     program: Program
     machine: Machine
+    products: tuple[Products, ...]
     folders: tuple[Folder, ...]
     configuration: Configuration
 
@@ -139,7 +154,9 @@ def make_report(folders: Sequence[Folder], configuration: Configuration) -> Repo
     """
     program = _program()
     gpus, no_gpu = ((), None) if program.not_loaded else _gpus()
-    return Report(program, _machine(gpus, no_gpu), tuple(folders), configuration)
+    machine = _machine(gpus, no_gpu)  # before anything here keeps it busy
+    products = () if program.not_loaded else _products(on_gpus=bool(gpus))
+    return Report(program, machine, products, tuple(folders), configuration)
 
 
 def _program() -> Program:
@@ -153,7 +170,17 @@ def _program() -> Program:
         not_loaded=not_loaded,
         built_for="" if not_loaded else _built_for(),
         extras=installed_extras(),
+        passed_over=read_verdicts().passed_over,
     )
+
+
+def _products(*, on_gpus: bool) -> tuple[Products, ...]:
+    # imported here because they load llama.cpp, which may not be possible
+    from .backends import weight_types
+    from .products import find_products
+
+    places = sorted({False, on_gpus})
+    return tuple(find_products(weight_types(), on_gpus=each, anew=True) for each in places)
 
 
 def _build_info() -> Mapping[str, Any]:
@@ -204,6 +231,7 @@ def _machine(gpus: tuple[GpuMemory, ...], no_gpu: str | None) -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         cpu=cpu_name(),
         cores=count_cores(),
+        busy=busy_cpus(),
         instructions=sets,
         attention=attention_kernel(sets),
         total_bytes=total_bytes(),

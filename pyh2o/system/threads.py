@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 # Where a container sees its own limit: of version 2, and of version 1.
 _CGROUP = Path("/sys/fs/cgroup")
+_TIMES = Path("/proc/stat")
+_LOOK = 0.2  # seconds for which it is seen how busy the machine is
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,22 @@ def _cpu_quota() -> float | None:
         return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def busy_cpus() -> float | None:
+    """CPUs that others keep busy just now, or another virtual machine; None if not known."""
+    try:
+        before = _ticks()
+        time.sleep(_LOOK)
+        idle, total = (now - then for now, then in zip(_ticks(), before, strict=True))
+        return max(0.0, (os.cpu_count() or 1) * (1 - idle / total))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all CPUs: those in which nothing was to be done, and all of them."""
+    with _TIMES.open() as file:
+        # user, nice, system, idle, waiting for disks, interrupts (two kinds), stolen
+        ticks = [int(number) for number in file.readline().split()[1:9]]
+    return sum(ticks[3:5]), sum(ticks)

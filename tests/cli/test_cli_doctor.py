@@ -15,7 +15,7 @@ import pytest
 
 import pyh2o
 from cli_fakes import PATIENCE, Output, run
-from healthy_machine import make_healthy
+from healthy_machine import RIGHT, make_healthy
 from pyh2o.cli import doctor as doctor_module
 from pyh2o.cli.doctor import without_home
 from pyh2o.cli.doctor_text import report_text
@@ -49,6 +49,7 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
         "processor",
         "instructions",
         "attention",
+        "products",
         "memory",
         "gpus",
         "models",
@@ -60,6 +61,8 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     assert pyh2o.__version__ in output.text
     assert str(pyh2o.build_info()["llama_cpp_commit"])[:10] in output.text
     assert str(tmp_path / "models") in output.text
+    assert "  products      2 types of weights, as NumPy has them: F32 Q4_0\n" in output.text
+    assert "busy" not in output.text
 
 
 def test_json(tmp_path: Path) -> None:
@@ -167,7 +170,9 @@ def test_defaults_of_the_file_are_taken(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(run("doctor").text)["problems"] == []
 
 
-def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def healthy(monkeypatch: pytest.MonkeyPatch) -> Report:
+    """The report of this machine."""
     found: list[Report] = []
 
     def keep(report: Report) -> str:
@@ -176,7 +181,10 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(doctor_module, "report_text", keep)
     run("doctor")
-    (healthy,) = found
+    return found[0]
+
+
+def test_what_is_not_known_is_said(healthy: Report) -> None:
     sizes = dict.fromkeys(("total_bytes", "available_bytes", "limit_bytes"))
     machine = replace(healthy.machine, instructions=(), attention=None, nvidia_driver="5", **sizes)
     text = report_text(replace(healthy, machine=machine))
@@ -189,6 +197,17 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "4 cores, 8 threads, of which this process may use 2, a container's limit of 1.5 CPUs: 1 "
         "used by default"
     ) in text
+
+
+def test_products_of_a_gpu_and_a_busy_machine(healthy: Report) -> None:
+    assert "  products      not known\n" in report_text(replace(healthy, products=()))
+    on_card = replace(RIGHT, gpus="card", right=(), unknown=("F32", "Q4_0"))
+    text = " ".join(report_text(replace(healthy, products=(RIGHT, on_card))).split())
+    assert "card: 0 types of weights, as NumPy has them: none card: not tried: F32 Q4_0 " in text
+    machine = replace(healthy.machine, busy=1.6)
+    busy = replace(machine, cores=replace(machine.cores, logical=8))
+    text = report_text(replace(healthy, machine=busy))
+    assert " other programs keep 2 of 8 CPUs busy: generation will be slower\n" in text
 
 
 # -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pyh2o
-from healthy_machine import make_healthy
+from healthy_machine import RIGHT, make_healthy
 from pyh2o.system import report as report_module
 from pyh2o.system.folders import Folder, look_at_folder
 from pyh2o.system.problems import LEAST_FREE, problems_of
@@ -38,6 +38,7 @@ HEALTHY = Report(
         not_loaded=None,
         built_for="CPU : AVX2 = 1 | ",
         extras=(),
+        passed_over={},
     ),
     Machine(
         system="Linux",
@@ -45,6 +46,7 @@ HEALTHY = Report(
         python="",
         cpu="",
         cores=Cores(physical=2, logical=4, allowed=4, quota=None, used=2),
+        busy=None,
         instructions=("avx2",),
         attention="avx2",
         total_bytes=None,
@@ -54,6 +56,7 @@ HEALTHY = Report(
         no_gpu="this build has no GPU backend: install another",
         nvidia_driver=None,
     ),
+    (RIGHT,),
     (),
     Configuration("/c.toml", is_there=False, wrong=None, variables={}),
 )
@@ -91,7 +94,10 @@ def test_this_machine() -> None:
     assert 1 <= machine.cores.used <= machine.cores.physical <= machine.cores.logical
     assert machine.cores.used <= machine.cores.allowed <= machine.cores.logical
     assert (machine.no_gpu is None) == bool(machine.gpus)
-    assert json.loads(json.dumps(report.record()))["machine"]["attention"] == machine.attention
+    record = json.loads(json.dumps(report.record()))
+    assert record["machine"]["attention"] == machine.attention
+    (products,) = report.products
+    assert record["products"][0]["right"] == list(products.right)
 
 
 def test_nothing_is_wrong_with_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +114,10 @@ def test_cores_that_a_process_may_not_use(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in it is not asked for then."""
-    monkeypatch.setattr(report_module, "_NVIDIA", Path("/nowhere"))
+    make_healthy(monkeypatch)
     monkeypatch.setattr(report_module, "why_not_loaded", lambda: "it is damaged: install it again")
     report = make_report([], HEALTHY.configuration)
-    assert (report.program.built_for, report.machine.gpus, report.machine.no_gpu) == ("", (), None)
+    assert (report.program.built_for, report.machine.gpus, report.products) == ("", (), ())
     assert problems_of(report) == ("it is damaged: install it again",)
 
 
@@ -151,6 +157,19 @@ def test_nothing_is_wrong(report: Report) -> None:
             "the library was built for a processor with avx512f, which this one lacks",
         ),
         (with_machine(attention="portable"), "attention runs in plain C++"),
+        (
+            with_program(passed_over={"libggml-cpu-x.so": "Q4_0 (SIGSEGV)"}),
+            "libggml-cpu-x.so is passed over, which fails on this processor with weights in Q4_0 "
+            "(SIGSEGV): install pyh2o again with a newer compiler",
+        ),
+        (
+            replace(HEALTHY, products=(replace(RIGHT, plain={"Q4_0": "SIGSEGV"}),)),
+            "the library fails on this processor with weights that it rearranges, in Q4_0 (SIG",
+        ),
+        (
+            replace(HEALTHY, products=(RIGHT, replace(RIGHT, gpus="X", wrong={"F32": "SIGILL"}))),
+            "the library fails on X with weights in F32 (SIGILL): give n_gpu_layers=0 (--gpu",
+        ),
         (with_machine(nvidia_driver="580.1"), "this build has no GPU backend: install another"),
         (
             with_program(build={"backends": ["cpu", "vulkan"]}),

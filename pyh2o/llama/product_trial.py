@@ -1,0 +1,223 @@
+"""A tiny model in each type of weights, computed by llama.cpp and by NumPy.
+
+It runs in a process of its own (`pyh2o.system.products`), which a wrong library may end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..reference import Hyperparameters, LayerWeights, LlamaWeights, ReferenceLlama
+from ..system.backends import Traits, cpu_library, ggml_function, traits_of
+from . import Llama
+
+N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 256, 512, 4, 2, 64
+N_READ, N_SINGLE = 40, 4
+"""Tokens of a prompt, more than the rows of a tile, and those after it one by one."""
+
+_EPSILON = 1e-5
+_N_ROWS = 64  # that matrices are made of: some types take long to quantise
+_SIZE = 1 / np.sqrt(N_EMBD)  # of a weight
+# Types of which any bits mean a point of a table, whose search takes ggml seconds to prepare, and
+# the rows to draw so that the scales of enough of them, 16 bits of a number, are usual ones.
+_LOOKED_UP = (b"iq1", b"iq2", b"iq3")
+_N_DRAWN = 4096
+_ALIGNMENT = 32
+# enum gguf_type
+_UINT32, _FLOAT32, _STRING = 4, 6, 8
+
+FloatArray = npt.NDArray[np.float32]
+
+_Rows = ctypes.c_void_p
+_quantize = ggml_function(
+    "ggml_quantize_chunk",
+    ctypes.c_size_t,
+    *(ctypes.c_int, _Rows, _Rows, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _Rows),
+)
+_row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
+
+
+class _TriedLlama(Llama):
+    """`Llama`, before which no other is tried."""
+
+    def __init__(self, path: str, *, rearranged: bool, **settings: Any) -> None:
+        self._may = rearranged
+        super().__init__(path, **settings)
+
+    def _may_rearrange(self, *_: object, **__: object) -> bool:
+        return self._may
+
+
+def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
+    """Print which library computes; then the number of each type, and behind it its error.
+
+    Args:
+        types: ggml's numbers.
+        on_gpus: whether layers are computed there.
+        rearranged: whether ggml may lay weights out as the processor likes them.
+    """
+    print(Path(cpu_library()).name, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in types:
+            path = Path(folder) / f"{number}.gguf"
+            weights = write_model(path, number)
+            print(number, flush=True)
+            print(error_of(path, weights, on_gpus=on_gpus, rearranged=rearranged), flush=True)
+
+
+def error_of(
+    path: Path, weights: LlamaWeights, *, on_gpus: bool, rearranged: bool, seed: int = 0
+) -> float:
+    """How far logits are from NumPy's, as a part of their size: the largest of all tokens'."""
+    tokens = np.random.default_rng(seed).integers(0, N_VOCAB, N_READ + N_SINGLE)
+    with _TriedLlama(
+        str(path),
+        rearranged=rearranged,
+        # nothing is evicted yet, and our kernels attend
+        n_ctx=256,
+        hh=64,
+        recent=64,
+        slack=64,
+        n_gpu_layers=-1 if on_gpus else 0,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+    ) as llm:
+        llm.eval(tokens[:N_READ].tolist())
+        for token in tokens[N_READ:].tolist():
+            llm.eval([token])
+        logits = llm.scores[: len(tokens)].copy()
+    expected = ReferenceLlama(weights).eval(tokens)
+    errors = np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    return float(errors.max())
+
+
+def write_model(path: Path, number: int, seed: int = 0) -> LlamaWeights:
+    """Write a random model of one layer without a vocabulary, and return its weights.
+
+    Args:
+        path: file to write.
+        number: ggml's type of the matrices.
+        seed: of the weights.
+    """
+    rng = np.random.default_rng(seed)
+    rows, values = _random_rows(number, rng)
+    tensors: dict[str, tuple[int, npt.NDArray[Any]]] = {}
+
+    def matrix(name: str, n_out: int, n_in: int) -> FloatArray:
+        drawn = rng.integers(0, _N_ROWS, (n_out, n_in // N_EMBD))
+        tensors[name] = number, rows[drawn].reshape(n_out, -1)
+        return values[drawn].reshape(n_out, n_in)
+
+    def norm(name: str) -> FloatArray:
+        ones = np.ones(N_EMBD, np.float32)
+        tensors[name] = 0, ones
+        return ones
+
+    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
+    weights = LlamaWeights(
+        hyperparameters=Hyperparameters(
+            n_layer=1,
+            n_embd=N_EMBD,
+            n_head=N_HEAD,
+            n_head_kv=N_HEAD_KV,
+            head_size=N_EMBD // N_HEAD,
+            rope_base=10000.0,
+            rope_scale=1.0,
+            rms_epsilon=_EPSILON,
+            rope_gain=1.0,
+            n_ctx_train=1024,
+            n_ctx_short=1024,
+        ),
+        embedding=matrix("token_embd", N_VOCAB, N_EMBD),
+        layers=(
+            LayerWeights(
+                attention_norm=norm("blk.0.attn_norm"),
+                query=matrix("blk.0.attn_q", N_EMBD, N_EMBD),
+                key=matrix("blk.0.attn_k", n_kv, N_EMBD),
+                value=matrix("blk.0.attn_v", n_kv, N_EMBD),
+                attention_output=matrix("blk.0.attn_output", N_EMBD, N_EMBD),
+                ffn_norm=norm("blk.0.ffn_norm"),
+                gate=matrix("blk.0.ffn_gate", N_FF, N_EMBD),
+                up=matrix("blk.0.ffn_up", N_FF, N_EMBD),
+                down=matrix("blk.0.ffn_down", N_EMBD, N_FF),
+            ),
+        ),
+        output_norm=norm("output_norm"),
+        output=matrix("output", N_VOCAB, N_EMBD),
+        rope_factors=np.ones(N_EMBD // N_HEAD // 2, np.float32),
+    )
+    _write(path, tensors)
+    return weights
+
+
+def _random_rows(number: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], FloatArray]:
+    """Rows of N_EMBD weights as they lie in a file, and what they stand for."""
+    traits, size = traits_of(number), _row_size(number, N_EMBD)
+    if traits.name.startswith(_LOOKED_UP):
+        return _drawn_rows(traits, size, rng)
+    values = rng.standard_normal((_N_ROWS, N_EMBD), np.float32) * np.float32(_SIZE)
+    rows = np.empty((_N_ROWS, size), np.uint8)
+    importance = np.ones(N_EMBD, np.float32)  # which some types want
+    _quantize(
+        *(number, values.ctypes.data, rows.ctypes.data),
+        *(0, _N_ROWS, N_EMBD, importance.ctypes.data),
+    )
+    if traits.to_float:  # all but f32
+        traits.to_float(rows.ctypes.data, values.ctypes.data, values.size)
+    return rows, values
+
+
+def _drawn_rows(
+    traits: Traits, size: int, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.uint8], FloatArray]:
+    """The same by drawing bytes, of which those are taken whose scale makes a usual size."""
+    rows = rng.integers(0, 256, (_N_DRAWN, size), np.uint8)
+    values = np.empty((_N_DRAWN, N_EMBD), np.float32)
+    traits.to_float(rows.ctypes.data, values.ctypes.data, values.size)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = np.sqrt(np.mean(values * values, axis=-1)) / _SIZE
+    usual = np.flatnonzero((sizes > 0.5) & (sizes < 2))[:_N_ROWS]
+    return rows[usual], values[usual]
+
+
+def _write(path: Path, tensors: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> None:
+    """A GGUF file of version 3; matrices have rows of N_EMBD or N_FF weights."""
+    numbers = {
+        "vocab_size": N_VOCAB,
+        "context_length": 1024,
+        "embedding_length": N_EMBD,
+        "block_count": 1,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": N_HEAD_KV,
+    }
+    entries = [
+        _text("general.architecture") + struct.pack("<I", _STRING) + _text("llama"),
+        _text("tokenizer.ggml.model") + struct.pack("<I", _STRING) + _text("no_vocab"),
+        _text("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", _FLOAT32, _EPSILON),
+        *(_text(f"llama.{key}") + struct.pack("<II", _UINT32, n) for key, n in numbers.items()),
+    ]
+    header, data = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(entries)), *entries], b""
+    for name, (number, rows) in tensors.items():
+        n_in = N_FF if name.endswith("ffn_down") else N_EMBD
+        shape = struct.pack(f"<I{rows.ndim}Q", rows.ndim, *[n_in, len(rows)][: rows.ndim])
+        header.append(_text(f"{name}.weight") + shape + struct.pack("<IQ", number, len(data)))
+        data += _padded(rows.tobytes())
+    path.write_bytes(_padded(b"".join(header)) + data)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _ALIGNMENT)
