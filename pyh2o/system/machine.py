@@ -11,6 +11,7 @@ import pyh2o
 
 from .cgroup import memory_limits
 from .memory import status_bytes
+from .processor import used_sets
 from .threads import physical_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -22,6 +23,7 @@ def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
     build = pyh2o.build_info()
     return {
         "cpu": cpu_name(),
+        "instructions": used_sets(built_for()),
         "cores": physical_cores(),
         "threads": threads,
         "gpus": _gpu_names() if gpu_layers else [],
@@ -31,6 +33,14 @@ def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
         "llama_cpp_commit": build.get("llama_cpp_commit"),
         "patches": build.get("patches"),
     }
+
+
+def built_for() -> str:
+    """What llama.cpp says of its build, "CPU : AVX2 = 1 | ..."."""
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    import llama_cpp
+
+    return str(llama_cpp.llama_print_system_info().decode())
 
 
 def _gpu_names() -> list[str]:

@@ -64,12 +64,21 @@ def attention_kernel(sets: tuple[str, ...]) -> str | None:
     return "portable" if sets else None
 
 
-def missing_sets(built_for: str, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Instructions that ggml was compiled to use, and this processor lacks.
+def used_sets(built_for: str) -> tuple[str, ...]:
+    """Instructions that ggml was compiled to use, as Linux calls them.
 
     Args:
         built_for: what llama_print_system_info says, "CPU : AVX2 = 1 | ...".
-        sets: `instruction_sets()`; nothing is missing if they are not known.
     """
     used = re.findall(r"(\w+) = 1\b", built_for)
-    return tuple(_SETS[name] for name in used if sets and _SETS.get(name, sets[0]) not in sets)
+    return tuple(_SETS[name] for name in used if name in _SETS)
+
+
+def missing_sets(built_for: str, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `used_sets` that this processor lacks.
+
+    Args:
+        built_for: as above.
+        sets: `instruction_sets()`; nothing is missing if they are not known.
+    """
+    return tuple(name for name in used_sets(built_for) if sets and name not in sets)

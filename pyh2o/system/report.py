@@ -19,7 +19,7 @@ import pyh2o
 from ..library import LIBRARY_FOLDER
 from .cgroup import memory_limits
 from .folders import Folder
-from .machine import available_bytes, cpu_name, total_bytes
+from .machine import available_bytes, built_for, cpu_name, total_bytes
 from .processor import attention_kernel, instruction_sets
 from .threads import Cores, busy_cpus, count_cores
 from .trial import why_not_loaded
@@ -168,7 +168,7 @@ def _program() -> Program:
         library=str(LIBRARY_FOLDER),
         cpu_library="" if not_loaded else _cpu_library(),
         not_loaded=not_loaded,
-        built_for="" if not_loaded else _built_for(),
+        built_for="" if not_loaded else built_for(),
         extras=installed_extras(),
         passed_over=read_verdicts().passed_over,
     )
@@ -195,12 +195,6 @@ def _cpu_library() -> str:
     from .backends import cpu_library
 
     return Path(cpu_library()).name
-
-
-def _built_for() -> str:
-    import llama_cpp
-
-    return str(llama_cpp.llama_print_system_info().decode())
 
 
 def _installed(package: str) -> str | None:

@@ -11,6 +11,7 @@ from pyh2o.errors import ModelError
 from pyh2o.measuring.model import english_text, read_model, repeated_tokens
 from pyh2o.measuring.speed import bandwidth
 from pyh2o.system.machine import available_bytes, machine_facts
+from pyh2o.system.processor import instruction_sets
 from tiny_llama import tiny_llama
 
 
@@ -22,6 +23,7 @@ def test_machine_facts() -> None:
     facts = machine_facts(3)
     assert facts["threads"] == 3
     assert facts["cpu"]
+    assert not instruction_sets() or set(facts["instructions"]) <= {*instruction_sets()}
     assert facts["llama_cpp_commit"]
     available = available_bytes()
     assert available is None or available > 0

@@ -123,6 +123,7 @@ def report() -> Report:
     return Report(
         machine={
             "cpu": "a processor",
+            "instructions": ["avx2", "fma"],
             "threads": 1,
             "model": "tiny.gguf",
             "model_file_bytes": 2_000_000,
@@ -190,6 +191,7 @@ def test_a_gpu_has_a_column_and_a_name() -> None:
     assert dict(zip(shown.headings, shown.rows[1], strict=True))["GPU MiB"] == "9"
     named = replace(whole, machine={**whole.machine, "gpus": ["a card"]})
     assert " · a card · tiny.gguf" in table.head(named)
+    assert "instructions that are used: avx2 fma\n" in table.head(named)
 
 
 def test_recall_has_columns_where_it_is_compared() -> None:

@@ -8,7 +8,7 @@ import llama_cpp
 import pytest
 
 from pyh2o.system import processor
-from pyh2o.system.processor import attention_kernel, instruction_sets, missing_sets
+from pyh2o.system.processor import attention_kernel, instruction_sets, missing_sets, used_sets
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import exact_kernels
 
@@ -54,6 +54,7 @@ def test_the_kernel_is_the_one_that_the_library_chooses(tmp_path: Path) -> None:
 
 def test_instructions_that_are_missing() -> None:
     built_for = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | FMA = 0 | OPENMP = 1 | REPACK = 1 | "
+    assert used_sets(built_for) == ("pni", "avx2", "avx512f")
     assert missing_sets(built_for, ("pni", "avx2")) == ("avx512f",)
     assert missing_sets(built_for, ("pni", "avx2", "avx512f")) == ()
     assert missing_sets(built_for, ()) == ()

@@ -19,6 +19,7 @@ def head(report: Report) -> str:
         f"{machine['cpu']}, {threads}{reads}{gpus} · {machine['model']}, "
         f"{machine['model_file_bytes'] / 1e6:.1f} MB · pyh2o {machine['pyh2o']}, llama.cpp "
         f"{machine['llama_cpp_commit']}\n"
+        f"instructions that are used: {' '.join(machine['instructions'])}\n"
         f"window {settings['window']}, which every full cache has room for, however short the text "
         f"· at each history {settings['rounds']} rounds of {settings['n']} tokens by turns\n"
     )
