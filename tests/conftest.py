@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+import signal
+from collections.abc import Generator
 from pathlib import Path
 
 # Tests may run on several cores at once, each in a process that stays on its own with all that it
@@ -16,11 +17,14 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 # The user's defaults are none of the tests'.
 os.environ["PYH2O_CONFIG"] = os.devnull
 
+# Programs in the background are started with Ctrl-C ignored, and so is what they start themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import numpy as np
 import pytest
 
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
-from cli_fakes import ctrl_c_reaches_us, own_state
+from cli_fakes import own_state
 from random_cases import Cases, Randomness
 
 RANDOMNESS = pytest.StashKey[Randomness]()
@@ -68,8 +72,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For the tests of the command line: a user with nothing but tmp_path, whose Ctrl-C works."""
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests of the command line: a user with nothing but tmp_path."""
     own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield
