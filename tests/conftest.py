@@ -17,6 +17,14 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 # The user's defaults are none of the tests'.
 os.environ["PYH2O_CONFIG"] = os.devnull
 
+# Rich and Typer look at these when they are imported, before a test can set them.
+for variable in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):
+    os.environ.pop(variable, None)
+
+# Their servers are on this machine, whatever else is behind a proxy.
+for variable in ("NO_PROXY", "no_proxy"):
+    os.environ[variable] = f"{os.environ.get(variable, '')},127.0.0.1,localhost".lstrip(",")
+
 # Programs in the background are started with Ctrl-C ignored, and so is what they start themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
