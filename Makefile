@@ -7,7 +7,8 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 FOLDERS := native/src native/include native/patches pyh2o cli
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.*) $(shell find $(FOLDERS) -not -path '*/__pycache__*')
 FETCH   := @echo "==> demo model SmolLM2-135M-Instruct (98 MB, only the first time)" && $(BIN)/pyh2o models fetch
-PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# A worker whose test ends it is replaced: seconds for each, in which the new one collects all tests.
+PYTEST  := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal --max-worker-restart 200
 NATIVE  := find native/src native/include tests/native tests/faults tests/fuzz \
     -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 

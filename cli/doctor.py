@@ -102,5 +102,6 @@ def without_home(text: str) -> str:
     """The text with ~ for the user's home folder, whose path has the user's name."""
     home = expanded("~")
     for path in {str(home), str(home.resolve())} - {"/"}:
-        text = re.sub(rf"(?<![\w.~-]){re.escape(path)}(?![\w.-])", "~", text)
+        shown = r"\s+".join(map(re.escape, path.split(" ")))  # also where a line ends amid it
+        text = re.sub(rf"(?<![\w.~-]){shown}(?![\w.-])", "~", text)
     return text

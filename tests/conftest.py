@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+import signal
+from collections.abc import Generator
 from pathlib import Path
 
 # Tests may run on several cores at once, each in a process that stays on its own with all that it
@@ -16,12 +17,25 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 # The user's defaults are none of the tests'.
 os.environ["PYH2O_CONFIG"] = os.devnull
 
+# Rich and Typer look at these when they are imported, before a test can set them.
+for variable in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):
+    os.environ.pop(variable, None)
+
+# Their servers are on this machine, whatever else is behind a proxy.
+for variable in ("NO_PROXY", "no_proxy"):
+    os.environ[variable] = f"{os.environ.get(variable, '')},127.0.0.1,localhost".lstrip(",")
+
+# Programs in the background are started with Ctrl-C ignored, and so is what they start themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import numpy as np
 import pytest
 
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
-from cli_fakes import ctrl_c_reaches_us, own_state
+from cli_fakes import own_state
 from random_cases import Cases, Randomness
+
+pytest_plugins = ["last_words"]
 
 RANDOMNESS = pytest.StashKey[Randomness]()
 
@@ -68,8 +82,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For the tests of the command line: a user with nothing but tmp_path, whose Ctrl-C works."""
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests of the command line: a user with nothing but tmp_path."""
     own_state(tmp_path, monkeypatch)
-    with ctrl_c_reaches_us():
-        yield

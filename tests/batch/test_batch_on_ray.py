@@ -212,7 +212,6 @@ def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: n_done() >= 3)
     program.send_signal(ending)

@@ -53,7 +53,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_they_pass_where_they_need_no_network(sources: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="Hugging Face's package is not installed")
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     result = subprocess.run(command, cwd=sources, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     summary = result.stdout.splitlines()[-1]

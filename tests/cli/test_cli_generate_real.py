@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -230,7 +231,7 @@ def test_ctrl_c_leaves_the_text_and_a_checkpoint(tiny: Path, tmp_path: Path) -> 
     lines = notes.decode().splitlines()
     assert lines[0] == f"the text is in {story}"
     assert " · stopped by Ctrl-C · " in lines[1]
-    assert lines[2:] == [f"to go on: pyh2o generate --resume --output {story}"]
+    assert lines[2:] == [f"to go on: pyh2o generate --resume --output {quote(str(story))}"]
     n_written = json.loads((tmp_path / "story.txt.jsonl").read_text().splitlines()[-1])["tokens"]
     length = str(n_written + 10)
     assert run_program("generate", "--resume", "-o", story, "-n", length).code == 0

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,7 @@ def chats(model: ScriptedModel, tmp_path: Path) -> Path:
     return tmp_path / "chats"
 
 
-def test_list_and_rm(model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def test_list_and_rm(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
     model.say(*["a"] * 3)
@@ -41,8 +41,9 @@ def test_list_and_rm(model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.M
     (chats / ".history").touch()
     (chats / "work.h2o.archive").write_bytes(bytes(2_000_000))
     (chats / "work.h2o.archive.0a1b2c3d.new").touch()
-    for day, name in enumerate(("odd", "2026-01-01-120000", "work")):
-        os.utime(chats / f"{name}.h2o", (day * 86_400, day * 86_400))
+    for day, name in enumerate(("odd", "2026-01-01-120000", "work"), start=1):
+        seconds = datetime(1970, 1, day).timestamp()  # in the zone of this machine
+        os.utime(chats / f"{name}.h2o", (seconds, seconds))
     listed = run("sessions", "list")
     sizes = [(chats / f"{name}.h2o").stat().st_size / 1e6 for name in ("work", "2026-01-01-120000")]
     assert sizes[0] > 0.05

@@ -145,6 +145,7 @@ def test_arrows_stand_under_the_strip(cases: Cases) -> None:
 
 def test_picture_in_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     llm = text_of((5, 1), (12, 6), (13, 3), (30, 5), (31, 1))
     lines = picture(llm, None, width=200, styles=True).splitlines()
     faint, end = "\x1b[2m", "\x1b[0m"

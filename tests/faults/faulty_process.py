@@ -99,7 +99,8 @@ def in_front_of_libraries(*sources: Path) -> None:
     libraries = []
     try:
         for source in sources:
-            handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so")
+            # a path of LD_PRELOAD has no blanks, which other folders may have
+            handle, library = tempfile.mkstemp(prefix=PREFIX, suffix=".so", dir="/tmp")
             os.close(handle)
             libraries.append(library)
             command = [*COMPILE[source.suffix], "-o", library, str(source), "-ldl"]

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,14 +36,6 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyh2o.system.gpu.find_gpus", tuple)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-
-
-@contextmanager
-def ctrl_c_reaches_us() -> Iterator[None]:
-    """Also where the tests run in the background, which starts programs with Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 EMPTY_CACHE = KVStatistics(
@@ -140,14 +131,12 @@ def run_program(*arguments: str | Path, stdin: str = "") -> Output:
 def start_program(
     *arguments: str | Path, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    # A test runner in the background may itself ignore Ctrl-C, and its children with it.
     return subprocess.Popen(
         pyh2o_command(*arguments),
         env=program_environment(on_servers="--rpc" in arguments),
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -166,7 +155,6 @@ class Screen:
         command = pyh2o_command(*arguments)
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
             if stdout is not None:
                 os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
             os.execve(command[0], command, {**program_environment(), "TERM": "xterm"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +21,6 @@ class Program:
         self, *arguments: str | Path | int, command: str = "serve", **variables: str
     ) -> None:
         environment = {**os.environ, "PYH2O_THREADS": "1", **variables}
-        # The tests may run with Ctrl-C ignored, which programs they start would inherit.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyh2o.cli", command, *map(str, arguments)],
             env=environment,
@@ -31,7 +28,6 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
         )
-        signal.signal(signal.SIGINT, before)
         self.notes = ""
 
     def address(self) -> str:

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "source"))
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "source").as_uri())  # no blanks
     (tmp_path / "source").mkdir()
     monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / "models"))
     return tmp_path / "models"

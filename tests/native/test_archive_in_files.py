@@ -245,9 +245,8 @@ def test_a_program_that_is_killed_meanwhile_leaves_no_more_damage(
         damage(archive, page_bytes, page)
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
     files = [str(path), str(archive), str(tmp_path / "state")]
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", KILLED.format(folders=folders), *files], check=False
-    )
+    command = [sys.executable, "-c", KILLED.format(folders=folders), *files]
+    ended = subprocess.run(command, cwd=tmp_path, check=False)
     assert ended.returncode == -signal.SIGKILL
     llm = opened(path, archive)
     llm.load_kv_state(state, tokens)

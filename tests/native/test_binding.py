@@ -174,7 +174,7 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path: Path) -> None:
     here = shutil.copytree(LIBRARY_FOLDER, tmp_path / "here")
     code = "from pyh2o.system.backends import cpu_library; print(cpu_library())"
     result = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=here, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True
     )
     library = Path(result.stdout.strip())
     assert library.is_absolute()

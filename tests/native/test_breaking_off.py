@@ -289,7 +289,6 @@ def test_ctrl_c_ends_a_long_reading(tiny: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", READS_UNTIL_CTRL_C, str(tiny)],
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert program.stdout is not None

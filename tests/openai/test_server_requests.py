@@ -173,10 +173,10 @@ def test_the_model_s_path_is_not_told(server: Any, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_tells_no_path_and_no_traceback(
-    server: Any, model_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, stream: bool
+    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, stream: bool
 ) -> None:
     def fail(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError(f"cannot read\n{model_path}: code -3")
+        raise RuntimeError("cannot read\n/srv/secret/tiny.gguf: code -3")
 
     monkeypatch.setattr(Place, "_create_completion", fail)
     caplog.set_level(logging.WARNING)

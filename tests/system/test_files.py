@@ -62,7 +62,7 @@ def test_failure_leaves_the_old_file() -> None:
 def test_what_a_killed_writer_left_goes_with_the_next_write() -> None:
     """And what a living one is writing stays."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"

@@ -324,7 +324,7 @@ def test_a_program_that_is_killed_loses_nothing_that_was_saved(
     helpers = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "helpers")]
     script = KILLED.format(helpers=helpers, model=str(path))
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", script, str(file), *moment.split()], check=False
+        [sys.executable, "-c", script, str(file), *moment.split()], cwd=tmp_path, check=False
     )
     assert ended.returncode == -signal.SIGKILL
     loaded = Conversation.load(file, opened(path))
