@@ -2,7 +2,8 @@
 
 Needs Linux with glibc, compilers, and a network. The wheel carries ggml's code for each kind of
 processor, and is in dist/ when it has been tried: in an environment of its own, whose PATH has
-nothing else, and with qemu-user as processors without AVX and without AVX-512, too. All else that
+nothing else, and with qemu-user as processors without AVX and without AVX-512, too. Each variant of
+that code which this processor can run multiplies weights of all types as NumPy does. All else that
 is written is in build/wheel. Arguments are those of pytest; without any, the tests of the kernels
 and of the rows that are kept.
 """
@@ -15,8 +16,10 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from pyh2o.system.products import EXACT, ROUNDED
 from steps import ROOT, run, say
 
 if sys.version_info >= (3, 11):
@@ -55,6 +58,24 @@ llm = Llama(model_path=sys.argv[1], n_ctx=256, hh=16, recent=16, verbose=False)
 tokens = list(islice(llm.generate(list(range(3, 40)), temp=0), 100))
 print(json.dumps([Path(cpu_library()).name, tokens]))
 """
+# All types of weights with one variant: its name, and each type with its error.
+TRY_VARIANT = """
+import sys
+from pyh2o.library import LIBRARY_FOLDER
+from pyh2o.system.verdicts import Verdicts, keep_verdicts
+names = {path.name for path in LIBRARY_FOLDER.glob("libggml-cpu-*.so")}
+keep_verdicts(Verdicts(passed_over={name: "" for name in names - {sys.argv[1]}}))
+from pyh2o.errors import LibraryError
+try:
+    from pyh2o.llama.product_trial import run
+except LibraryError:
+    sys.exit()  # no code for this processor
+from pyh2o.system.backends import weight_types
+run(weight_types(), on_gpus=False, rearranged=True)
+"""
+
+# ggml's numbers of types whose products are hardly rounded: F32, F16, BF16
+FLOATS = (0, 1, 30)
 
 
 class WrongWheelError(Exception):
@@ -69,6 +90,7 @@ def main() -> int:
         install(wheel)
         run_program()
         draw_on_processors()
+        try_variants()
         say("tests")
         without_compiler("pytest", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS))
         DIST.mkdir(exist_ok=True)
@@ -163,12 +185,38 @@ def draw_tokens(*emulator: str) -> tuple[str, list[int]]:
     return library, tokens
 
 
+def try_variants() -> None:
+    """What each multiplies, natively: emulated processors have been tried with their own."""
+    say("variants")
+    for path in sorted(EMPTY.glob("lib/python*/site-packages/pyh2o/lib/libggml-cpu-*.so")):
+        home = {"XDG_CACHE_HOME": str(FOLDER / "cache")}
+        try_one = ("python", "-I", "-c", TRY_VARIANT, path.name)
+        library, *lines = without_compiler(*try_one, capture=True, more=home).splitlines() or [""]
+        errors = {int(n): float(error) for n, error in zip(lines[::2], lines[1::2], strict=True)}
+        if not library:
+            print(f"{path.name}: not for this processor", flush=True)
+            continue
+        # an error that is no number is wrong, too
+        wrong = [
+            n for n, error in errors.items() if not error <= (EXACT if n in FLOATS else ROUNDED)
+        ]
+        if library != path.name or wrong:
+            raise WrongWheelError(f"{path.name}: {library} is wrong in {wrong}")
+        print(
+            f"{library}: {len(errors)} types, off by {max(errors.values()):.3f} at most", flush=True
+        )
+
+
 def without_compiler(
-    program: str, *arguments: str, emulator: tuple[str, ...] = (), capture: bool = False
+    program: str,
+    *arguments: str,
+    emulator: tuple[str, ...] = (),
+    capture: bool = False,
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """What a program of the environment prints, if it is captured."""
     # of llama-cpp-python the Python part alone
-    variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false"}
+    variables = {"PATH": str(EMPTY / "bin"), "SKBUILD_WHEEL_CMAKE": "false", **(more or {})}
     emulator = tuple(shutil.which(word) or word for word in emulator)
     return run([*emulator, str(EMPTY / "bin" / program), *arguments], variables, capture)
 
