@@ -245,6 +245,7 @@ def test_a_cluster_of_its_own_leaves_nothing(
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # what we find out and keep
     monkeypatch.setenv("RAY_ADDRESS", "local")
     written(Path("in.jsonl"), [10, 20])
     output = run_program(*command(tiny, "--ray", "--workers", "1", "--seed", "8"))
