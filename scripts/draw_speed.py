@@ -33,7 +33,7 @@ def main() -> int:
         axes.plot(
             list(TEXTS.values()), speeds, "o-", color=colour, label=f"{label}: {memory} of KV cache"
         )
-    axes.set(xlabel="tokens of text before", ylabel="tokens/s", ylim=(0, 150))
+    axes.set(xlabel="tokens of text before", ylabel="tokens/s", ylim=(0, 260))
     axes.set_xticks(list(TEXTS.values()), ["0", "4,096", "8,192"])
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
