@@ -7,8 +7,6 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 
-#include <sys/syscall.h>
-
 #include <cstdlib>
 #include <vector>
 
@@ -16,9 +14,6 @@
 extern "C" void ggml_barrier(struct ggml_threadpool *) {}
 
 namespace {
-
-constexpr int REQUEST_PERMISSION = 0x1023; // ARCH_REQ_XCOMP_PERM
-constexpr int TILE_DATA          = 18;
 
 template <typename T>
 std::vector<T> read(size_t n) {
@@ -47,9 +42,7 @@ ggml_tensor matrix(ggml_type type, int64_t n_in, int64_t n_out, void * data) {
 } // namespace
 
 int main() {
-    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA)) {
-        tiles::install();
-    }
+    tiles::install_if_needed();
     ggml_cpu_init();
 
     const auto head    = read<int32_t>(4);

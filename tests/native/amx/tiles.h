@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <sys/syscall.h>
 #include <ucontext.h>
 
 #include <csignal>
@@ -205,7 +206,15 @@ inline void run_one(int, siginfo_t *, void * context) {
     regs[REG_RIP] += in.size;
 }
 
-inline void install() {
+// Where the processor and the system have no AMX.
+inline void install_if_needed() {
+    constexpr int REQUEST_PERMISSION = 0x1023; // ARCH_REQ_XCOMP_PERM
+    constexpr int TILE_DATA          = 18;
+
+    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) {
+        return;
+    }
+
     struct sigaction action = {};
 
     action.sa_sigaction = run_one;
