@@ -186,6 +186,16 @@ def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
     until(page, "document.querySelector('.scroller').scrollTop < 50")
 
 
+def test_what_was_recalled_is_there_when_the_chat_is_opened_again(tab: Any) -> None:
+    page = tab(**WIDE).page
+    for n in range(12):
+        say(page, f"message {n}")
+    say(page, "remember this")
+    page.locator(".recalled-list button").wait_for()
+    page.reload()
+    page.get_by_text("looked at with 0.25").wait_for()
+
+
 def test_one_layer_and_head_can_be_seen_and_saved(tab: Any, tmp_path: Path) -> None:
     page = tab(**WIDE).page
     say(page, "hello")

@@ -81,6 +81,7 @@ export class Memory {
       this.recalled.replaceChildren(h("li", { class: "quiet" }, "Nothing."));
       this.strip.set(new MemoryMap({ tokens: 0, pairs: 1, kept: { positions: [], rows: [] } }));
       this.summary.textContent = "There is no text yet.";
+      if (session) this.showRecalled(session.name);
     }
     this.soon();
   }
@@ -95,8 +96,13 @@ export class Memory {
   async afterAnswer(name) {
     if (name !== this.page.name) return;
     await this.refresh();
+    await this.showRecalled(name);
+  }
+
+  /** Lists what came back for the last answer of a session. */
+  async showRecalled(name) {
     const spans = await api.recalled(name).catch(() => []);
-    if (name !== this.page.name) return;
+    if (name !== this.session?.name) return;
     const items = spans.map(({ start, text, mass }) => h("li", {},
       button(text.trim().slice(0, 160) || "…", () => this.page.view.showPosition(start), { dir: "auto" }),
       h("small", {}, mass === undefined || mass === null ? "" : `looked at with ${mass.toPrecision(2)}`)));
