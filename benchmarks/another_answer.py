@@ -27,9 +27,8 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=1600)
     parser.add_argument("--answer", type=int, default=330, help="tokens of an answer")
-    parser.add_argument("--recall", type=int, default=102, help="rows; 0 for no archive")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.set_defaults(rows=410)
+    parser.set_defaults(rows=512)
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +53,7 @@ def main() -> None:
 
 def begun(arguments: argparse.Namespace, mib: int, folder: Path) -> Conversation:
     """A conversation with its second answer."""
-    llm = open_model(arguments, recall=arguments.recall)
+    llm = open_model(arguments)
     words = plain_tokens(llm, english_text())
     message = llm.detokenize(words[: arguments.tokens]).decode(errors="ignore")
     talk = Conversation(llm, sampling=Sampling(seed=7), copies_mib=mib)

@@ -17,8 +17,9 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     """Arguments of a benchmark whose file has this docstring: a model and its cache."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
-    parser.add_argument("--rows", type=int, default=1024, help="heavy and recent ones")
+    parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and found ones")
     parser.add_argument("--recent", type=int, default=None, help="of these; default: half")
+    parser.add_argument("--recall", type=int, default=None, help="those found; default: a quarter")
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
 
@@ -34,7 +35,7 @@ def open_model(arguments: argparse.Namespace, **more: Any) -> Llama:
         n_threads=arguments.threads,
         n_threads_batch=arguments.threads,
         verbose=False,
-        **more,
+        **{"recall": arguments.recall, **more},
     )
 
 

@@ -39,6 +39,7 @@ def main() -> None:
             hh=arguments.hh,
             recent=arguments.recent,
             policy=policy,
+            recall=0,
             verbose=False,
         )
         rng = np.random.default_rng(0)

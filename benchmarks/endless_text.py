@@ -7,8 +7,9 @@ guard of `pyh2o generate`: the likelihood of a text that repeats itself says not
 tokens a line is printed: tokens per second, resident memory, mean negative log-likelihood (NLL) of
 the drawn tokens under the model's plain distribution, and what the cache has done. The last lines
 compare the last 1,000 tokens with tokens 2,000 to 3,000, and the likelihood of the later half with
-the earlier one. Because a machine's speed drifts in so long a run, the text then goes on for
-another 1,000 tokens by turns with a new text that goes from 2,000 to 3,000.
+the earlier one. There is no archive, which would grow, unless --recall is given. Because a
+machine's speed drifts in so long a run, the text then goes on for another 1,000 tokens by turns
+with a new text that goes from 2,000 to 3,000.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def compare_by_turns(old: Llama, young: Llama, tokens: list[int]) -> float:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.set_defaults(recall=0)
     parser.add_argument("--positions", choices=["original", "dense"], default="original")
     parser.add_argument("--temp", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=7)

@@ -65,6 +65,7 @@ def open_model(model: Path, *, gpu_layers: int, attention: Attention) -> Llama:
         hh=40,
         recent=40,
         slack=16,
+        recall=0,
         n_gpu_layers=gpu_layers,
         attention=attention,
         logits_all=True,

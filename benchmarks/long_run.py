@@ -43,6 +43,7 @@ def open_model(path: Path, kv_type: str) -> Llama:
         hh=HEAVY,
         recent=RECENT,
         slack=SLACK,
+        recall=0,
         type_k=KV_TYPES[kv_type],
         type_v=KV_TYPES[kv_type],
         n_threads=1,

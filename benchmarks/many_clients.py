@@ -153,7 +153,8 @@ def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple
     command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
     command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
     command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
-    command += ["--recall", str(arguments.recall)]
+    if arguments.recall is not None:
+        command += ["--recall", str(arguments.recall)]
     if arguments.threads:
         command += ["--threads", str(arguments.threads)]
     # the installed package, and not a folder of its name where this was called
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="places of the server")
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--slack", type=int, default=16)
-    parser.add_argument("--recall", type=float, default=0.05, help="as serve has it")
+    parser.add_argument("--recall", type=float, default=None, help="default: as serve has it")
     parser.add_argument("--store-mib", type=int, default=64)
     parser.add_argument("--threads", type=int, help="of the server; default: as serve has it")
     parser.add_argument("--words", type=int, default=45, help="most words of a prompt")

@@ -53,9 +53,9 @@ def main() -> None:
             llm.eval(tokens)
             reading.append(time.perf_counter() - start)
             conversation = Conversation.load(path, llm)
-        size = path.stat().st_size
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
     print(
-        f"{len(tokens)} tokens, session of {size / 2**20:.1f} MiB\n"
+        f"{len(tokens)} tokens, session with its archive {size / 2**20:.1f} MiB\n"
         f"saving: {seconds(saving)}\nloading: {seconds(loading)}\nreading: {seconds(reading)}\n"
         f"loading is {statistics.median(reading) / statistics.median(loading):.0f}x faster"
     )

@@ -37,7 +37,7 @@ GROWTH_MIB = 16.0
 SECONDS_BETWEEN_LOOKS = 1.0
 # So small that texts are evicted, and that the store is full soon.
 SERVER: dict[str, Any] = {
-    "texts": 8, "window": 128, "slack": 16, "recall": 0.05, "store_mib": 4, "threads": 1
+    "texts": 8, "window": 128, "slack": 16, "recall": None, "store_mib": 4, "threads": 1
 }  # fmt: skip
 # Of the requests; see `many_clients.py`.
 REQUESTS = {"requests": 400, "words": 20, "n": 48, "leaving": 0.2, "seed": 1}

@@ -16,12 +16,10 @@ from . import loading
 from .chat.answers import Answer, Answers
 from .chat.file_arguments import text_of
 from .chat.markdown import answer_writer
-from .chat.recalling import RECALLING, with_possible_recall
 from .chat.report import footer
 from .endings import why_ended
 from .errors import InputError, reported_errors
 from .options import Plain, RunOptions, takes_run_options
-from .session_options import typed_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 from .terminal.wording import count
@@ -35,12 +33,11 @@ STDIN = Path("-")
 
 @takes_run_options
 def ask(
-    context: typer.Context,
     question: Annotated[
         str | None, typer.Argument(help="The question.", show_default="the text alone")
     ] = None,
     *,
-    options: RunOptions = RECALLING,
+    options: RunOptions,
     files: Annotated[
         list[Path] | None,
         typer.Option(
@@ -81,7 +78,6 @@ def ask(
     """
     with reported_errors():
         message = _message(_texts(files), question)
-        options = with_possible_recall(options, typed_options(context), is_saved=False)
         bars = Bars(hidden=options.verbose)
         answers = Answers(bars)
         with closing(loading.load_llama(options, bars, answers)) as llm:

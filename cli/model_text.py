@@ -41,10 +41,10 @@ def _eviction(model: ModelDescription) -> str:
         return f"no: {model.refused}. --no-evict runs it with the full cache."
     budget = model.budget
     pinned = f"{budget.settings.pinned:,} pinned + " if budget.settings.pinned else ""
-    recalled = f", and recalls up to {budget.recall:,}" if budget.recall else ""
+    found = f", and each token finds {budget.recall:,} more" if budget.recall else ""
     return (
         f"yes: each KV head keeps {budget.rows:,} rows ({pinned}{budget.heavy:,} heavy + "
-        f"{budget.recent:,} recent){recalled}"
+        f"{budget.recent:,} recent){found}"
     )
 
 

@@ -12,7 +12,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pyh2o.cache.settings import ArchiveType, Attention, EvictionSettings, Positions, Prefill
+from pyh2o.cache.settings import (
+    ARCHIVE_MIB,
+    ArchiveType,
+    Attention,
+    EvictionSettings,
+    Positions,
+    Prefill,
+)
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
 
@@ -138,12 +145,13 @@ EVICTION_OPTIONS: dict[str, Any] = {
         ),
     ],
     "recall": Annotated[
-        float,
+        float | None,
         typer.Option(
             parser=parse_rows,
             metavar="ROWS",
-            help="Evicted rows that come back for what a question asks for: a fraction of the "
-            "window (0.05) or a count (128); 0 keeps no archive of them.",
+            help="Rows of --hh and --recent that each token finds among the evicted ones: a "
+            "fraction of the window (0.05) or a count (128); 0 keeps no archive of them.",
+            show_default="an eighth of both",
             rich_help_panel=CACHE,
         ),
     ],
@@ -159,7 +167,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         typer.Option(
             min=1,
             help="Most MiB that the archive may take; the oldest rows go.",
-            show_default="what it needs",
+            show_default=f"{ARCHIVE_MIB}; of a chat that is saved what it needs",
             rich_help_panel=CACHE,
         ),
     ],

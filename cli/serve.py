@@ -17,23 +17,18 @@ from pyh2o.openai.limits import (
     Limits,
 )
 
-from .chat.recalling import RECALLING, with_possible_recall
 from .errors import reported_errors
 from .options import MODEL, ModelOptions, takes_run_options
 from .serving import listen, run_server, started_server
-from .session_options import typed_options
 from .shell_completion import complete_model
 
 SERVER = "Server"
-# As chats have it, so that theirs go on here.
-ANSWERING = ModelOptions(eviction=RECALLING.eviction)
 
 
 @takes_run_options
 def serve(
-    context: typer.Context,
     *,
-    options: ModelOptions = ANSWERING,
+    options: ModelOptions,
     host: Annotated[
         str,
         typer.Option(
@@ -111,10 +106,9 @@ def serve(
     So many texts as --texts says are answered at the same time; further requests wait. A chat that
     goes on is not read again. The sampling comes with each request. Of several models the first is
     loaded at once and the others when they are asked for; those that nobody uses make room. A model
-    that was made for embeddings has those. What was evicted comes back for a prompt as in a chat:
-    the archive of each text takes at most 1,024 MiB, or as --recall-mib says.
+    that was made for embeddings has those. The archive of each text takes at most so much memory as
+    --recall-mib says.
     """
-    options = with_possible_recall(options, typed_options(context), is_saved=False)
     with (
         reported_errors(),
         started_server(

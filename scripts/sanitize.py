@@ -53,7 +53,6 @@ SANITIZERS = {
             "tests/engine",
             "tests/native/test_kernels.py",
             "tests/native/test_q4_1_products.py",
-            "tests/native/test_scan.py",
             "tests/native/test_breaking_off.py",
             "tests/native/test_native_recall.py",
         ),

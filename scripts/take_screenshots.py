@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 DOCS = ROOT / "docs"
 
-CACHE = ("--ctx", 1024, "--hh", 96, "--recent", 96, "--slack", 32, "--recall", 64)
+CACHE = ("--ctx", 1024, "--hh", 160, "--recent", 96, "--slack", 32, "--recall", 64)
 CHAT, STORY = "A week by the sea", "The lighthouse"
 SYSTEM = "You are a helpful friend. Answer in two or three short sentences."
 MESSAGES = (
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def chat_pictures(page: Any, address: str) -> None:
-    """A conversation that has evicted, pinned and recalled; and what one head has kept of it."""
+    """A conversation that has evicted, pinned and found; and what one head has kept of it."""
     from browser import say
 
     begin(address, name=CHAT, system=SYSTEM)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.sessions.saved import SavedChat, last_chat
 from pyh2o.text.cache_copies import DEFAULT_MIB
 
@@ -23,18 +24,19 @@ from .answers import Answers
 from .autosave import Autosave
 from .input import open_source
 from .loop import Chat
-from .opening import begin, open_saved, saved_options
-from .recalling import RECALLING, with_possible_recall
+from .opening import begin, open_saved, saved_options, with_limit
 from .web import chat_on_page, refuse_what_the_page_lacks
 
 SAVING = "Saving"
+# The archive of a chat that is saved is a file.
+UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
 
 
 @takes_run_options
 def chat(
     context: typer.Context,
     *,
-    options: RunOptions = RECALLING,
+    options: RunOptions = UNLIMITED,
     system: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +132,8 @@ def chat(
             if saved is not None:
                 header = _header(saved)
                 options = saved_options(options, given, header, reread=reread)
-            options = with_possible_recall(options, given, is_saved=saving)
+            if not saving:
+                options = with_limit(options)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (

@@ -190,11 +190,12 @@ def _kv(chat: Chat, argument: str) -> None:
 def _show_recalled(chat: Chat, _argument: str) -> None:
     llm = chat.conversation.llm
     if not llm.recalls:
-        raise InputError("this chat recalls nothing: begin a new one, with --recall 0.05")
+        raise InputError("this chat recalls nothing: begin a new one, without --recall 0")
     spans = llm.recalled()
     if not spans:
         terminal.say(
-            "nothing is recalled: all that was said is still in the cache, or was no match"
+            "nothing was recalled: no answer since the chat was opened has looked at what left "
+            "the cache"
         )
     for span in spans:
         text = shortened(span.text)
@@ -354,14 +355,14 @@ _ALL = [
         "what the cache holds: a picture of the text, heavy hitters marked",
         _kv,
         "In about N lines, or all of it. Every (layer, KV head) pair keeps rows of its own; the "
-        "picture shows the tokens that most of them hold, and where passages were recalled.",
+        "picture shows the tokens that most of them hold, and which passages were recalled.",
     ),
     Command(
         "/recalled",
         "",
-        "what came back from the archive for the last answer",
+        "what the last answer has looked at in the archive",
         _show_recalled,
-        "Positions in the text, how much the question looks at the passage, and how it begins. "
+        "Positions in the text, how much the passage was looked at, and how it begins. "
         "Not with --recall 0 or --no-evict.",
     ),
     Command(

@@ -78,7 +78,7 @@ def kv_picture(llm: Llama, console: Console, lines: int | None) -> Iterator[str 
     if spans:
         n_recalled = sum(span.end - span.start for span in spans)
         passages = f"{count(len(spans), 'passage')} of {count(n_recalled, 'token')}"
-        yield Text(f"{ARROW} recalled: {passages} came back; /recalled shows them", FAINT)
+        yield Text(f"{ARROW} recalled: {passages}; /recalled shows them", FAINT)
     newest = max(kv.pinned, _newest(kept, llm.n_tokens) if kv.evicting else 0)
     pinned, between, recent = np.split(
         np.arange(len(kept.positions)), np.searchsorted(kept.positions, [kv.pinned, newest])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pyh2o.cache.settings import saved_names
+from pyh2o.cache.settings import ARCHIVE_MIB, saved_names
 from pyh2o.errors import OtherSettingsError
 from pyh2o.sessions.saved import SavedChat
 
@@ -42,6 +42,12 @@ def saved_options(
     if "no_evict" not in given and not given.isdisjoint(saved_names()):
         options = replace(options, no_evict=False)
     return options
+
+
+def with_limit(options: RunOptions) -> RunOptions:
+    """With the usual limit of an archive in memory, where the options have none."""
+    mib = options.eviction.recall_mib or ARCHIVE_MIB
+    return replace(options, eviction=replace(options.eviction, recall_mib=mib))
 
 
 def begin(

@@ -67,11 +67,11 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
 
 
 def _remembered(kv: KVStatistics) -> list[str]:
-    """How much of the text the cache holds, and what came back to it."""
+    """How much of the text the cache holds, and how much was looked at of the rest."""
     text = count(kv.position, "token")
     held = f"{min(kv.used, kv.position):,} of" if kv.used < kv.position else "all"
-    back = [f"{kv.recalled:,} came back"] if kv.recalled else []
-    return [f"remembers {held} {text}", *back]
+    found = [f"{kv.found_share:.1%} looked up"] if kv.found_share else []
+    return [f"remembers {held} {text}", *found]
 
 
 def statistics(
@@ -124,16 +124,15 @@ def _cache(kv: KVStatistics) -> dict[str, str]:
 
 
 def _recall(kv: KVStatistics) -> dict[str, str]:
-    """The archive, and what came back from it."""
+    """The archive, and what was looked at in it."""
     if not kv.limits.recall:
         return {}
     left = f" · {count(kv.unarchived, 'token')} had to leave" if kv.unarchived else ""
     return {
         "archive": f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB · "
         f"written in {kv.archive_seconds:.3f} s{left}",
-        "recalled": f"{kv.recalled:,} of {kv.limits.recall:,} rows · {kv.recalls:,} times in "
-        f"{kv.recall_seconds:.3f} s · missed {kv.missed_mass:.1%} of the attention, without "
-        f"recall {kv.hidden_mass:.1%}",
+        "recalled": f"{kv.limits.recall:,} rows for each token · {kv.found_share:.1%} of the "
+        f"attention of the last {count(kv.n_looked, 'token')}",
     }
 
 

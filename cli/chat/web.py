@@ -23,8 +23,7 @@ from ..errors import InputError
 from ..options import RunOptions
 from ..serving import listen, run_server, started_server
 from ..terminal.terminal import terminal
-from .opening import saved_options
-from .recalling import with_possible_recall
+from .opening import saved_options, with_limit
 
 if TYPE_CHECKING:
     from pyh2o.openai.server.models import AnyModel
@@ -79,7 +78,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
     header = None if opened is None else _header(opened)
     if header is not None:
         options = saved_options(options, given, header, reread=False)
-    options = with_possible_recall(options, given, is_saved=False)
+    options = with_limit(options)
     route = "" if opened is None else f"#/s/{quote(opened.name, safe='')}"
     with started_server(
         options, [options.model], _listen, texts=TEXTS, store_mib=DEFAULT_STORE_MIB, limits=Limits()

@@ -47,9 +47,33 @@ def policy_option(default: str) -> Any:
     )
 
 
-def budget_option(text: str) -> Any:
-    """The option for the budgets that are compared."""
-    return typer.Option(metavar="ROWS,...", help=text, rich_help_panel=COMPARED)
+def budget_option(of: str) -> Any:
+    """The option for the budgets that are compared.
+
+    Args:
+        of: what fractions are fractions of.
+    """
+    return typer.Option(
+        metavar="ROWS,...",
+        help=f"Rows that a token attends to, in the cache and found among the evicted ones: "
+        f"fractions of {of} or counts.",
+        rich_help_panel=COMPARED,
+    )
+
+
+def recall_option(of: str) -> Any:
+    """The option for how many of them are found.
+
+    Args:
+        of: what fractions are fractions of.
+    """
+    return typer.Option(
+        metavar="ROWS,...",
+        help=f"How many rows of the budget are found among the evicted ones: fractions of {of} or "
+        "counts; 0 is a cache without an archive. Sinks and a window alone never find any.",
+        show_default="an eighth of the budget",
+        rich_help_panel=COMPARED,
+    )
 
 
 @dataclass(frozen=True)
@@ -118,12 +142,14 @@ def parse_budgets(text: str) -> tuple[float | int, ...]:
     return parse_list("--budget", text, parse, "0.2,512")
 
 
-def parse_recalls(text: str) -> tuple[float | int, ...]:
-    """As `parse_budgets`, and 0 for none.
+def parse_recalls(text: str | None) -> tuple[float | int | None, ...]:
+    """As `parse_budgets`, and 0 for none; None, the default part, where nothing is given.
 
     Raises:
         InputError: less than 0, or no number.
     """
+    if text is None:
+        return (None,)
 
     def parse(item: str) -> float:
         recall = parse_rows(item)

@@ -30,6 +30,7 @@ from .arguments import (
     parse_recalls,
     policy_option,
     read_text,
+    recall_option,
     shared,
     split_policies,
 )
@@ -61,22 +62,9 @@ def bench(
             rich_help_panel=COMPARED,
         ),
     ] = None,
-    budget: Annotated[
-        str,
-        budget_option(
-            "Rows to keep, half heavy and half recent: fractions of the window or counts."
-        ),
-    ] = "0.2,0.1",
+    budget: Annotated[str, budget_option("the window")] = "0.2,0.1",
     policy: Annotated[list[str] | None, policy_option(DEFAULT_POLICY)] = None,
-    recall: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS,...",
-            help="Evicted rows that come back beside the budget: fractions of the window or "
-            "counts; 0 is a cache without an archive. Another one has as many rows in all.",
-            rich_help_panel=COMPARED,
-        ),
-    ] = "0",
+    recall: Annotated[str | None, recall_option("the window")] = None,
     kv_type: Annotated[
         str,
         typer.Option(

@@ -33,6 +33,7 @@ from .arguments import (
     parse_recalls,
     policy_option,
     read_text,
+    recall_option,
     shared,
     split_policies,
 )
@@ -48,7 +49,7 @@ PROMPT = "Once upon a time, in a town by the sea, there lived a clockmaker who"
 
 app = typer.Typer(
     cls=Group,
-    help="Measure what a cache that evicts loses: fidelity, recall, instructions, stories.",
+    help="Measure what an evicting cache loses: fidelity, recall, dialogue, instructions, stories.",
     no_args_is_help=True,
 )
 
@@ -59,9 +60,7 @@ class EvalOptions(MeasuringOptions):
 
     rpc: Annotated[list[str] | None, shared("rpc")] = None
     policy: Annotated[list[str] | None, policy_option(",".join(POLICIES))] = None
-    budget: Annotated[
-        str, budget_option("Rows to keep: fractions of the text's tokens or counts.")
-    ] = "0.2,0.1"
+    budget: Annotated[str, budget_option("the text's tokens")] = "0.2,0.1"
     recent_share: Annotated[
         float | None,
         typer.Option(
@@ -70,15 +69,7 @@ class EvalOptions(MeasuringOptions):
             rich_help_panel=COMPARED,
         ),
     ] = None
-    recall: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS,...",
-            help="Evicted rows that come back for what is asked: fractions of the text's tokens or "
-            "counts; 0 is a cache without an archive.",
-            rich_help_panel=COMPARED,
-        ),
-    ] = "0"
+    recall: Annotated[str | None, recall_option("the text's tokens")] = None
     pinned: Annotated[int, shared("pinned")] = 0
     json: Annotated[
         Path | None,
@@ -224,6 +215,14 @@ def fidelity(
             "paragraph are joined, as books need it.",
         ),
     ] = False,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Most tokens that are read at once; with 1 each looks for evicted rows by itself, "
+            "as when a text is written.",
+        ),
+    ] = 128,
     positions: Annotated[
         str,
         typer.Option(
@@ -255,6 +254,7 @@ def fidelity(
             start=start,
             first=first,
             stretch=stretch,
+            at_once=at_once,
         )
         run.measure(Fidelity, settings)
 
@@ -316,6 +316,49 @@ def recall(
             seed=seed,
         )
         run.measure(Recall, settings)
+
+
+@app.command("dialogue")
+@takes_run_options
+def dialogue(
+    *,
+    options: EvalOptions,
+    tokens: Annotated[
+        str, typer.Option(metavar="TOKENS,...", help="Lengths of a dialogue with an answer.")
+    ] = "20000",
+    samples: Annotated[int, typer.Option(min=1, help="Dialogues of each length.")] = 1,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="A UTF-8 file whose sentences the two also say; it is repeated if it is too "
+            "short.",
+            show_default="made-up sentences",
+        ),
+    ] = None,
+    seed: Annotated[int, SEED] = 0,
+) -> None:
+    """What two people told each other over months: facts, changes, dates, and what was never said.
+
+    A dialogue that is longer than the context the model was trained on has no full cache to be
+    compared with.
+    """
+    with reported_errors():
+        run = Run(options)
+        lengths = parse_list("--tokens", tokens, int, "8000,20000")
+        words = None if text is None else read_text(text)
+        given = run.shared_settings()
+
+        from pyh2o.measuring.model import NamedText, normalised
+        from pyh2o.measuring.quality.dialogue import Dialogue, DialogueSettings
+
+        settings = DialogueSettings(
+            **given,
+            tokens=lengths,
+            samples=samples,
+            prose=None if words is None else NamedText(str(text), normalised(words)),
+            seed=seed,
+        )
+        run.measure(Dialogue, settings)
 
 
 @app.command("instructions")

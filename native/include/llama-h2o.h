@@ -15,7 +15,7 @@
 //   capacity  budget + slack: most cells that are ever in use
 //   re-base   giving the kept rows lower positions for their rotary embedding
 //   archive   a copy of all rows of every token that is no longer recent, outside the cache
-//   recalled  rows that were copied back from the archive, into cells beside the capacity
+//   found     rows of the archive that a query attends to, because they look like what it wants
 //
 // Before a batch that would exceed the capacity is decoded, a compaction chooses the rows of every
 // (layer, KV head) on its own, moves the chosen rows of the cells that are about to be freed into
@@ -36,10 +36,10 @@
 // What has no exact meaning here (copying a sequence, shifting positions) is refused, and so is
 // decoding after it until the cache is cleared.
 //
-// What was evicted is not lost if the params ask for an archive: llama_h2o_recall() looks with the last queries of the text
-// at all archived keys, and copies the rows that those queries would attend to most back into the cache. They stay there
-// until they are dropped or others are recalled, also where a tail is removed down to a mark; text goes on and is removed
-// as if they were not there. Clearing the text drops them, and so does an archive of limited size when it drops theirs.
+// What was evicted is not lost if the params ask for an archive: in every layer and KV head the queries of every token look
+// for the archived rows that they would attend to most and that the head does not hold any more, and attend to those that
+// they find beside the rows in the cells, in one softmax. Archived rows are in the past of every query. How many are found
+// is a number of the params; as many as there are would be the full cache.
 //
 // Attach eviction to an empty context with llama_h2o_attach() and go on with llama_decode(). The
 // eviction lives and dies with the context.
@@ -99,8 +99,8 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
     LLAMA_H2O_ERR_ARCHIVE_FILE  = -31, // the archive's file cannot be used; llama_h2o_archive_trouble() says why
-    LLAMA_H2O_ERR_NO_QUERIES    = -32, // nobody can ask: the end of the text was removed
     LLAMA_H2O_ERR_ARCHIVE_TYPE  = -33, // a head's row is not whole blocks of the archive's type
+    LLAMA_H2O_ERR_RECALL_HEADS  = -34, // heads whose keys have no codes to be found by
 };
 
 // Of any text. llama.cpp's masks add windows to positions, in 32 bits: behind these the sum would wrap, and tokens attend to
@@ -111,7 +111,7 @@ enum llama_h2o_limits {
 
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 10,
+    LLAMA_H2O_STATE_VERSION = 11,
 };
 
 enum llama_h2o_positions {
@@ -140,12 +140,12 @@ enum llama_h2o_archive_type {
 };
 
 struct llama_h2o_params {
-    uint32_t heavy;  // rows kept for their score, per (layer, KV head)
-    uint32_t recent; // newest positions that are never evicted, at least 1
-    uint32_t pinned; // first positions that are never evicted
-    uint32_t slack;  // cells beyond the budget, at least 1
-    uint32_t n_pos;  // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
-    uint32_t recall; // most rows that are recalled at a time, in cells beside the capacity; 0: there is no archive
+    uint32_t heavy;        // rows kept for their score, per (layer, KV head)
+    uint32_t recent;       // newest positions that are never evicted, at least 1
+    uint32_t pinned;       // first positions that are never evicted
+    uint32_t slack;        // cells beyond the budget, at least 1
+    uint32_t n_pos;        // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
+    uint32_t recall;       // archived rows that a token finds, per (layer, KV head); 0: there is no archive
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
     int32_t archive_type;  // a llama_h2o_archive_type; here and below an int can also hold what is refused
     int32_t positions;     // a llama_h2o_positions
@@ -183,15 +183,12 @@ struct llama_h2o_stats {
     uint64_t size_window;      // for K and V of layers that see a window
     uint64_t size_recurrent;   // for the states of recurrent layers
     uint64_t size_scores;      // for the scores and what else the policy collects
-    uint32_t n_recalled;       // recalled rows of every head
     uint32_t n_archived;       // tokens in the archive of the sequence
     uint64_t n_unarchived;     // tokens of the sequence that had to leave its archive
     uint64_t size_archive;     // bytes that the archive of the sequence takes
-    uint64_t n_recalls;        // of the sequence
-    uint64_t t_recalls_us;     // time spent in them
     uint64_t t_archive_us;     // time spent copying rows to the archive
-    double hidden; // share of their attention that the queries of the last recall would pay to evicted rows,
-    double missed; // and to those of them that were not recalled
+    uint64_t n_looked;         // tokens decoded since llama_h2o_forget_found()
+    double found;              // share of their attention that found rows got; mean over tokens, layers and query heads
 };
 
 // Who may break off what is decoded.
@@ -200,13 +197,6 @@ struct llama_h2o_breaker {
     void * data;
     int64_t interval_us; // between two questions, and before the first one
     int64_t next_us;     // when the next one is due; not for the caller
-};
-
-// Positions p0 <= p < p1 that were recalled together.
-struct llama_h2o_recalled_span {
-    int32_t p0;
-    int32_t p1;
-    double weight; // the squared shares of attention that its parts have, added up over all layers and heads
 };
 
 // Positions p0 <= p < p1 whose rows an archive had that began at `begin`.
@@ -300,23 +290,16 @@ LLAMA_H2O_API int32_t llama_h2o_set_breaker(struct llama_context * ctx, struct l
 // Give the context a larger cache for a while, of n_ctx cells per sequence, with all that it holds now, and go back
 // to the old one. In between nothing is evicted, so that a prompt is read in full; at the end one compaction leaves
 // the budget, unless all rows fit. Takes the memory of a full cache of that size; both reserve the graph again. The
-// last logits stay. Recalled rows are dropped, and none can be recalled in between. If either fails, the context is
-// otherwise as it was.
+// last logits stay. If either fails, the context is otherwise as it was.
 LLAMA_H2O_API int32_t llama_h2o_enlarge(struct llama_context * ctx, uint32_t n_ctx);
 LLAMA_H2O_API int32_t llama_h2o_shrink(struct llama_context * ctx);
 
-// Recall the rows that the queries of the last n_asking tokens of a sequence attend to most, in place of those recalled
-// before. Up to 16 of these queries ask, spread evenly; tokens that are not recent, or more than 32 back, do not.
-// Returns how many rows every head has now; they may be fewer than asked for.
-LLAMA_H2O_API int32_t llama_h2o_recall(struct llama_context * ctx, int32_t seq_id, uint32_t n_rows, uint32_t n_asking);
+// How much the tokens decoded since llama_h2o_forget_found() looked at evicted rows that they found, by their positions
+// p0 <= p < p0 + n: squared shares of attention, added up over tokens, layers and query heads. Fills weights, [n].
+LLAMA_H2O_API int32_t llama_h2o_get_found(
+        struct llama_context * ctx, int32_t seq_id, int32_t p0, uint32_t n, double * weights);
 
-// Drop what was recalled.
-LLAMA_H2O_API int32_t llama_h2o_drop_recalled(struct llama_context * ctx, int32_t seq_id);
-
-// The spans of the rows that are recalled now, ascending; the first n_spans of them. Not every head has all of their rows.
-// Returns how many there are.
-LLAMA_H2O_API int32_t llama_h2o_get_recalled(
-        struct llama_context * ctx, int32_t seq_id, struct llama_h2o_recalled_span * spans, uint32_t n_spans);
+LLAMA_H2O_API int32_t llama_h2o_forget_found(struct llama_context * ctx, int32_t seq_id);
 
 // From now on the archive of a sequence lies in this file, which is made if there is none, and what it holds is written
 // there. What a state that is loaded afterwards needs of a file that was there is held again; other pages of it are written

@@ -5,6 +5,7 @@
 #include "cache/h2o-archiving.h"
 #include "cache/h2o-cache.h"
 #include "graph/h2o-fused.h"
+#include "kernels/h2o-kernel.h"
 #include "policies/h2o-policy-text.h"
 #include "policies/h2o-selection.h"
 
@@ -55,7 +56,7 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     if (kv->get_n_stream() != kv->get_n_seq_max()) {
         return LLAMA_H2O_ERR_SHARED_CELLS;
     }
-    if (kv->get_size() < llama_h2o_n_capacity(params) + params.recall) {
+    if (kv->get_size() < llama_h2o_n_capacity(params)) {
         return LLAMA_H2O_ERR_CELLS;
     }
     for (uint32_t seq_id = 0; seq_id < kv->get_n_seq_max(); ++seq_id) {
@@ -73,6 +74,13 @@ static int32_t check_context(const llama_context & ctx, const llama_h2o_params &
     const ggml_type archived = llama_h2o_type_of(llama_h2o_archive_type(params.archive_type));
     if (params.recall > 0 && !has_whole_blocks(hparams, *kv, archived, archived)) {
         return LLAMA_H2O_ERR_ARCHIVE_TYPE;
+    }
+    const auto has_codes = [&](const auto & il) {
+        return llama_h2o_best_kernel(hparams.n_embd_head_k(il), hparams.n_embd_head_v(il)) != nullptr;
+    };
+    const auto layer_ids = kv->get_layer_ids();
+    if (params.recall > 0 && !std::all_of(layer_ids.begin(), layer_ids.end(), has_codes)) {
+        return LLAMA_H2O_ERR_RECALL_HEADS;
     }
     if (!llama_h2o::has_whole_rows(*kv)) {
         return LLAMA_H2O_ERR_ATTENTION;
@@ -312,7 +320,7 @@ static int32_t read_rows(
 
     parts.ctx.synchronize();
 
-    const std::vector<uint32_t> used = parts.used(s);
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
     llama_h2o_host_rows scores(layer.tensors.scores, s);
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
@@ -339,7 +347,7 @@ int32_t llama_h2o_get_rows(
         }
 
         const uint32_t s = h2o.stream_of(seq_id);
-        if (!pos || !score || n_rows != h2o.parts.n_used(s)) {
+        if (!pos || !score || n_rows != h2o.parts.cells[s].get_used()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 

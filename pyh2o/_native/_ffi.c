@@ -585,18 +585,18 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 
 static void *_cffi_types[] = {
 /*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 24), // _Bool()(void *)
-/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // void *
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(int32_t)
 /*  4 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(struct llama_context *, int32_t)
-/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_context *
+/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context *
 /*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct gguf_context const *, int64_t *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct gguf_context const *
-/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // int64_t *
+/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct gguf_context const *
+/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // int64_t *
 /* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
 /* 15 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
@@ -613,8 +613,8 @@ static void *_cffi_types[] = {
 /* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
 /* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 28 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 132), // char const *
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // uint8_t const *
+/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // char const *
+/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // uint8_t const *
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
@@ -627,116 +627,110 @@ static void *_cffi_types[] = {
 /* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, double *)
 /* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
 /* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
-/* 49 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // float *
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
-/* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // double *
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 51 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 54 */ _CFFI_OP(_CFFI_OP_POINTER, 59), // struct llama_h2o_lost_rows *
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
-/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 59 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_lost_rows
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_recalled_span *, uint32_t)
-/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 64 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // struct llama_h2o_recalled_span *
-/* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 68 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // struct llama_h2o_span const *
-/* 71 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 74 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t, uint32_t)
-/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 82 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
-/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_h2o_breaker *
-/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 90 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_params
-/* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
-/* 93 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 55 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
+/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // float *
+/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
+/* 59 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 60 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 61 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_h2o_lost_rows *
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
+/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_lost_rows
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 70 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 71 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_span const *
+/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
+/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 81 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_breaker *
+/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 84 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 85 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_params
+/* 86 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
+/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
+/* 92 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context const *
+/* 93 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 94 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_layer_info *
 /* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 97 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_context const *
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 92),
 /* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // struct llama_h2o_layer_info *
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_stats *
 /* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
-/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 104 */ _CFFI_OP(_CFFI_OP_POINTER, 148), // struct llama_h2o_stats *
-/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
-/* 107 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_model const *
-/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
-/* 110 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // void const *
-/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
+/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_model const *
+/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
+/* 105 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void const *
+/* 106 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 136), // int64_t()(struct llama_context const *)
+/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 92),
 /* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
-/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 141), // int64_t()(struct llama_context const *)
-/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
-/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *)
-/* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
-/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *, uint32_t)
-/* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
-/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 150), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 131 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
-/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 135 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 136 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
-/* 137 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
-/* 138 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
-/* 139 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
-/* 140 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 141 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
-/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
-/* 144 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
-/* 145 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_layer_info
-/* 146 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_recalled_span
-/* 147 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_span
-/* 148 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_h2o_stats
-/* 149 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // struct llama_model
-/* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 151 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 152 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *)
+/* 114 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *, uint32_t)
+/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
+/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 144), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
+/* 122 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 126 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 129 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 130 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 131 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
+/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
+/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
+/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
+/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 137 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
+/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
+/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
+/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_layer_info
+/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
+/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
+/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
+/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -1054,17 +1048,17 @@ static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE(unsigned long long *o)
   return n;
 }
 
-static int _cffi_const_LLAMA_H2O_ERR_NO_QUERIES(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_ERR_NO_QUERIES) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_ERR_NO_QUERIES) | 0);  /* check that LLAMA_H2O_ERR_NO_QUERIES is an integer */
-  return n;
-}
-
 static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_TYPE(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_ARCHIVE_TYPE) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_ERR_ARCHIVE_TYPE) | 0);  /* check that LLAMA_H2O_ERR_ARCHIVE_TYPE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_ERR_RECALL_HEADS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_RECALL_HEADS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_RECALL_HEADS) | 0);  /* check that LLAMA_H2O_ERR_RECALL_HEADS is an integer */
   return n;
 }
 
@@ -1266,10 +1260,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(54), arg2, (char **)&x2);
+      _cffi_type(61), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_lost_rows *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(54), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(61), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1394,7 +1388,7 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
   if (x1 == (int32_t)-1 && PyErr_Occurred())
     return NULL;
 
-  if (_cffi_to_c((char *)&x2, _cffi_type(59), arg2) < 0)
+  if (_cffi_to_c((char *)&x2, _cffi_type(66), arg2) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1494,7 +1488,7 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(90), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(85), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1532,10 +1526,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(97), arg0, (char **)&x0);
+      _cffi_type(92), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1583,54 +1577,6 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
 }
 #else
 #  define _cffi_f_llama_h2o_device_name _cffi_d_llama_h2o_device_name
-#endif
-
-static int32_t _cffi_d_llama_h2o_drop_recalled(struct llama_context * x0, int32_t x1)
-{
-  return llama_h2o_drop_recalled(x0, x1);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_llama_h2o_drop_recalled(PyObject *self, PyObject *args)
-{
-  struct llama_context * x0;
-  int32_t x1;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int32_t result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-
-  if (!PyArg_UnpackTuple(args, "llama_h2o_drop_recalled", 2, 2, &arg0, &arg1))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x1 = _cffi_to_c_int(arg1, int32_t);
-  if (x1 == (int32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = llama_h2o_drop_recalled(x0, x1); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int32_t);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-#  define _cffi_f_llama_h2o_drop_recalled _cffi_d_llama_h2o_drop_recalled
 #endif
 
 static int32_t _cffi_d_llama_h2o_enlarge(struct llama_context * x0, uint32_t x1)
@@ -1734,6 +1680,125 @@ _cffi_f_llama_h2o_find_repeated_token(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_find_repeated_token _cffi_d_llama_h2o_find_repeated_token
 #endif
 
+static int32_t _cffi_d_llama_h2o_forget_found(struct llama_context * x0, int32_t x1)
+{
+  return llama_h2o_forget_found(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_forget_found(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_forget_found", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(7), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_forget_found(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_forget_found _cffi_d_llama_h2o_forget_found
+#endif
+
+static int32_t _cffi_d_llama_h2o_get_found(struct llama_context * x0, int32_t x1, int32_t x2, uint32_t x3, double * x4)
+{
+  return llama_h2o_get_found(x0, x1, x2, x3, x4);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_llama_h2o_get_found(PyObject *self, PyObject *args)
+{
+  struct llama_context * x0;
+  int32_t x1;
+  int32_t x2;
+  uint32_t x3;
+  double * x4;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int32_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+
+  if (!PyArg_UnpackTuple(args, "llama_h2o_get_found", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(7), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int32_t);
+  if (x1 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int32_t);
+  if (x2 == (int32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(48), arg4, (char **)&x4);
+  if (datasize != 0) {
+    x4 = ((size_t)datasize) <= 640 ? (double *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(48), arg4, (char **)&x4,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = llama_h2o_get_found(x0, x1, x2, x3, x4); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int32_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_llama_h2o_get_found _cffi_d_llama_h2o_get_found
+#endif
+
 static int32_t _cffi_d_llama_h2o_get_layer(struct llama_context const * x0, int32_t x1, struct llama_h2o_layer_info * x2)
 {
   return llama_h2o_get_layer(x0, x1, x2);
@@ -1757,10 +1822,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(97), arg0, (char **)&x0);
+      _cffi_type(92), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1770,10 +1835,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg2, (char **)&x2);
+      _cffi_type(94), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_layer_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(94), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1791,71 +1856,6 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_get_layer _cffi_d_llama_h2o_get_layer
-#endif
-
-static int32_t _cffi_d_llama_h2o_get_recalled(struct llama_context * x0, int32_t x1, struct llama_h2o_recalled_span * x2, uint32_t x3)
-{
-  return llama_h2o_get_recalled(x0, x1, x2, x3);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_llama_h2o_get_recalled(PyObject *self, PyObject *args)
-{
-  struct llama_context * x0;
-  int32_t x1;
-  struct llama_h2o_recalled_span * x2;
-  uint32_t x3;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int32_t result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-  PyObject *arg2;
-  PyObject *arg3;
-
-  if (!PyArg_UnpackTuple(args, "llama_h2o_get_recalled", 4, 4, &arg0, &arg1, &arg2, &arg3))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x1 = _cffi_to_c_int(arg1, int32_t);
-  if (x1 == (int32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(64), arg2, (char **)&x2);
-  if (datasize != 0) {
-    x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_recalled_span *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(64), arg2, (char **)&x2,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x3 = _cffi_to_c_int(arg3, uint32_t);
-  if (x3 == (uint32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = llama_h2o_get_recalled(x0, x1, x2, x3); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int32_t);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-#  define _cffi_f_llama_h2o_get_recalled _cffi_d_llama_h2o_get_recalled
 #endif
 
 static int32_t _cffi_d_llama_h2o_get_rows(struct llama_context * x0, int32_t x1, int32_t x2, uint32_t x3, int32_t * x4, float * x5)
@@ -1908,19 +1908,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(48), arg4, (char **)&x4);
+      _cffi_type(55), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(48), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(55), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(49), arg5, (char **)&x5);
+      _cffi_type(56), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(49), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(56), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1963,10 +1963,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(97), arg0, (char **)&x0);
+      _cffi_type(92), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1976,10 +1976,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(104), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(104), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2186,10 +2186,10 @@ _cffi_f_llama_h2o_n_pos(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(107), arg0, (char **)&x0);
+      _cffi_type(102), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2228,10 +2228,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(107), arg0, (char **)&x0);
+      _cffi_type(102), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2343,10 +2343,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg2, (char **)&x2);
+      _cffi_type(71), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2368,66 +2368,6 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_llama_h2o_pin_spans _cffi_d_llama_h2o_pin_spans
-#endif
-
-static int32_t _cffi_d_llama_h2o_recall(struct llama_context * x0, int32_t x1, uint32_t x2, uint32_t x3)
-{
-  return llama_h2o_recall(x0, x1, x2, x3);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_llama_h2o_recall(PyObject *self, PyObject *args)
-{
-  struct llama_context * x0;
-  int32_t x1;
-  uint32_t x2;
-  uint32_t x3;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int32_t result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-  PyObject *arg2;
-  PyObject *arg3;
-
-  if (!PyArg_UnpackTuple(args, "llama_h2o_recall", 4, 4, &arg0, &arg1, &arg2, &arg3))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x1 = _cffi_to_c_int(arg1, int32_t);
-  if (x1 == (int32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x2 = _cffi_to_c_int(arg2, uint32_t);
-  if (x2 == (uint32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x3 = _cffi_to_c_int(arg3, uint32_t);
-  if (x3 == (uint32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = llama_h2o_recall(x0, x1, x2, x3); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int32_t);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-#  define _cffi_f_llama_h2o_recall _cffi_d_llama_h2o_recall
 #endif
 
 static int32_t _cffi_d_llama_h2o_set_breaker(struct llama_context * x0, struct llama_h2o_breaker * x1)
@@ -2460,10 +2400,10 @@ _cffi_f_llama_h2o_set_breaker(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(86), arg1, (char **)&x1);
+      _cffi_type(81), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (struct llama_h2o_breaker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(86), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(81), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2611,10 +2551,10 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(107), arg0, (char **)&x0);
+      _cffi_type(102), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2667,10 +2607,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(110), arg0, (char **)&x0);
+      _cffi_type(105), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(110), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(105), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2739,10 +2679,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(107), arg0, (char **)&x0);
+      _cffi_type(102), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2868,17 +2808,6 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
 
 _CFFI_UNUSED_FN
-static void _cffi_checkfld_struct_llama_h2o_recalled_span(struct llama_h2o_recalled_span *p)
-{
-  /* only to generate compile-time warnings or errors */
-  (void)p;
-  (void)((p->p0) | 0);  /* check that 'struct llama_h2o_recalled_span.p0' is an integer */
-  (void)((p->p1) | 0);  /* check that 'struct llama_h2o_recalled_span.p1' is an integer */
-  { double *tmp = &p->weight; (void)tmp; }
-}
-struct _cffi_align_struct_llama_h2o_recalled_span { char x; struct llama_h2o_recalled_span y; };
-
-_CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_span(struct llama_h2o_span *p)
 {
   /* only to generate compile-time warnings or errors */
@@ -2911,15 +2840,12 @@ static void _cffi_checkfld_struct_llama_h2o_stats(struct llama_h2o_stats *p)
   (void)((p->size_window) | 0);  /* check that 'struct llama_h2o_stats.size_window' is an integer */
   (void)((p->size_recurrent) | 0);  /* check that 'struct llama_h2o_stats.size_recurrent' is an integer */
   (void)((p->size_scores) | 0);  /* check that 'struct llama_h2o_stats.size_scores' is an integer */
-  (void)((p->n_recalled) | 0);  /* check that 'struct llama_h2o_stats.n_recalled' is an integer */
   (void)((p->n_archived) | 0);  /* check that 'struct llama_h2o_stats.n_archived' is an integer */
   (void)((p->n_unarchived) | 0);  /* check that 'struct llama_h2o_stats.n_unarchived' is an integer */
   (void)((p->size_archive) | 0);  /* check that 'struct llama_h2o_stats.size_archive' is an integer */
-  (void)((p->n_recalls) | 0);  /* check that 'struct llama_h2o_stats.n_recalls' is an integer */
-  (void)((p->t_recalls_us) | 0);  /* check that 'struct llama_h2o_stats.t_recalls_us' is an integer */
   (void)((p->t_archive_us) | 0);  /* check that 'struct llama_h2o_stats.t_archive_us' is an integer */
-  { double *tmp = &p->hidden; (void)tmp; }
-  { double *tmp = &p->missed; (void)tmp; }
+  (void)((p->n_looked) | 0);  /* check that 'struct llama_h2o_stats.n_looked' is an integer */
+  { double *tmp = &p->found; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_stats { char x; struct llama_h2o_stats y; };
 
@@ -2951,13 +2877,13 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_NOT_ENLARGED", (void *)_cffi_const_LLAMA_H2O_ERR_NOT_ENLARGED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_ARCHIVE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_ARCHIVE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_NO_CACHE", (void *)_cffi_const_LLAMA_H2O_ERR_NO_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_ERR_NO_QUERIES", (void *)_cffi_const_LLAMA_H2O_ERR_NO_QUERIES, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_N_POS", (void *)_cffi_const_LLAMA_H2O_ERR_N_POS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POLICY", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POLICY_ROPE", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY_ROPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_RECALL_HEADS", (void *)_cffi_const_LLAMA_H2O_ERR_RECALL_HEADS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ROW_BLOCKS", (void *)_cffi_const_LLAMA_H2O_ERR_ROW_BLOCKS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SHARED_CELLS", (void *)_cffi_const_LLAMA_H2O_ERR_SHARED_CELLS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2974,53 +2900,52 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_close },
   { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_flush },
   { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_archive_in_states },
-  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_llama_h2o_archive_lost },
+  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 58), (void *)_cffi_d_llama_h2o_archive_lost },
   { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_archive_open },
-  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 56), (void *)_cffi_d_llama_h2o_archive_restore },
+  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 63), (void *)_cffi_d_llama_h2o_archive_restore },
   { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_archive_trouble },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 115), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 83), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 110), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_drop_recalled", (void *)_cffi_f_llama_h2o_drop_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_drop_recalled },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 87), (void *)_cffi_d_llama_h2o_enlarge },
   { "llama_h2o_find_repeated_token", (void *)_cffi_f_llama_h2o_find_repeated_token, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_find_repeated_token },
-  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_llama_h2o_get_layer },
-  { "llama_h2o_get_recalled", (void *)_cffi_f_llama_h2o_get_recalled, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_llama_h2o_get_recalled },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_forget_found", (void *)_cffi_f_llama_h2o_forget_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_forget_found },
+  { "llama_h2o_get_found", (void *)_cffi_f_llama_h2o_get_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_get_found },
+  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 91), (void *)_cffi_d_llama_h2o_get_layer },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_llama_h2o_get_stats },
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 113), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 108), (void *)_cffi_d_llama_h2o_n_devices },
   { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_n_few },
-  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_n_pos },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 118), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 73), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 67), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_recall", (void *)_cffi_f_llama_h2o_recall, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 78), (void *)_cffi_d_llama_h2o_recall },
-  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_set_breaker },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 116), (void *)_cffi_d_llama_h2o_n_pos },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 113), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_llama_h2o_set_breaker },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 104), (void *)_cffi_d_llama_h2o_state_version },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 106), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 101), (void *)_cffi_d_llama_h2o_supports },
   { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_zero_rows },
-  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 131), (void *)pyh2o_ask },
+  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 126), (void *)pyh2o_ask },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "ask", offsetof(struct llama_h2o_breaker, ask),
            sizeof(((struct llama_h2o_breaker *)0)->ask),
-           _CFFI_OP(_CFFI_OP_NOOP, 131) },
+           _CFFI_OP(_CFFI_OP_NOOP, 126) },
   { "data", offsetof(struct llama_h2o_breaker, data),
             sizeof(((struct llama_h2o_breaker *)0)->data),
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
                    sizeof(((struct llama_h2o_breaker *)0)->interval_us),
-                   _CFFI_OP(_CFFI_OP_NOOP, 141) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 136) },
   { "next_us", offsetof(struct llama_h2o_breaker, next_us),
                sizeof(((struct llama_h2o_breaker *)0)->next_us),
-               _CFFI_OP(_CFFI_OP_NOOP, 141) },
+               _CFFI_OP(_CFFI_OP_NOOP, 136) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
                _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3071,7 +2996,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
                     _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3084,15 +3009,6 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
               _CFFI_OP(_CFFI_OP_NOOP, 29) },
-  { "p0", offsetof(struct llama_h2o_recalled_span, p0),
-          sizeof(((struct llama_h2o_recalled_span *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
-  { "p1", offsetof(struct llama_h2o_recalled_span, p1),
-          sizeof(((struct llama_h2o_recalled_span *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
-  { "weight", offsetof(struct llama_h2o_recalled_span, weight),
-              sizeof(((struct llama_h2o_recalled_span *)0)->weight),
-              _CFFI_OP(_CFFI_OP_NOOP, 133) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 4) },
@@ -3119,112 +3035,101 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 4) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 150) },
+              _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 150) },
+              _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 150) },
-  { "n_recalled", offsetof(struct llama_h2o_stats, n_recalled),
-                  sizeof(((struct llama_h2o_stats *)0)->n_recalled),
-                  _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
                   _CFFI_OP(_CFFI_OP_NOOP, 36) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
-  { "n_recalls", offsetof(struct llama_h2o_stats, n_recalls),
-                 sizeof(((struct llama_h2o_stats *)0)->n_recalls),
-                 _CFFI_OP(_CFFI_OP_NOOP, 150) },
-  { "t_recalls_us", offsetof(struct llama_h2o_stats, t_recalls_us),
-                    sizeof(((struct llama_h2o_stats *)0)->t_recalls_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 150) },
-  { "hidden", offsetof(struct llama_h2o_stats, hidden),
-              sizeof(((struct llama_h2o_stats *)0)->hidden),
-              _CFFI_OP(_CFFI_OP_NOOP, 133) },
-  { "missed", offsetof(struct llama_h2o_stats, missed),
-              sizeof(((struct llama_h2o_stats *)0)->missed),
-              _CFFI_OP(_CFFI_OP_NOOP, 133) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+  { "n_looked", offsetof(struct llama_h2o_stats, n_looked),
+                sizeof(((struct llama_h2o_stats *)0)->n_looked),
+                _CFFI_OP(_CFFI_OP_NOOP, 144) },
+  { "found", offsetof(struct llama_h2o_stats, found),
+             sizeof(((struct llama_h2o_stats *)0)->found),
+             _CFFI_OP(_CFFI_OP_NOOP, 128) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "gguf_context", 142, _CFFI_F_OPAQUE,
+  { "gguf_context", 137, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_context", 143, _CFFI_F_OPAQUE,
+  { "llama_context", 138, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_breaker", 144, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_breaker", 139, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
-  { "llama_h2o_layer_info", 145, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_layer_info", 140, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 4, 7 },
-  { "llama_h2o_lost_rows", 59, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_lost_rows", 66, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 11, 3 },
-  { "llama_h2o_params", 90, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_params", 85, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 14, 11 },
-  { "llama_h2o_recalled_span", 146, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_recalled_span), offsetof(struct _cffi_align_struct_llama_h2o_recalled_span, y), 25, 3 },
-  { "llama_h2o_span", 147, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 28, 2 },
-  { "llama_h2o_stats", 148, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 30, 27 },
-  { "llama_model", 149, _CFFI_F_OPAQUE,
+  { "llama_h2o_span", 141, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 25, 2 },
+  { "llama_h2o_stats", 142, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 27, 24 },
+  { "llama_model", 143, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 134, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 129, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 135, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 130, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_limits", 136, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
+  { "llama_h2o_limits", 131, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
     "LLAMA_H2O_MOST_POSITIONS" },
-  { "llama_h2o_positions", 137, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 132, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 138, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_state_versions", 133, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 139, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 134, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
     "LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,"
     "LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,"
     "LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,"
-    "LLAMA_H2O_ERR_NO_QUERIES,LLAMA_H2O_ERR_ARCHIVE_TYPE" },
+    "LLAMA_H2O_ERR_ARCHIVE_TYPE,LLAMA_H2O_ERR_RECALL_HEADS" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -3234,12 +3139,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  82,  /* num_globals */
-  10,  /* num_struct_unions */
+  81,  /* num_globals */
+  9,  /* num_struct_unions */
   6,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  153,  /* num_types */
+  147,  /* num_types */
   1,  /* flags */
 };
 

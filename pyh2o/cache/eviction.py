@@ -6,15 +6,20 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import ContextLimitError, NativeError, SettingsError
-from .kv_cache import ERR_ARCHIVE_TYPE, ERR_PIN, FloatArray, IntArray, KVCache
+from .kv_cache import (
+    ERR_ARCHIVE_TYPE,
+    ERR_PIN,
+    ERR_RECALL_HEADS,
+    FloatArray,
+    IntArray,
+    KVCache,
+    WeightArray,
+)
 from .settings import Budget, EvictionSettings, whole_blocks
 from .statistics import KVStatistics, statistics_of
-
-# Tokens after which a text that goes on asks for other rows of its archive: so many, and at least
-# one for so many tokens in the archive.
-LEAST_REFRESH = 32
-ARCHIVED_PER_REFRESH = 64
 
 # Told before an exact prefill takes so much memory: tokens to read, bytes.
 OnExactPrefill = Callable[[int, int], None]
@@ -129,31 +134,15 @@ class Eviction:
         return n_tokens >= self._kv.counters().pos_removable
 
     # ---------------------------------------------------------------------------------------------
-    # Recall
+    # What was found
     # ---------------------------------------------------------------------------------------------
 
-    def recall(self, n_asking: int) -> bool:
-        # while a prompt is read exactly, nothing of it is evicted
-        return (
-            self.budget.recall > 0
-            and not self._enlarged
-            and self._kv.recall(self.budget.recall, n_asking) > 0
-        )
+    def found(self, n_tokens: int) -> WeightArray:
+        return self._kv.found(n_tokens) if self.budget.recall else np.zeros(n_tokens)
 
-    def refresh_every(self) -> int:
-        # The search takes time in proportion to the archive: so its share of the time stays. Powers
-        # of two, since every place that is a multiple of one is one of all smaller ones.
-        every, n_archived = LEAST_REFRESH, self._kv.counters().n_archived
-        while every * ARCHIVED_PER_REFRESH < n_archived:
-            every *= 2
-        return every
-
-    def drop_recalled(self) -> None:
-        if self.budget.recall > 0:
-            self._kv.drop_recalled()
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        return self._kv.recalled() if self.budget.recall > 0 else []
+    def forget_found(self) -> None:
+        if self.budget.recall:
+            self._kv.forget_found()
 
     # ---------------------------------------------------------------------------------------------
     # Exact prefill
@@ -230,7 +219,7 @@ def attach(kv: KVCache, budget: Budget) -> Budget:
     Args:
         kv: of a context without text.
         budget: what to keep. Where a head's row is not whole blocks of the archive's usual type,
-            the archive is of f16.
+            the archive is of f16, and where nothing can be found in it there is none by default.
 
     Returns:
         the budget that it has now.
@@ -245,16 +234,18 @@ def attach(kv: KVCache, budget: Budget) -> Budget:
 
 
 def _attach(kv: KVCache, budget: Budget) -> Budget:
+    settings = budget.settings
     try:
         kv.attach(budget)
+        return budget
     except NativeError as error:
-        settings = budget.settings
-        usual = settings.recall_type == EvictionSettings.recall_type
-        if error.code != ERR_ARCHIVE_TYPE or not usual:
+        if error.code == ERR_ARCHIVE_TYPE and settings.recall_type == EvictionSettings.recall_type:
+            budget = replace(budget, settings=replace(settings, recall_type="f16"))
+        elif error.code == ERR_RECALL_HEADS and settings.recall is None:
+            budget = replace(budget, settings=replace(settings, recall=0), recall=0)
+        else:
             raise
-        budget = replace(budget, settings=replace(settings, recall_type="f16"))
-        kv.attach(budget)
-    return budget
+    return _attach(kv, budget)
 
 
 def mib(n_bytes: int) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import ContextLimitError
-from .eviction import LEAST_REFRESH
-from .kv_cache import FloatArray, IntArray, KVCache
+from .kv_cache import FloatArray, IntArray, KVCache, WeightArray
 from .settings import Budget, EvictionSettings
 from .statistics import KVStatistics, bytes_fixed, statistics_of
 
@@ -78,14 +79,8 @@ class FullCache:
     def can_remove_tail(self, n_tokens: int) -> bool:
         return True
 
-    def recall(self, n_asking: int) -> bool:
-        return False
+    def found(self, n_tokens: int) -> WeightArray:
+        return np.zeros(n_tokens)
 
-    def refresh_every(self) -> int:
-        return LEAST_REFRESH
-
-    def drop_recalled(self) -> None:
+    def forget_found(self) -> None:
         pass
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        return []

@@ -18,10 +18,12 @@ from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+WeightArray = npt.NDArray[np.float64]
 
 # What the native library answers to more pinned tokens than there is room for.
 ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
+ERR_RECALL_HEADS: int = lib.LLAMA_H2O_ERR_RECALL_HEADS
 MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
 
 
@@ -64,15 +66,12 @@ class Counters:
     size_window: int = 0
     size_recurrent: int = 0
     size_scores: int = 0
-    n_recalled: int = 0
     n_archived: int = 0
     n_unarchived: int = 0
     size_archive: int = 0
-    n_recalls: int = 0
-    t_recalls_us: int = 0
     t_archive_us: int = 0
-    hidden: float = 0.0
-    missed: float = 0.0
+    n_looked: int = 0
+    found: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -213,32 +212,21 @@ class KVCache:
         """Go back to the cells there were, with a compaction if the rows do not fit."""
         _check(lib.llama_h2o_shrink(self._context))
 
-    def recall(self, n_rows: int, n_asking: int = 32) -> int:
-        """Copy the rows back that the last tokens attend to most, in place of those before.
+    def found(self, n_tokens: int) -> WeightArray:
+        """How much tokens looked at rows that they found, by the positions of these; [n_tokens].
 
-        Args:
-            n_rows: most rows of each head.
-            n_asking: tokens that ask, at most 32, with up to 16 of their queries.
-
-        Returns:
-            rows of each head that are recalled now, at most `n_rows`.
-
-        Raises:
-            NativeError: there is no archive, nobody asks since the text's end was removed, or out
-                of memory.
+        Squared shares of attention, added up over the tokens decoded since `forget_found`, layers
+        and query heads.
         """
-        return _check(lib.llama_h2o_recall(*self._text, n_rows, n_asking))
+        weights = np.zeros(n_tokens)
+        if n_tokens:
+            pointer = ffi.from_buffer("double[]", weights)
+            _check(lib.llama_h2o_get_found(*self._text, 0, n_tokens, pointer))
+        return weights
 
-    def drop_recalled(self) -> None:
-        """Drop the rows that were recalled."""
-        _check(lib.llama_h2o_drop_recalled(*self._text))
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        """(start, end, weight) of the spans that are recalled now, in the order of the text."""
-        n_spans = _check(lib.llama_h2o_get_recalled(*self._text, ffi.NULL, 0))
-        spans = ffi.new("struct llama_h2o_recalled_span[]", n_spans)
-        _check(lib.llama_h2o_get_recalled(*self._text, spans, n_spans))
-        return [(span.p0, span.p1, span.weight) for span in spans]
+    def forget_found(self) -> None:
+        """Begin anew to note what is found."""
+        _check(lib.llama_h2o_forget_found(*self._text))
 
     def open_archive(self, path: Path, text: bytes) -> None:
         """Have the archive in a file from now on, which is made if there is none.

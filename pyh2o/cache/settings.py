@@ -37,6 +37,11 @@ ROWS_PER_SLACK = 20
 # What is smaller cannot even hold a question.
 LEAST_WINDOW = 32
 
+# Of the rows that a token attends to, those that it finds among the evicted ones: one in so many.
+ROWS_PER_FOUND = 8
+# Most MiB of an archive of which nobody has said more; it is in memory.
+ARCHIVE_MIB = 1024
+
 # Of a setting that a saved cache does not depend on: it may differ when the cache is loaded.
 _NOT_SAVED: dict[str, Any] = {"saved": None}
 
@@ -47,7 +52,9 @@ class EvictionSettings:
 
     Attributes:
         hh: heavy rows, kept for the score that the policy gives them.
-        recent: rows of the newest positions, never evicted; at least one.
+        recent: rows of the newest positions, never evicted; at least one. With the heavy ones they
+            are all that a token attends to, beside the pinned: those of `recall` are taken from
+            the heavy ones, and what these lack from the recent ones.
         pinned: number of first positions that are never evicted (a count).
         slack: cells beyond the budget that fill up between two compactions; None is 64, or
             a twentieth of a larger budget, and what fills the last block of cells llama.cpp
@@ -64,8 +71,8 @@ class EvictionSettings:
             between them; "exact" reads it in full in a larger cache, which is compacted once and
             freed.
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
-        recall: rows beside the budget for what a question asks for, which are copied back from an
-            archive of all rows that ever left the recent ones; 0 keeps no archive.
+        recall: rows that each token finds among those evicted, in an archive of all rows that ever
+            left the recent ones; None is an eighth of heavy and recent rows, 0 keeps no archive.
         recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
             is not whole blocks of that.
         recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
@@ -80,9 +87,9 @@ class EvictionSettings:
     attention: Attention = field(default="auto", metadata=_NOT_SAVED)
     prefill: Prefill = field(default="stream", metadata=_NOT_SAVED)
     prefill_mib: int | None = field(default=None, metadata=_NOT_SAVED)
-    recall: float | int = 0
+    recall: float | int | None = None
     recall_type: ArchiveType = "q8_0"
-    recall_mib: int | None = field(default=None, metadata=_NOT_SAVED)
+    recall_mib: int | None = field(default=ARCHIVE_MIB, metadata=_NOT_SAVED)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any window.
@@ -103,7 +110,8 @@ class EvictionSettings:
             raise SettingsError(
                 "recent is 0, but a token just written must be kept: give recent at least 1 token"
             )
-        _check("recall", self.recall)
+        if self.recall is not None:
+            _check("recall", self.recall)
         if self.recall_type not in get_args(ArchiveType):
             raise SettingsError(
                 f"recall_type is {self.recall_type!r}: give one of "
@@ -137,23 +145,32 @@ class EvictionSettings:
                 those that its factors for this window are for.
 
         Raises:
-            SettingsError: the window is too small to keep anything of a text, or the budget is
-                larger than it or than `n_pos`.
+            SettingsError: the window is too small to keep anything of a text, the budget is larger
+                than it or than `n_pos`, or all of it would be found.
         """
         check_window(window)
         heavy, recent = _count(self.hh, window), _count(self.recent, window)
-        recall = _count(self.recall, window)
-        budget = self.pinned + heavy + recent
-        if budget > window:
+        attended = self.pinned + heavy + recent
+        if attended > window:
             raise SettingsError(
-                f"the budget of {budget} rows (pinned {self.pinned} + heavy {heavy} + recent "
+                f"the budget of {attended} rows (pinned {self.pinned} + heavy {heavy} + recent "
                 f"{recent}) is larger than the window of {window} tokens: lower hh or recent, or "
                 "raise n_ctx (--ctx)"
             )
+        recall = (heavy + recent) // ROWS_PER_FOUND
+        if self.recall is not None:
+            recall = _count(self.recall, window)
+        if recall >= heavy + recent:
+            raise SettingsError(
+                f"recall is {recall} rows, of heavy {heavy} + recent {recent}, and at least one "
+                "recent row must be kept: lower recall, or raise hh or recent"
+            )
+        recent -= max(0, recall - heavy)
+        heavy = max(0, heavy - recall)
+        budget = attended - recall
         slack = self.slack
         if slack is None:
-            least = budget + recall + max(MIN_SLACK, budget // ROWS_PER_SLACK)
-            slack = whole_blocks(least) - budget - recall
+            slack = whole_blocks(budget + max(MIN_SLACK, budget // ROWS_PER_SLACK)) - budget
         excess = max(0, budget + slack - n_pos)
         if budget > n_pos or excess > heavy:
             raise SettingsError(
@@ -184,6 +201,10 @@ def check_window(window: int) -> None:
         )
 
 
+# Settings that the first version did not have, with what it did.
+FIRST_SETTINGS: dict[str, Any] = {"recall": 0, "recall_type": "q8_0"}
+
+
 def saved_names() -> dict[str, str]:
     """The settings that a saved cache depends on, each with its name in session files."""
     names = {each.name: each.metadata.get("saved", each.name) for each in fields(EvictionSettings)}
@@ -197,7 +218,8 @@ class Budget:
     Attributes:
         settings: what was asked for.
         window: tokens that fractions refer to.
-        heavy, recent, slack, recall: in tokens.
+        heavy, recent, slack: in tokens.
+        recall: rows that a token finds among those evicted; heavy and recent ones are without them.
         n_pos: positions for rotary embeddings; 0 for those the model was trained on.
     """
 
@@ -226,18 +248,18 @@ class Budget:
 
     @property
     def capacity(self) -> int:
-        """Most cells that the text uses at any time, without those of recalled rows."""
+        """Most cells that the text uses at any time."""
         return self.rows + self.slack
 
     @property
     def cells(self) -> int:
         """Cells llama.cpp allocates for it."""
-        return whole_blocks(self.capacity + self.recall)
+        return whole_blocks(self.capacity)
 
     def saved(self) -> dict[str, Any]:
         """What a saved cache depends on, by its names in session files; fit for JSON."""
         counts = {
-            "hh": self.heavy,
+            "hh": self.heavy + self.recall,  # from which `resolve` takes them again
             "recent": self.recent,
             "slack": self.slack,
             "recall": self.recall,

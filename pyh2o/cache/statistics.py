@@ -34,15 +34,13 @@ class KVStatistics:
             the text, and for the scores.
         bytes_window: memory allocated for K and V of layers that see a window of the text.
         bytes_recurrent: memory allocated for the states of recurrent layers.
-        recalled: rows of each (layer, KV head) that are recalled from the archive now.
         archived: tokens in the archive.
         unarchived: tokens that had to leave the archive, because it has a limit.
         bytes_archive: memory of the archive.
-        recalls: times rows were recalled so far.
-        recall_seconds, archive_seconds: time spent in that, and in copying rows to the archive.
-        hidden_mass: share of their attention, 0 .. 1, that the queries of the last recall would
-            have paid to rows that were evicted: a mean over all heads.
-        missed_mass: the same for those of them that were not recalled either.
+        archive_seconds: time spent in copying rows to the archive.
+        n_looked: tokens that have looked for evicted rows since the last prompt began to be read.
+        found_share: share of their attention, 0 .. 1, that went to the rows which they found: a
+            mean over these tokens, all layers and query heads.
         bytes_full: what a full cache for the window would take, of the same types, with what does
             not grow with the text.
     """
@@ -67,15 +65,12 @@ class KVStatistics:
     bytes_full: int
     bytes_window: int = 0
     bytes_recurrent: int = 0
-    recalled: int = 0
     archived: int = 0
     unarchived: int = 0
     bytes_archive: int = 0
-    recalls: int = 0
-    recall_seconds: float = 0.0
     archive_seconds: float = 0.0
-    hidden_mass: float = 0.0
-    missed_mass: float = 0.0
+    n_looked: int = 0
+    found_share: float = 0.0
 
     @property
     def window(self) -> int:
@@ -197,15 +192,12 @@ def statistics_of(
         bytes_full=bytes_of_a_cell * whole_blocks(limits.window) + bytes_fixed(counters),
         bytes_window=counters.size_window,
         bytes_recurrent=counters.size_recurrent,
-        recalled=counters.n_recalled,
         archived=counters.n_archived,
         unarchived=counters.n_unarchived,
         bytes_archive=counters.size_archive,
-        recalls=counters.n_recalls,
-        recall_seconds=counters.t_recalls_us / 1e6,
         archive_seconds=counters.t_archive_us / 1e6,
-        hidden_mass=counters.hidden,
-        missed_mass=counters.missed,
+        n_looked=counters.n_looked,
+        found_share=counters.found,
     )
 
 

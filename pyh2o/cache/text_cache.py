@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from .kv_cache import FloatArray, IntArray
+from .kv_cache import FloatArray, IntArray, WeightArray
 from .settings import EvictionSettings
 from .statistics import KVStatistics
 
@@ -84,14 +84,8 @@ class TextCache(Protocol):
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether all rows of a shorter text are still there."""
 
-    def recall(self, n_asking: int) -> bool:
-        """Recall the rows that the last so many tokens ask for; whether there are any now."""
+    def found(self, n_tokens: int) -> WeightArray:
+        """How much tokens looked at each of the first so many since `forget_found`, if evicted."""
 
-    def refresh_every(self) -> int:
-        """Tokens after which a text that goes on asks anew."""
-
-    def drop_recalled(self) -> None:
-        """Drop the rows that were recalled."""
-
-    def recalled(self) -> list[tuple[int, int, float]]:
-        """(start, end, weight) of the spans that are recalled now."""
+    def forget_found(self) -> None:
+        """Begin anew to note that."""

@@ -17,7 +17,7 @@ class WatchedCache:
         n_tokens: of the text that have been evaluated.
         kv: what the cache holds and costs.
         rows: positions and scores of each layer (see `Llama.kv_rows`); none of a full cache.
-        recalled: what is recalled: start, end (not included) and weight.
+        recalled: spans of evicted tokens that were looked at: start and end (not included).
     """
 
     evicting: bool
@@ -25,7 +25,7 @@ class WatchedCache:
     n_tokens: int
     kv: KVStatistics
     rows: list[tuple[IntArray, FloatArray]]
-    recalled: list[tuple[int, int, float]]
+    recalled: tuple[tuple[int, int], ...]
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """As `Llama.kv_rows`, of a layer that there is."""

@@ -5,7 +5,8 @@ next token of every text that is being written, and a piece of one that is being
 
 Our kernel for few tokens of a text rounds otherwise than that for many. So a piece is decoded by
 itself, where llama.cpp would decode its first token beside those that are written, and no piece is
-of few tokens unless all that its text reads is.
+of few tokens unless all that its text reads is. Tokens that look for evicted rows together stay
+together.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class Batcher:
         n_batch: int,
         n_reading: int,
         least_piece: int,
+        search_group: int,
     ) -> None:
         """Get ready for jobs.
 
@@ -116,6 +118,7 @@ class Batcher:
             n_reading: most tokens of a batch that are read while another text is written; fewer,
                 if that one would pause for too long (see `Pace`).
             least_piece: as few tokens of what a text reads are rounded as if it were read as one.
+            search_group: so many tokens of that look for evicted rows together.
         """
         self.lock = threading.RLock()
         self.counts = BatchCounts()
@@ -124,6 +127,7 @@ class Batcher:
         self._n_batch = n_batch
         self._pace = Pace(n_reading)
         self._least_piece = least_piece
+        self._search_group = search_group
         self._changed = threading.Condition(self.lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
@@ -214,7 +218,7 @@ class Batcher:
         longer = [job for job in jobs if job.n_left > 1]
         for job in sorted(longer, key=self._turn):
             if room > 0:
-                n = next_piece(job.n_left, room, self._least_piece)
+                n = next_piece(job.n_left, room, self._least_piece, self._search_group)
                 plan[job.seq_id] = (job, n)
                 room -= n
         return [plan[seq_id] for seq_id in sorted(plan)]
@@ -304,13 +308,16 @@ class Batcher:
         return logits
 
 
-def next_piece(n_left: int, room: int, least: int) -> int:
-    """How many of the tokens that a text reads are next, in pieces of one size.
+def next_piece(n_left: int, room: int, least: int, group: int = 1) -> int:
+    """How many of the tokens that a text reads are next, in pieces of about one size.
 
     Args:
         n_left: tokens to read.
         room: as many as there should be in a piece,
         least: and as many as there have to be, unless all are fewer.
+        group: of so many tokens there are whole groups in each piece but the last.
     """
     n_pieces = max(1, min(-(-n_left // room), n_left // least))
-    return -(-n_left // n_pieces)
+    size = -(-n_left // n_pieces)
+    size += -size % group
+    return size if n_left - size >= least else n_left

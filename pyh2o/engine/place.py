@@ -24,6 +24,7 @@ from ..llama import Llama
 from ..llama.archive_file import ArchiveFile
 from ..llama.guard import Guard
 from ..llama.reading import LEAST_BREAKABLE
+from ..llama.recalled import passages
 from ..openai import completion
 from .batcher import Batcher, Job
 from .shared_model import SharedModel
@@ -54,7 +55,7 @@ class PlaceReport:
     Attributes:
         running: whether its text is being read or written; else it has ended.
         kv: its cache; `kv.position` is the length of the text in tokens.
-        recalled: positions that are recalled now: (start, end), end not included.
+        recalled: spans of evicted tokens that were looked at: (start, end), end not included.
     """
 
     running: bool
@@ -145,8 +146,8 @@ class Place(Llama):
         Its text goes on meanwhile: unlike `kv`, this does not take the text's own turn.
         """
         with self._batcher.lock:
-            recalled = tuple((start, end) for start, end, _ in self._cache.recalled())
-            return PlaceReport(running, self._cache.statistics(self._n_read), recalled)
+            kv = self._cache.statistics(self._n_read)
+            return PlaceReport(running, kv, self._spans_recalled())
 
     def watched(self) -> WatchedCache:
         """What the cache holds, from any thread, as for `report`; no batch is made meanwhile."""
@@ -158,8 +159,11 @@ class Place(Llama):
                 n_tokens=self._n_read,
                 kv=self._cache.statistics(self._n_read),
                 rows=[self._cache.rows(layer) for layer in layers],
-                recalled=self._cache.recalled(),
+                recalled=self._spans_recalled(),
             )
+
+    def _spans_recalled(self) -> tuple[tuple[int, int], ...]:
+        return tuple((span.start, span.end) for span in passages(self))
 
     @property
     def _n_read(self) -> int:

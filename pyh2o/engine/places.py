@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from ..errors import PyH2OError
-from ..llama.recall import TAIL
 from ..text.beginnings import n_common
 from ..text.cache_copies import WORTH, cannot_go_back
 from .place import Place
@@ -79,7 +78,7 @@ class Places:
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
-        n_end = n_read_anew(place)
+        n_end = place.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             place.shared_end = n_shared
@@ -133,7 +132,7 @@ class Places:
         # of those who read it now one is enough
         for place, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if place.shared_end != min(shared, len(other) - n_read_anew(place)):
+            if place.shared_end != min(shared, len(other) - place.least_piece):
                 n = max(n, shared)
         return max(n, self.store.most_common(wanted))
 
@@ -170,11 +169,3 @@ class Places:
             raise
         self.store.note_use(stored)
         return stored.n_tokens
-
-
-def n_read_anew(place: Place) -> int:
-    """Tokens at the end of a prompt that are read each time that it comes.
-
-    Fewer would be rounded otherwise than the first time, and the tail asks for what is recalled.
-    """
-    return max(place.least_piece, TAIL + 1 if place.recalls else 1)

@@ -39,6 +39,7 @@ class SharedModel(Llama):
             n_batch=self._n_in_batch,
             n_reading=n_reading,
             least_piece=self.least_piece,
+            search_group=self.search_group,
         )
 
     def _model_loaded(self) -> None:

@@ -17,8 +17,8 @@ class FittingDrafts(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp is not 
     """A draft model whose drafts fit the cache and one batch.
 
     Drafts are evaluated all at once, and those that turn out wrong are removed again. A compaction
-    amid them could evict rows that the text without them still needs, the end of a batch would
-    take their logits, and rows would be recalled for what may be wrong.
+    amid them could evict rows that the text without them still needs, and the end of a batch would
+    take their logits.
 
     Attributes:
         model: the draft model it stands for.
@@ -32,7 +32,6 @@ class FittingDrafts(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp is not 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
         """Guess how the tokens go on; the last of them are not evaluated yet."""
         n_certain = len(input_ids) - self._llama.n_tokens
-        # the token after which rows are recalled has to be certain
-        room = min(self._llama.room_in_batch(), self._llama.room_until_recall() - 1) - n_certain
+        room = self._llama.room_in_batch() - n_certain
         drafts: npt.NDArray[np.intc] = self.model(input_ids, **kwargs)[: max(0, room)]
         return drafts

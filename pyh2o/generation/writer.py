@@ -37,7 +37,6 @@ class Writer:
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
-        hold: bool = True,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
 
@@ -47,13 +46,11 @@ class Writer:
             written: all tokens that the earlier writer has drawn: penalties and random numbers go
                 on exactly after them.
             logits_processor: called before each draw.
-            hold: whether what is recalled for the first tokens stays (see `Llama.read`).
 
         Raises:
             BusyError: another thread uses the model.
         """
         self._llm = llm
-        self._hold = hold
         self.before_end: Callable[[], None] | None = None
         self._sampler = _sampler(llm, sampling, logits_processor)
         if sampling.temperature > 0:
@@ -79,9 +76,7 @@ class Writer:
         if not tokens:
             raise ValueError("there are no logits to draw from: evaluate at least one token")
         llm = self._llm
-        read: Callable[[Sequence[int]], None] = functools.partial(
-            llm.read, hold=self._hold, before_end=self.before_end
-        )
+        read: Callable[..., None] = functools.partial(llm.read, before_end=self.before_end)
         while True:
             with llm.guard:  # until a token is drawn, the logits must stay those of this text
                 read(tokens)

@@ -16,6 +16,7 @@ import numpy as np
 from ..cache.kv_cache import IntArray
 from ..cache.rows import HeavyHitter
 from ..cache.settings import (
+    ARCHIVE_MIB,
     DEFAULT_POLICY,
     ArchiveType,
     Attention,
@@ -23,18 +24,17 @@ from ..cache.settings import (
     Positions,
     Prefill,
 )
-from ..errors import BusyError, SettingsError, StateError
+from ..errors import BusyError, StateError
 from ..generation.drafts import FittingDrafts
 from ..openai import completion
 from ..policies import Policy, parse_policy
 from ..system.rpc import ALL_LAYERS, layers_text, parse_servers
 from ..text.drawn import DrawnTexts
-from . import recall as recalling
 from . import restoring, states
 from .arguments import KV_TYPES, check_arguments
 from .drop_in import check_file
 from .reading import ReadingLlama
-from .recall import RecalledSpan
+from .recalled import RecalledSpan
 
 __all__ = ["KV_TYPES", "HeavyHitter", "Llama", "RecalledSpan", "check_file"]
 
@@ -54,7 +54,7 @@ class Llama(ReadingLlama):
     Args:
         model_path: a GGUF file.
         hh: heavy rows: a fraction of `n_ctx` (float) or a token count (int).
-        recent: recent rows, likewise.
+        recent: recent rows, likewise. A token attends to as many rows as both in all.
         pinned: first positions that are never evicted (a count).
         slack: cells beyond the budget; None is a twentieth of it (see EvictionSettings).
         policy: what makes a row worth keeping: a policy of `pyh2o.policies`, or its text, such as
@@ -64,11 +64,11 @@ class Llama(ReadingLlama):
         prefill: "stream" or "exact", for a text that is longer than the cache (see
             EvictionSettings).
         prefill_mib: most MiB that an exact prefill may take; None for what it needs.
-        recall: rows that a prompt gets back from the archive of all evicted ones, those that its
-            end asks for: a fraction of `n_ctx` or a count; 0 for no archive.
+        recall: rows of these that each token finds among the evicted ones, in an archive: a
+            fraction of `n_ctx` or a count; None is an eighth of them, 0 is for no archive.
         recall_type: "f32", "f16", "q8_0" or "q4_0", of the rows in the archive. Where a head's row
             is not whole blocks of q8_0, that is f16.
-        recall_mib: most MiB that the archive may take; None for what it needs.
+        recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.
         recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
             refers to it; None for memory. Sessions have a file of their own beside them, as soon
             as they are saved.
@@ -115,9 +115,9 @@ class Llama(ReadingLlama):
         attention: Attention = "auto",
         prefill: Prefill = "stream",
         prefill_mib: int | None = None,
-        recall: float | int = 0,
+        recall: float | int | None = None,
         recall_type: ArchiveType = "q8_0",
-        recall_mib: int | None = None,
+        recall_mib: int | None = ARCHIVE_MIB,
         recall_archive: str | os.PathLike[str] | None = None,
         evict: bool = True,
         n_ctx: int = 0,
@@ -145,11 +145,6 @@ class Llama(ReadingLlama):
         # Embedding contexts see each text once and in full: there is nothing to evict.
         evicting = evict and not kwargs.get("embedding") and not kwargs.get("vocab_only")
         check_arguments({"n_ctx": n_ctx, **kwargs}, own=signature(Llama.__init__).parameters)
-        if settings.recall and not evicting and not kwargs.get("vocab_only"):
-            raise SettingsError(
-                f"recall is {recall}, but nothing is evicted that could be recalled: give recall=0 "
-                "(--recall 0), or let rows be evicted (without --no-evict)"
-            )
         if evict and kwargs.get("embedding"):
             warnings.warn(
                 "embedding=True reads each text at once, and nothing is evicted: give evict=False "
@@ -223,11 +218,8 @@ class Llama(ReadingLlama):
         whatever the model was used for before. Two things may still round differently: text that
         the model has written itself, which it read one token at a time, and the place where an
         earlier prompt ended that this one goes on from. With `n_batch=1` and attention="ops" they
-        do not. Rejected drafts of a draft model leave a trace in the scores.
-
-        With `recall`, the end of an earlier prompt and what was written after it were computed from
-        the rows that were recalled then. A prompt that goes on after all of that keeps them; any
-        other is read again from before that end.
+        do not. With `recall`, tokens that are read at once look for evicted rows together: there
+        they may also find others. Rejected drafts of a draft model leave a trace in the scores.
 
         Raises:
             BusyError: the text was changed between two tokens.
@@ -237,7 +229,7 @@ class Llama(ReadingLlama):
         if reset:
             with self.guard:
                 self._go_back_for(tokens)
-                self._read_for_recall(tokens)
+                self._cache.forget_found()
         generator = super().generate(tokens, *args, **kwargs)
         sent: Sequence[int] | None = None
         while True:
@@ -256,11 +248,6 @@ class Llama(ReadingLlama):
             # the token itself is evaluated next, and what was sent after it
             if self.n_tokens + 1 + len(sent or ()) > self.position_limit:
                 return
-
-    def _read_for_recall(self, prompt: Sequence[int]) -> None:
-        """Read a prompt but for its last token, which gives the logits, where rows are recalled."""
-        if self.recalls:
-            self.read(prompt[self.n_tokens : -1])
 
     def n_to_go_on(self, prompt: Sequence[int] | IntArray) -> int:
         """How many tokens of the text in the cache `generate` would go on from for this prompt.
@@ -285,9 +272,6 @@ class Llama(ReadingLlama):
         n_common = int(differ[0]) if differ.size else n_both
         if n_common == len(prompt) and (n_common < self.n_tokens or self._requires_eval):
             n_common = max(0, n_common - 1)  # the last one gives the logits
-        if n_common < self.n_tokens and self.recalls:
-            # its end asks anew, behind what was computed from the text alone
-            n_common = max(0, min(n_common, len(prompt) - 1 - recalling.TAIL, self._n_alone))
         return n_common, self._cache.going_on(n_common, self.n_tokens)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -363,16 +347,15 @@ class Llama(ReadingLlama):
             self.input_ids[: len(tokens)] = tokens
             self.n_tokens = len(tokens)
             self._requires_eval = True
-            self._n_alone = 0  # nobody knows
             self._n_without_logits = len(tokens)
 
     def restore_archive(self) -> None:
         """Compute the rows again that the archive's file has lost (see `archive_lost`).
 
         The text is read from its start as far as that takes, which `prompt_progress` is told; then
-        the state that there was is put back, and what was lost can be recalled. Rows in the file
-        that are as they were written stay. Those that are computed again are not exactly what they
-        were: nothing is recalled meanwhile.
+        the state that there was is put back, and what was lost can be found. Rows in the file that
+        are as they were written stay. Those that are computed again are what they were to rounding,
+        or where other rows are found meanwhile a little else.
 
         Whatever is raised meanwhile, `KeyboardInterrupt` too, text and cache are as before.
 

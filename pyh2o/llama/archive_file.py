@@ -3,8 +3,7 @@
 The archive of the session NAME is NAME.archive. A new text gets a new file of another name, which
 takes the place of NAME.archive once the session is saved that needs it: until then the saved one
 has its own. Whatever is wrong with an archive, the session itself is none the worse: tokens that
-are not in the archive are not recalled, no more, and their rows can be computed again
-(restoring.py).
+are not in the archive are not found, no more, and their rows can be computed again (restoring.py).
 """
 
 from __future__ import annotations
@@ -206,7 +205,6 @@ class ArchiveFile:
 
     def leave(self) -> None:
         """Go on with an empty archive in memory; what a saved session needs stays where it is."""
-        self._kv.drop_recalled()
         self._kv.close_archive()
         self.remove_unsaved()
         self._path = self._target = None

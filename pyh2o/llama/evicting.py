@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import weakref
@@ -27,6 +28,11 @@ from .arguments import stretches_positions
 from .drop_in import DropIn
 
 QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
+
+# Of a KV head: so many queries of a batch look for evicted rows one by one. Of more, those of whole
+# tokens look together, up to so many (native/src/kernels/h2o-kernel.h).
+FEW_QUERIES = 16
+QUERIES_TOGETHER = 64
 
 # What a context without a model's weights has, as in the parent.
 VOCABULARY_CONTEXT = 512
@@ -86,7 +92,7 @@ class EvictingLlama(DropIn):
         try:
             kv = KVCache(address(self.ctx))
             self._cache = self._open_cache(kv, recall_archive)
-            self.least_piece = kv.few_tokens() + 1
+            self.least_piece, self.search_group = self._pieces(kv)
             self.position_limit = self._cache.position_limit
         except BaseException:
             self.close()  # whoever has the error keeps this object, and with it the archive's file
@@ -187,6 +193,21 @@ class EvictingLlama(DropIn):
         this = weakref.proxy(self)
         return Eviction(kv, self._budget, lambda *sizes: this._say_exact_prefill(*sizes))
 
+    def _pieces(self, kv: KVCache) -> tuple[int, int]:
+        """What a text that is read can be divided into, and comes to the same as undivided.
+
+        Returns:
+            the fewest tokens of a piece; and of how many it is a multiple, unless it is the last.
+        """
+        least, group = kv.few_tokens() + 1, 1
+        if self.recalls:
+            n_head = int(llama_cpp.llama_model_n_head(self.model))
+            layers = [layer for i in range(self.n_layer) if (layer := kv.layer(i)) is not None]
+            n_queries = {n_head // layer.kv_heads for layer in layers if layer.grows} or {n_head}
+            least = max(least, FEW_QUERIES // min(n_queries) + 1)
+            group = math.lcm(*(max(1, QUERIES_TOGETHER // n) for n in n_queries))
+        return least, group
+
     def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
         if self._on_exact_prefill is not None:
             self._on_exact_prefill(n_tokens, n_bytes)
@@ -208,7 +229,7 @@ class EvictingLlama(DropIn):
 
     @property
     def recalls(self) -> bool:
-        """Whether evicted rows can be recalled."""
+        """Whether tokens find evicted rows."""
         return self._budget is not None and self._budget.recall > 0
 
     def n_ctx(self) -> int:

@@ -1,4 +1,4 @@
-"""The text of a model with a cache of fixed size: evaluated, recalled, set back."""
+"""The text of a model with a cache of fixed size: evaluated, looked up, set back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from ..cache.breaking import breakable
 from ..errors import DecodeError, EvictedError, SettingsError, StateError
 from ..generation.logits import are_numbers, last_logits
-from . import recall as recalling
+from . import recalled
 from .evicting import EvictingLlama, address
 from .failures import explained
-from .recall import RecalledSpan
+from .recalled import RecalledSpan
 
 # Tokens of the text that are made room for at once.
 FIRST_RECORD = 4096
@@ -24,8 +24,6 @@ FIRST_RECORD = 4096
 LEAST_BREAKABLE = 8
 # Of a text that takes several pieces, with somebody who is told how far it is.
 FIRST_PIECE = 32
-# More tokens than any text has.
-NEVER = 2**31
 
 
 class ReadingLlama(EvictingLlama):
@@ -60,9 +58,7 @@ class ReadingLlama(EvictingLlama):
         self.prompt_progress = prompt_progress
         self.pauses: dict[int, Callable[[], None]] = {}
         self.while_reading: Callable[[], None] | None = None
-        self._holds_recalled = False
         self._has_failed = False  # to evaluate tokens of the text
-        self._n_alone = NEVER
         self._n_last = 1  # tokens of the last evaluation
         self._n_without_logits = 0  # first tokens of a text that was loaded without them
         super().__init__(model_path, **kwargs)
@@ -72,8 +68,7 @@ class ReadingLlama(EvictingLlama):
         with self.guard:
             is_sound = self._is_sound()
             super().reset()
-            self._holds_recalled = self._has_failed = False
-            self._n_alone = NEVER
+            self._has_failed = False
             self._n_without_logits = 0
             self._empty_cache(zero=not is_sound)
             if self._archive is not None:
@@ -108,16 +103,6 @@ class ReadingLlama(EvictingLlama):
                 or more positions than the model was trained on; nothing has been read.
             DecodeError: llama.cpp fails, as where the model's attention is no number.
         """
-        self.eval_part(tokens, 0, len(tokens))
-
-    def eval_part(self, tokens: Sequence[int], n_before: int, n_all: int) -> None:
-        """`eval` of tokens that are a part of what is read (see `prompt_progress`).
-
-        Args:
-            tokens: to evaluate.
-            n_before: tokens that have been read before them.
-            n_all: tokens that are read in all; 0 for those that are taken back again.
-        """
         with self.guard:
             self._cache.check_positions(self.n_tokens + len(tokens))
             self._n_without_logits = min(self._n_without_logits, self.n_tokens)
@@ -127,22 +112,22 @@ class ReadingLlama(EvictingLlama):
             else:
                 self._grow_scores(self.n_tokens + len(tokens))
             with self._cache.making_room(len(tokens)):
-                if n_before == 0 and n_all > self.n_batch:
-                    self._begin_to_read(n_all)
+                if len(tokens) > self.n_batch:
+                    self._begin_to_read(len(tokens))
                 n_read = 0
                 while n_read < len(tokens):
                     size = self._next_piece(len(tokens) - n_read)
                     self._evaluate(tokens[n_read : n_read + size])
                     n_read += size
                     self._n_last = size
-                    self._refresh_recall(size)
-                    if n_all > 1:
-                        self._read(size, n_before + n_read, n_all)
+                    if len(tokens) > 1:
+                        self._read(size, n_read, len(tokens))
 
     def _next_piece(self, n_left: int) -> int:
         """Of so many tokens those to evaluate next; pauses that come before them are made.
 
-        A pause divides what is evaluated at once, but not so that it is rounded otherwise.
+        A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
+        looks for evicted rows together.
         """
         start, least = self.n_tokens, self.least_piece
         size = self._cache.chunk(start, n_left, self.n_batch)
@@ -150,6 +135,7 @@ class ReadingLlama(EvictingLlama):
             if not start <= end < start + size:
                 continue
             action, n = self.pauses.pop(end), min(end - start, size - least)
+            n -= n % self.search_group
             if n >= least:
                 self.pauses[start + n] = action
                 return n
@@ -228,7 +214,8 @@ class ReadingLlama(EvictingLlama):
     def _begin_to_read(self, n_all: int) -> None:
         """Before the first of several pieces; it is short, to know soon how long all take."""
         if self.prompt_progress is not None:
-            self.pauses.setdefault(self.n_tokens + FIRST_PIECE, _nothing)
+            n_first = max(FIRST_PIECE, self.search_group)
+            self.pauses.setdefault(self.n_tokens + n_first, _nothing)
             self.prompt_progress(0, n_all)
 
     def _read(self, size: int, n_read: int, n_all: int) -> None:
@@ -238,111 +225,38 @@ class ReadingLlama(EvictingLlama):
         if self.prompt_progress is not None:
             self.prompt_progress(n_read, n_all)
 
-    def _refresh_recall(self, n_new: int) -> None:
-        """Recall anew from time to time, unless what a question asked for has to stay."""
-        if not self.recalls or self._holds_recalled:
-            return
-        every = self._cache.refresh_every()
-        if self.n_tokens // every > (self.n_tokens - n_new) // every:
-            self._recall_behind(self.n_tokens, recalling.GOING_ON)
+    def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
+        """Evaluate a prompt or a turn.
 
-    def room_until_recall(self) -> int:
-        """Tokens that can be evaluated until rows are recalled anew; 2**31 if that never is."""
-        with self.guard:
-            if not self.recalls or self._holds_recalled:
-                return NEVER
-            every = self._cache.refresh_every()
-            return every - self.n_tokens % every
-
-    def _recall_behind(self, n_tokens: int, n_asking: int) -> bool:
-        """Recall what the last tokens ask for; whether the text behind so many tokens sees any."""
-        sees_any = self._cache.recall(n_asking)
-        if sees_any:
-            self._n_alone = min(self._n_alone, n_tokens)
-        return sees_any
-
-    def _drop_recalled(self) -> None:
-        """Drop what is recalled."""
-        self._cache.drop_recalled()
-        if self.n_tokens <= self._n_alone:
-            self._n_alone = NEVER
-
-    def read(
-        self,
-        tokens: Sequence[int],
-        *,
-        hold: bool = True,
-        before_end: Callable[[], None] | None = None,
-    ) -> None:
-        """Evaluate a prompt or a turn, and recall what its end asks for.
-
-        What was recalled before is dropped. Then all but the last 32 tokens are read, and these
-        twice: once to ask, and once more with what they asked for. Without recall this is `eval`,
-        and so it is for a single token, which only goes on.
+        From here on it is noted what is found among evicted rows (see `recalled`).
 
         Args:
             tokens: to read.
-            hold: nothing is recalled but for the end, and that stays until the next prompt is read,
-                as an answer needs it; or else, for a text that goes on and on, the newest tokens
-                ask anew from time to time, as with `eval`.
-            before_end: called before the tokens are evaluated that are needed for the next one to
-                be drawn: the last ones, so many that they are rounded as if there were no pause, or
-                those that are read twice. Not with an exact prefill.
+            before_end: called before the last tokens are evaluated, which are needed for the next
+                one to be drawn: so many that they are rounded as if there were no pause. Not with
+                an exact prefill.
 
         Raises:
             PyH2OError: as `eval` does.
         """
-        if self.settings.prefill == "exact":
-            before_end = None  # the cache is another one meanwhile
         with self.guard:
-            self._holds_recalled = hold
-            if len(tokens) < 2 or (before_end is None and not self.recalls):
+            self._cache.forget_found()
+            if len(tokens) < 2 or before_end is None or self.settings.prefill == "exact":
                 self.eval(tokens)
                 return
-            if before_end is not None and not self.recalls:
-                end = self.n_tokens + max(0, len(tokens) - self.least_piece)
-                self.pauses[end] = before_end
-                try:
-                    self.eval(tokens)
-                finally:
-                    self.pauses.clear()
-                return
+            self.pauses[self.n_tokens + max(0, len(tokens) - self.least_piece)] = before_end
             try:
-                recalling.read(self, tokens, before_end)
+                self.eval(tokens)
             finally:
-                self._holds_recalled = hold
-
-    def recall(self, question: str | None = None) -> list[RecalledSpan]:
-        """Recall the evicted rows that a question asks for, in place of those recalled before.
-
-        They stay until a prompt is read, or others are recalled.
-
-        Args:
-            question: does not become a part of the text; at least one token has to be evaluated
-                before the next one can be drawn. Where the slack has no room for it, rows are
-                evicted for it. None: what the last tokens of the text ask for.
-
-        Returns:
-            what is recalled (see `recalled`).
-
-        Raises:
-            SettingsError: the question has too many tokens to be taken back, or there is no
-                archive.
-            NativeError: no question was given, and the end of the text was removed: nobody asks.
-        """
-        with self.guard:
-            if not self.recalls:
-                raise SettingsError("there is nothing to recall from: give recall (--recall 0.05)")
-            tokens: list[int] = []
-            if question is not None:
-                tokens = self.tokenize(question.encode(), add_bos=False, special=False)
-            recalling.recall_for(self, tokens)
-            return recalling.spans(self)
+                self.pauses.clear()
 
     def recalled(self) -> list[RecalledSpan]:
-        """The passages that are recalled now, in the order of the text."""
+        """The passages among what was evicted that the last prompt, and what came of it, looked at.
+
+        In the order of the text; the strongest, if there are many.
+        """
         with self.guard:
-            return recalling.spans(self)
+            return recalled.passages(self)
 
     def can_remove_tail(self, n_tokens: int) -> bool:
         """Whether the text can be set back to its first `n_tokens` tokens exactly."""

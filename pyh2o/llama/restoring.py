@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def restore(llm: Llama) -> None:
     """Read the text again as far as rows of the archive are lost, and go back to where it was.
 
-    What is read again sees the pinned first tokens and what eviction leaves, and nothing that is
-    recalled. If anything is raised meanwhile, text and cache are as before.
+    What is read again sees the pinned first tokens, what eviction leaves, and what it finds among
+    the rest. If anything is raised meanwhile, text and cache are as before.
 
     Args:
         llm: a model with an archive.
@@ -27,7 +27,6 @@ def restore(llm: Llama) -> None:
         with archive.keeping_file():
             llm.reset()
         llm.pin(n_pinned)
-        llm._holds_recalled = True
         archive.restore(lost)
         # So much later at most all tokens before have left the recent ones.
         llm.eval(tokens[: lost.end + budget.capacity])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..cache.settings import Attention, EvictionSettings, Positions
+from ..cache.settings import ROWS_PER_FOUND, Attention, EvictionSettings, Positions
 from ..errors import SettingsError
 from ..policies import Streaming
 
@@ -47,9 +47,11 @@ class MeasuredCache:
         kind: what runs it.
         policy: that chooses the rows; "full" where nothing is evicted.
         budget: as it was asked for, in words.
-        rows: that stay at a compaction; 0 for a full cache, which has no limit.
+        rows: that a token attends to after a compaction, those that it finds among the evicted
+            ones included; 0 for a full cache, which has no limit.
         heavy, recent, pinned: the parts of rows.
-        recall: evicted rows that are fetched back for a question; 0 fetches none.
+        recall: of the rows those that are found; they are taken off the heavy ones first. 0 keeps
+            no archive.
         positions: for the rotary embeddings.
         cells: that it allocates, where the speed is measured; for transformers most tokens it comes
             to hold.
@@ -86,7 +88,12 @@ class MeasuredCache:
     @property
     def is_streaming(self) -> bool:
         """Whether this is sinks and a window alone, which the others are compared with."""
-        return is_streaming(self.policy) and not self.recall
+        return is_streaming(self.policy)
+
+    @property
+    def kept(self) -> int:
+        """Rows that stay at a compaction although they are not recent."""
+        return max(self.pinned, self.rows - self.recent - self.recall)
 
     @property
     def is_stock(self) -> bool:
@@ -96,15 +103,14 @@ class MeasuredCache:
     def eviction(self) -> dict[str, Any]:
         """The fields of EvictionSettings that it sets; those of a full cache evict nothing."""
         if self.is_full:
-            return {"hh": 0.5, "recent": 0.5}
-        recall = {"recall": self.recall} if self.recall else {}
+            return {"hh": 0.5, "recent": 0.5, "recall": 0}
         return {
             "hh": self.heavy,
             "recent": self.recent,
             "pinned": self.pinned,
             "positions": self.positions,
             "policy": self.policy,
-            **recall,
+            "recall": self.recall,
         }
 
     def target(self, history: int) -> int:
@@ -129,8 +135,20 @@ def budget_name(budget: float | int) -> str:
     return f"{budget} rows" if isinstance(budget, int) else f"{budget * 100:g} %"
 
 
+def recall_name(recall: float | int | None) -> str:
+    """A part that is found in words, which a cache's name ends with; nothing for the default."""
+    if recall is None:
+        return ""
+    return f"recall {budget_name(recall)}" if recall else "no recall"
+
+
 def parts_of(
-    budget: float | int, tokens: int, *, recent_share: float = 0.5, pinned: int = 0
+    budget: float | int,
+    tokens: int,
+    *,
+    recent_share: float = 0.5,
+    pinned: int = 0,
+    recall: float | int | None = 0,
 ) -> dict[str, Any]:
     """The rows of a budget and their parts, as fields of MeasuredCache.
 
@@ -139,20 +157,36 @@ def parts_of(
         tokens: that fractions refer to.
         recent_share: of the rows that are not pinned, kept because they are recent.
         pinned: rows that are never evicted; they are a part of the budget.
+        recall: rows of the budget that are found among the evicted ones, likewise; None for as many
+            as the settings have by default.
 
     Raises:
-        SettingsError: no row is left that is not pinned.
+        SettingsError: no row is left in the cache that is not pinned.
     """
     rows = budget if isinstance(budget, int) else int(budget * tokens)
     free = rows - pinned
+    besides = f" besides {pinned} that are pinned" if pinned else ""
     if free < 1:
-        besides = f" besides {pinned} that are pinned" if pinned else ""
         raise SettingsError(
             f"--budget {budget} is {rows} rows of {tokens} tokens, which leaves none{besides}: "
             "give a larger one"
         )
+    found = free // ROWS_PER_FOUND
+    if recall is not None:
+        found = recall if isinstance(recall, int) else int(recall * tokens)
+    if found >= free:
+        raise SettingsError(
+            f"--recall {recall} is {found} of the {rows} rows of --budget {budget}, which leaves "
+            f"none in the cache{besides}: give less"
+        )
     recent = max(1, round(free * recent_share))
-    return {"rows": rows, "heavy": free - recent, "recent": recent, "pinned": pinned}
+    return {
+        "rows": rows,
+        "heavy": free - recent,
+        "recent": recent,
+        "pinned": pinned,
+        "recall": found,
+    }
 
 
 def check_budgets(caches: Iterable[MeasuredCache], window: int, n_ctx_train: int) -> None:

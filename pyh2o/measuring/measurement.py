@@ -29,8 +29,10 @@ from .caches import (
     MeasuredCache,
     budget_name,
     check_full,
+    is_streaming,
     open_llama,
     parts_of,
+    recall_name,
 )
 from .results import ResultFile
 from .tables import TextTable, column
@@ -83,7 +85,9 @@ class CacheSettings:
         recent_share: of the rows that are not pinned, kept because they are recent.
         pinned: first positions that are never evicted; they are a part of the budget.
         positions: schemes for the rotary embeddings.
-        recalls: evicted rows to fetch back for a question: fractions or counts likewise; 0 is none.
+        recalls: rows of the budget that are found among the evicted ones: fractions or counts
+            likewise; 0 is a cache without an archive, None the part that the settings have by
+            default. Sinks and a window alone, which the others are measured by, never find any.
     """
 
     policies: tuple[str, ...]
@@ -91,7 +95,7 @@ class CacheSettings:
     recent_share: float
     pinned: int = 0
     positions: tuple[Positions, ...] = ("original",)
-    recalls: tuple[float | int, ...] = (0,)
+    recalls: tuple[float | int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense with any text.
@@ -110,7 +114,8 @@ class CacheSettings:
         for budget in self.budgets:
             _check_fraction("--budget", budget)
         for recall in self.recalls:
-            _check_fraction("--recall", recall)
+            if recall is not None:
+                _check_fraction("--recall", recall)
 
     def for_text(self, tokens: int) -> list[MeasuredCache]:
         """The full cache and all others for so many tokens, in the order in which they are shown.
@@ -119,20 +124,26 @@ class CacheSettings:
             SettingsError: a budget without room for a row that is not pinned.
         """
         caches = [FULL_CACHE]
-        for budget in self.budgets:
-            parts = parts_of(budget, tokens, recent_share=self.recent_share, pinned=self.pinned)
-            evicting = [policy for policy in self.policies if policy != FULL]
-            for policy, positions, recall in product(evicting, self.positions, self.recalls):
+        evicting = [policy for policy in self.policies if policy != FULL]
+        for budget, policy, positions in product(self.budgets, evicting, self.positions):
+            alone = is_streaming(policy)
+            for recall in (0,) if alone else self.recalls:
                 name = [policy, budget_name(budget)]
                 name += [] if positions == "original" else [positions]
-                name += [f"recall {budget_name(recall)}"] if recall else []
+                name += [] if alone or recall is None else [recall_name(recall)]
+                parts = parts_of(
+                    budget,
+                    tokens,
+                    recent_share=self.recent_share,
+                    pinned=self.pinned,
+                    recall=recall,
+                )
                 caches.append(
                     MeasuredCache(
                         ", ".join(name),
                         policy=policy,
                         budget=budget_name(budget),
                         positions=positions,
-                        recall=recall if isinstance(recall, int) else int(recall * tokens),
                         **parts,
                     )
                 )
@@ -207,7 +218,7 @@ class OfCache:
         cache: its name.
         policy, budget, rows: see MeasuredCache.
         capacity: rows that it has at most, just before a compaction; 0 without a limit.
-        recall: evicted rows that it fetches back beside them.
+        recall: of the rows those that it finds among the evicted ones.
     """
 
     cache: str = field(metadata=column("cache"))
@@ -219,14 +230,14 @@ class OfCache:
 
     @property
     def rows_at_most(self) -> str:
-        """Between two compactions a cache fills up its slack."""
-        own = f"{self.rows} ({self.capacity})" if self.rows else ""
+        """Those in the cache, which fills up its slack between two compactions, and those found."""
+        own = f"{self.rows - self.recall} ({self.capacity})" if self.rows else ""
         return f"{own} + {self.recall}" if self.recall else own
 
     @property
-    def policy_and_recall(self) -> str:
-        """What caches have in common that differ in their budget only."""
-        return f"{self.policy}, recall {self.recall}" if self.recall else self.policy
+    def but_for_budget(self) -> str:
+        """Its name without the budget, which caches have in common that differ in that only."""
+        return self.cache.replace(f", {self.budget}", "")
 
     def of_cache(self) -> dict[str, Any]:
         """These fields alone, for another record."""

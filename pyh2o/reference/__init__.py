@@ -9,8 +9,8 @@ tokens, the heavy hitters, collects most of the attention. So each (layer, KV he
 * the *heavy* rows, those that have collected most attention since they were written;
 * here also the *pinned* rows, the start of the text (attention sinks, system prompt),
 
-and drop the rest. What is dropped is gone: no later query sees it, unless an archive has it and a
-question recalls it. Which rows are heavy is the matter of a policy; H2O is one of those in
+and drop the rest. What is dropped is gone: no later query sees it, unless an archive has it and the
+query finds it there. Which rows are heavy is the matter of a policy; H2O is one of those in
 :mod:`pyh2o.policies`.
 
 Read in this order:
@@ -18,11 +18,11 @@ Read in this order:
 * :mod:`~pyh2o.reference.eviction`: the parameters and the choice of the rows to keep;
 * :mod:`~pyh2o.reference.attention`: attention over the kept rows, and the score it adds;
 * :mod:`~pyh2o.reference.queries`: the last queries, for what looks at attention later;
-* :mod:`~pyh2o.reference.archive`: what has left the recent window, to be fetched back from;
+* :mod:`~pyh2o.reference.codes`: keys as signs, which tell nearly what a query would pay to them;
+* :mod:`~pyh2o.reference.archive`: what has left the recent window, to be found there again;
 * :mod:`~pyh2o.reference.cache`: the rows of one layer: append, keep some, remove the tail;
 * :mod:`~pyh2o.reference.compaction`: the scores of all layers and heads, and the choice by them;
-* :mod:`~pyh2o.reference.recall_choice`: which evicted rows come back, and where they are placed;
-* :mod:`~pyh2o.reference.recall`: that choice made on the caches of a model, and its rows shown;
+* :mod:`~pyh2o.reference.search`: the evicted rows that tokens find, and what they pay to them;
 * :mod:`~pyh2o.reference.weights`: the weights of a Llama model from a GGUF file;
 * :mod:`~pyh2o.reference.layers`: norms, rotary embeddings and the feed-forward block;
 * :mod:`~pyh2o.reference.model`: the forward pass, and when compactions happen.
@@ -30,24 +30,25 @@ Read in this order:
 Only reading a model file needs more than NumPy (the `gguf` package).
 """
 
-from .archive import Rounding, as_float16, as_float32
+from .archive import N_PAGE, Rounding, as_float16, as_float32
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
+from .codes import PageCodes, encode, estimates
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, margin, quotas, select
 from .model import ReferenceLlama
-from .recall import Recalled
-from .recall_choice import RecalledSpan
+from .search import Found, search_groups
 from .weights import Hyperparameters, LayerWeights, LlamaWeights, read_gguf
 
 __all__ = [
+    "N_PAGE",
     "EvictionParameters",
+    "Found",
     "Hyperparameters",
     "LayerCache",
     "LayerWeights",
     "LlamaWeights",
-    "Recalled",
-    "RecalledSpan",
+    "PageCodes",
     "ReferenceLlama",
     "RotaryPlace",
     "Rounding",
@@ -57,8 +58,11 @@ __all__ = [
     "collected_attention",
     "collected_squares",
     "compact",
+    "encode",
+    "estimates",
     "margin",
     "quotas",
     "read_gguf",
+    "search_groups",
     "select",
 ]

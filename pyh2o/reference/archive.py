@@ -1,4 +1,4 @@
-"""The archive of one layer: what has left the recent window, to be fetched back from.
+"""The archive of one layer: what has left the recent window, to be found there again.
 
 Source: our own. A token's rows are written once, when it leaves the recent window: until then every
 KV head still has them, whatever the policy keeps later. So the archive is a contiguous range of
@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .queries import LastQueries
+from .codes import PageCodes, encode
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 Rotate = Callable[[FloatArray, IntArray], FloatArray]  # [n_heads, n, head_size] by [n] positions
 Rounding = Callable[[FloatArray], FloatArray]  # rows [..., head_size] to what a type can hold
+
+N_PAGE = 128  # positions 128g .. 128g + 127 are a page: its keys are moved as a whole
 
 
 def as_float32(rows: FloatArray) -> FloatArray:
@@ -35,48 +37,73 @@ def as_float16(rows: FloatArray) -> FloatArray:
 class LayerArchive:
     """K and V rows of positions 0 .. n_positions - 1 of one layer, for all KV heads.
 
-    The key of position p is rotated to p - shift, where shift is that of the text when it came.
+    The key of position p is rotated to p modulo N_PAGE, its position in its page, wherever the text
+    was when it came.
 
     Attributes:
         keys, values: [n_head_kv, n_positions, head_size], rounded.
-        shifts: [n_positions].
-        queries: the last ones, which recall asks for.
     """
 
-    def __init__(
-        self,
-        n_head_kv: int,
-        head_size: int,
-        *,
-        n_queries: int,
-        rounding: Rounding = as_float16,
-    ) -> None:
+    def __init__(self, n_head_kv: int, head_size: int, *, rounding: Rounding = as_float16) -> None:
         self._rounding = rounding
         empty = np.empty((n_head_kv, 0, head_size), dtype=np.float64)
         self.keys, self.values = rounding(empty), rounding(empty)
-        self.shifts: IntArray = np.empty(0, dtype=np.int64)
-        self.queries = LastQueries(n_queries)
+        # of all heads, by page, its rows and its place
+        self._codes: dict[tuple[int, int, int], list[PageCodes]] = {}
 
     @property
     def n_positions(self) -> int:
         """Positions in the archive; the first that it lacks."""
-        return self.shifts.size
+        return int(self.keys.shape[1])
 
-    def append(self, keys: FloatArray, values: FloatArray, shift: int) -> None:
-        """Write the rows [n_head_kv, n, head_size] of the next n positions; shift as above."""
-        self.keys = np.concatenate([self.keys, self._rounding(keys)], axis=1)
+    def append(self, keys: FloatArray, values: FloatArray, shift: int, rotate: Rotate) -> None:
+        """Write the rows [n_head_kv, n, head_size] of the next n positions.
+
+        Args:
+            keys: rotated to their positions less `shift`.
+            values: of the same positions.
+            shift: positions by which the text has been moved back so far.
+            rotate: turns keys.
+        """
+        positions = self.n_positions + np.arange(keys.shape[1])
+        turned = rotate(keys.astype(np.float64), positions % N_PAGE - (positions - shift))
+        self.keys = np.concatenate([self.keys, self._rounding(turned)], axis=1)
         self.values = np.concatenate([self.values, self._rounding(values)], axis=1)
-        self.shifts = np.concatenate([self.shifts, np.full(keys.shape[1], shift)])
 
-    def keys_at(
-        self, head: int, positions: IntArray, places: IntArray, rotate: Rotate
-    ) -> FloatArray:
-        """[n, head_size] float64 keys of [n] positions, rotated to [n] places."""
-        turns = places - (positions - self.shifts[positions])
+    def places(self, shift: int) -> IntArray:
+        """[n_pages] rotary positions of the first position of each page.
+
+        Original distances to the text while positions last, then as far away as there are
+        positions: at the start.
+
+        Args:
+            shift: positions by which the text has been moved back so far.
+        """
+        return np.maximum(np.arange(0, self.n_positions, N_PAGE) - shift, 0)
+
+    def keys_at(self, head: int, positions: IntArray, shift: int, rotate: Rotate) -> FloatArray:
+        """[n, head_size] keys of [n] positions, rotated to where their pages are."""
+        turns = self.places(shift)[positions // N_PAGE]
         keys: FloatArray = rotate(self.keys[head, positions].astype(np.float64)[None], turns)[0]
         return keys
 
-    def values_of(self, head: int, positions: IntArray) -> FloatArray:
-        """[n, head_size] values of [n] positions."""
-        values: FloatArray = self.values[head, positions]
-        return values
+    def codes(self, head: int, shift: int, rotate: Rotate) -> list[PageCodes]:
+        """[n_pages] codes of the keys of one KV head, rotated to where their pages are.
+
+        Those of a page depend on its rows and on its place: they are made again when it gets more
+        rows, and when it is moved.
+
+        Args:
+            head: KV head.
+            shift: positions by which the text has been moved back so far.
+            rotate: turns keys.
+        """
+        known, self._codes = self._codes, {}
+        for page, place in enumerate(self.places(shift).tolist()):
+            rows = np.arange(page * N_PAGE, min((page + 1) * N_PAGE, self.n_positions))
+            of = (page, rows.size, place)
+            self._codes[of] = known.get(of) or [
+                encode(self.keys_at(of_head, rows, shift, rotate))
+                for of_head in range(len(self.keys))
+            ]
+        return [of_heads[head] for of_heads in self._codes.values()]

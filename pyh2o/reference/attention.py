@@ -48,13 +48,18 @@ def attention_probabilities(
 
     The probabilities of a query sum to 1; rows that it may not attend have none.
     """
-    n_head, n_queries, head_size = queries.shape
-    scale = keys.dtype.type(np.sqrt(head_size))
-    logits = _grouped(queries, len(keys)) @ keys[:, None].swapaxes(-1, -2) / scale
-    logits = np.where(visible[:, None], logits, -np.inf)
+    logits = attention_logits(queries, keys, visible)
     probabilities: FloatArray = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    return probabilities.reshape(n_head, n_queries, -1)
+    return probabilities.reshape(*queries.shape[:2], -1)
+
+
+def attention_logits(queries: FloatArray, keys: FloatArray, visible: BoolArray) -> FloatArray:
+    """[n_head_kv, group, n_queries, n_rows] scaled products, -inf for rows that are not visible."""
+    scale = keys.dtype.type(np.sqrt(queries.shape[-1]))
+    logits = _grouped(queries, len(keys)) @ keys[:, None].swapaxes(-1, -2) / scale
+    masked: FloatArray = np.where(visible[:, None], logits, -np.inf)
+    return masked
 
 
 def mean_of_groups(per_head: FloatArray, n_head_kv: int) -> FloatArray:

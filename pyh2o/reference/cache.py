@@ -27,9 +27,8 @@ class LayerCache:
     no row is ever dropped, evicted ones are only hidden from all later queries. Both ways must
     give the same outputs.
 
-    With an archive, rows are handed on to it before they can be evicted, and some of them may be
-    shown to all later queries again. Those recalled rows are no rows in use: they have no scores,
-    and a compaction does not see them.
+    With an archive, rows are handed on to it before they can be evicted. Those that queries find
+    there again are no rows in use: they have no scores, and a compaction does not see them.
 
     Attributes:
         keys, values: [n_head_kv, n_stored, head_size].
@@ -40,8 +39,7 @@ class LayerCache:
         row_squares: [n_head_kv, n_stored] squared attention collected, for policies that want it.
         evicted: [n_head_kv, n_stored] rows that no query may see.
         queries: the last ones, for policies that want them.
-        archive: of this layer, with the queries that recall asks for; or None.
-        recalled_keys, recalled_values: [n_head_kv, n_recalled, head_size] rows beside those stored.
+        archive: of this layer, or None.
     """
 
     def __init__(
@@ -53,15 +51,13 @@ class LayerCache:
         score_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
         n_queries: int = 0,
-        recall_queries: int = 0,
+        has_archive: bool = False,
         archive_rounding: Rounding = as_float16,
     ) -> None:
         self.keep_all = keep_all
         self.archive = None
-        if recall_queries:
-            self.archive = LayerArchive(
-                n_head_kv, head_size, n_queries=recall_queries, rounding=archive_rounding
-            )
+        if has_archive:
+            self.archive = LayerArchive(n_head_kv, head_size, rounding=archive_rounding)
         self.keys: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.values: FloatArray = np.empty((n_head_kv, 0, head_size), dtype=cache_dtype)
         self.row_positions: IntArray = np.empty((n_head_kv, 0), dtype=np.int64)
@@ -70,7 +66,6 @@ class LayerCache:
         self.row_squares: FloatArray = np.empty((n_head_kv, 0), dtype=score_dtype)
         self.evicted: BoolArray = np.empty((n_head_kv, 0), dtype=np.bool_)
         self.queries = LastQueries(n_queries)
-        self.recalled_keys, self.recalled_values = self.keys, self.values
 
     @property
     def n_head_kv(self) -> int:
@@ -128,38 +123,21 @@ class LayerCache:
         causal = self.row_positions[:, None, :] <= query_positions[None, :, None]
         return causal & ~self.evicted[:, None, :]
 
-    def attended(self, query_positions: IntArray) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """What queries meet: all rows stored, and behind them the recalled ones.
-
-        Returns:
-            keys and values [n_head_kv, n_stored + n_recalled, head_size], and visible [n_head_kv,
-            n_queries, n_stored + n_recalled]: recalled rows are in every query's past.
-        """
-        visible = self.visible(query_positions)
-        n_recalled = self.recalled_keys.shape[1]
-        return (
-            np.concatenate([self.keys, self.recalled_keys], axis=1),
-            np.concatenate([self.values, self.recalled_values], axis=1),
-            np.pad(visible, ((0, 0), (0, 0), (0, n_recalled)), constant_values=True),
-        )
-
-    def show(self, keys: FloatArray, values: FloatArray) -> None:
-        """Show recalled rows, in place of those before; [n_head_kv, n_recalled, head_size]."""
-        self.recalled_keys = keys.astype(self.keys.dtype)
-        self.recalled_values = values.astype(self.values.dtype)
+    def hidden(self, head: int) -> IntArray:
+        """[n] archived positions that one KV head does not hold, ascending; as many for each."""
+        archived = np.arange(self.archive.n_positions if self.archive else 0)
+        return archived[~np.isin(archived, self.positions(head))]
 
     def remember_queries(
         self, queries: FloatArray, positions: IntArray, rotary_positions: IntArray
     ) -> None:
-        """Keep as many of the last queries as the policy and recall want.
+        """Keep as many of the last queries as the policy wants.
 
         Args:
             queries: [n_head, n_tokens, head_size], rotated.
             positions, rotary_positions: [n_tokens].
         """
         self.queries.remember(queries, positions, rotary_positions)
-        if self.archive is not None:
-            self.archive.queries.remember(queries, positions, rotary_positions)
 
     def queries_of(self, head: int) -> FloatArray:
         """[n_queries, group, head_size] the queries that meet the keys of one KV head."""
@@ -169,17 +147,13 @@ class LayerCache:
         return of_head
 
     def query_attention(self) -> FloatArray:
-        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use.
-
-        Recalled rows get their share of each query as well, so the rest may sum to less than 1.
-        """
-        n_stored = self.row_positions.shape[1]
+        """[n_head_kv, n_queries, n_stored] what the remembered queries pay to the rows in use."""
         if self.queries.positions.size == 0:
-            return np.zeros((self.n_head_kv, 0, n_stored))
+            return np.zeros((self.n_head_kv, 0, self.row_positions.shape[1]))
         queries = self.queries.rotated
-        keys, _, visible = self.attended(self.queries.positions)
-        probabilities = attention_probabilities(queries, keys.astype(queries.dtype), visible)
-        return mean_of_groups(probabilities[..., :n_stored], self.n_head_kv)
+        visible = self.visible(self.queries.positions)
+        probabilities = attention_probabilities(queries, self.keys.astype(queries.dtype), visible)
+        return mean_of_groups(probabilities, self.n_head_kv)
 
     def add_scores(self, collected: FloatArray) -> None:
         """Add [n_head_kv, n_stored] attention to the scores. A row keeps its sum while it lives."""
@@ -213,12 +187,13 @@ class LayerCache:
             return
         self._gather(np.stack(rows))
 
-    def archive_until(self, end: int, shift: int) -> None:
+    def archive_until(self, end: int, shift: int, rotate: Rotate) -> None:
         """Write the rows of positions below `end` to the archive, but for those it has.
 
         Args:
             end: a position; every KV head still has the rows before it that the archive lacks.
             shift: positions by which the text has been moved back so far.
+            rotate: turns keys.
         """
         if self.archive is None or end <= self.archive.n_positions:
             return
@@ -232,13 +207,13 @@ class LayerCache:
             np.take_along_axis(self.keys, rows[:, :, None], axis=1),
             np.take_along_axis(self.values, rows[:, :, None], axis=1),
             shift,
+            rotate,
         )
 
     def rebase(self, back: int, rotate: Rotate) -> None:
         """Rotate the keys in use, and the queries, `back` positions back.
 
         Keys that would get a position below 0 are packed at the start, in the order of the text.
-        Recalled rows stay where they are: whoever recalled them knows their new places.
 
         Args:
             back: positions.
@@ -253,8 +228,6 @@ class LayerCache:
             self.keys[head, in_use] = turned.astype(self.keys.dtype)
             self.rotary_positions[head, in_use] = after
         self.queries.rebase(back, rotate)
-        if self.archive is not None:
-            self.archive.queries.rebase(back, rotate)
 
     def remove(self, first_position: int) -> None:
         """Drop all rows and queries of positions >= `first_position`; the scores of others stay."""
@@ -263,8 +236,6 @@ class LayerCache:
             raise ValueError(f"the KV heads do not keep the same rows from {first_position} on")
         self._gather(np.broadcast_to(np.arange(n_kept[0]), (self.n_head_kv, n_kept[0])))
         self.queries.remove(first_position)
-        if self.archive is not None:
-            self.archive.queries.remove(first_position)
 
     def _gather(self, rows: IntArray) -> None:
         """Gather [n_head_kv, n_kept] rows, per KV head; drop the others."""

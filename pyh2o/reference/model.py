@@ -18,7 +18,7 @@ from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, Span
 from .layers import Rope, rms_norm, split_heads, swiglu
-from .recall import Recall, Recalled
+from .search import Found, Looks, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -41,8 +41,8 @@ class ReferenceLlama:
         cache_dtype: type that K and V rows are rounded to when they are stored.
         keep_all: hide evicted rows instead of dropping them (see
             :class:`~pyh2o.reference.cache.LayerCache`).
-        recall_queries: last queries to remember for :meth:`recall`, those of recent tokens only;
-            0 for no recall, and no archive.
+        recall: rows among the evicted ones that every token finds in each (layer, KV head); 0 for
+            none, and no archive.
         archive_rounding: rounds rows to the type of the archive.
 
     Attributes:
@@ -52,9 +52,13 @@ class ReferenceLlama:
         smallest_margin: the least clear choice of all compactions so far (see
             :func:`~pyh2o.reference.eviction.margin`); infinity before the first. It is of the
             final scores: RoCo and NACL also decide which rows to put ahead of all others.
+        smallest_search_margin: the least clear choice of all searches so far (see
+            :func:`~pyh2o.reference.search.best_rows`); infinity before the first.
+        found: what the last tokens found that searched together.
 
     Raises:
         SettingsError: no such policy.
+        ValueError: `recall` is negative.
     """
 
     def __init__(
@@ -65,12 +69,14 @@ class ReferenceLlama:
         policy: Policy | str = "h2o",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
-        recall_queries: int = 0,
+        recall: int = 0,
         archive_rounding: Rounding = as_float16,
     ) -> None:
+        if recall < 0:
+            raise ValueError(f"recall must be >= 0, not {recall}")
         self.weights = weights
         self._rope = Rope(weights)
-        self._recall_queries = recall_queries
+        self._recall = recall if eviction else 0
         self._archive_rounding = archive_rounding
         self._first_eviction = eviction
         given = parse_policy(policy) if isinstance(policy, str) else policy
@@ -93,7 +99,7 @@ class ReferenceLlama:
         policy: Policy | str = "h2o",
         cache_dtype: npt.DTypeLike = np.float32,
         keep_all: bool = False,
-        recall_queries: int = 0,
+        recall: int = 0,
         archive_rounding: Rounding = as_float16,
         dtype: npt.DTypeLike = np.float32,
     ) -> ReferenceLlama:
@@ -106,7 +112,7 @@ class ReferenceLlama:
             n_pos, dense: when rows are re-based (see
                 :class:`~pyh2o.reference.eviction.EvictionParameters`); `n_pos` also chooses the
                 factors of LongRoPE.
-            policy, cache_dtype, keep_all, recall_queries, archive_rounding: as for the class.
+            policy, cache_dtype, keep_all, recall, archive_rounding: as for the class.
             dtype: type of all computation, scores included. float64 shows how much of a
                 difference to another implementation is rounding.
 
@@ -128,7 +134,7 @@ class ReferenceLlama:
             policy=policy,
             cache_dtype=cache_dtype,
             keep_all=keep_all,
-            recall_queries=recall_queries,
+            recall=recall,
             archive_rounding=archive_rounding,
         )
 
@@ -144,7 +150,7 @@ class ReferenceLlama:
         self._newest_forgotten = -1
         self.smallest_margin = float("inf")
         self._first_removable = 0
-        # An older query would have rows in its future that a policy or recall takes for its past.
+        # An older query would have rows in its future that a policy takes for its past.
         n_recent = self.eviction.recent if self.eviction else 0
         self._caches = [
             LayerCache(
@@ -154,13 +160,17 @@ class ReferenceLlama:
                 score_dtype=self.weights.embedding.dtype,
                 keep_all=self._keep_all,
                 n_queries=min(self.policy.n_queries, n_recent),
-                recall_queries=min(self._recall_queries, n_recent),
+                has_archive=self._recall > 0,
                 archive_rounding=self._archive_rounding,
             )
             for _ in range(hyper.n_layer)
         ]
-        n_pos = self.eviction.n_pos if self.eviction else None
-        self._recall = Recall(self._caches, self._rope.rotate, n_pos)
+        self.smallest_search_margin = float("inf")
+        self.found = Found(
+            np.empty((hyper.n_layer, hyper.n_head_kv, 0), dtype=np.int64),
+            np.empty((hyper.n_layer, hyper.n_head, 0, 0)),
+        )
+        self.forget_found()
 
     @property
     def n_rows(self) -> int:
@@ -236,34 +246,28 @@ class ReferenceLlama:
             self._shift = 0
             self._newest_forgotten = -1
 
-    def recall(self, n_rows: int, n_asking: int = 32) -> None:
-        """Show evicted rows that the last tokens look for to all later ones.
+    @property
+    def found_weights(self) -> FloatArray:
+        """[n_tokens] how much the tokens since :meth:`forget_found` looked at what they found.
 
-        They take the place of those recalled before, even if none come.
-
-        Args:
-            n_rows: most rows that each (layer, KV head) recalls; 0 drops what is recalled.
-            n_asking: last tokens that ask, with at most 16 of their queries that are remembered.
-
-        Raises:
-            ValueError: recall is off, or a count is too small.
+        By position: squared shares of attention, summed over tokens, layers and query heads.
         """
-        self._recall.recall(
-            n_rows=n_rows,
-            n_asking=n_asking,
-            shift=self._shift,
-            next_position=self.n_tokens,
-        )
+        weights = self._looks.weights
+        return np.pad(weights, (0, self.n_tokens - weights.size))
 
     @property
-    def recalled(self) -> Recalled:
-        """What the last recall did; its rows are shown until the next one."""
-        return self._recall.recalled
+    def n_looked(self) -> int:
+        """Tokens since :meth:`forget_found`, whether they had something to find or not."""
+        return self._looks.n_looked
 
     @property
-    def n_recalled(self) -> int:
-        """Rows recalled in every (layer, KV head), beside those in use."""
-        return self.recalled.n_rows
+    def found_share(self) -> float:
+        """Of their attention, what found rows got: mean over tokens, layers and query heads."""
+        return self._looks.found_share
+
+    def forget_found(self) -> None:
+        """Begin anew to add up what tokens look at."""
+        self._looks = Looks()
 
     def pin(self, n_tokens: int) -> None:
         """Keep the first positions until the text is forgotten, in places of heavy rows.
@@ -342,7 +346,6 @@ class ReferenceLlama:
         for cache in self._caches:
             cache.rebase(back, self._rope.rotate)
         self._shift += back
-        self._recall.rebase(self._shift, self.n_tokens)
         self.n_rebases += 1
 
     def compact(self) -> None:
@@ -358,7 +361,7 @@ class ReferenceLlama:
     def _compact(self, eviction: EvictionParameters) -> None:
         self._forget(self.n_tokens - 1)
         for cache in self._caches:
-            cache.archive_until(self.n_tokens - eviction.recent, self._shift)
+            cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
         place = RotaryPlace(self.n_tokens - self._shift, self._rope.frequencies())
         smallest = compact(self._caches, eviction, self.policy, place)
         self.smallest_margin = min(self.smallest_margin, smallest)
@@ -381,21 +384,32 @@ class ReferenceLlama:
         weights, hyper = self.weights, self.weights.hyperparameters
         positions = self.n_tokens + np.arange(tokens.size)
         x = weights.embedding[tokens]
+        found: list[list[tuple[IntArray, FloatArray]]] = []
         for layer, cache in zip(weights.layers, self._caches, strict=True):
             normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
-            x = x + self._attention(normed, positions, layer, cache)
+            mixed, of_layer = self._attention(normed, positions, layer, cache)
+            found.append(of_layer)
+            x = x + mixed
             normed = rms_norm(x, layer.ffn_norm, hyper.rms_epsilon)
             x = x + swiglu(normed, layer)
         self.n_tokens += tokens.size
         self._n_rows += tokens.size
+        for group in zip(*found, strict=True):
+            positions_found, shares = zip(*group, strict=True)
+            self.found = Found(np.stack(positions_found), np.stack(shares))
+            self._looks.add(self.found)
         normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
         logits: FloatArray = normed @ weights.output.T
         return logits
 
     def _attention(
         self, x: FloatArray, positions: IntArray, layer: LayerWeights, cache: LayerCache
-    ) -> FloatArray:
-        """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows."""
+    ) -> tuple[FloatArray, list[tuple[IntArray, FloatArray]]]:
+        """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows.
+
+        Also returns for each group of tokens that searched together the positions [n_head_kv,
+        n_found] that it found, and what it paid to them, [n_head, n_tokens, n_found].
+        """
         hyper = self.weights.hyperparameters
         rotary = positions - self._shift
         queries = self._rope.place(split_heads(x @ layer.query.T, hyper.n_head), rotary)
@@ -403,15 +417,31 @@ class ReferenceLlama:
         values = split_heads(x @ layer.value.T, hyper.n_head_kv)
         cache.append(keys, values, positions, rotary)
 
-        all_keys, all_values, visible = cache.attended(positions)
-        outputs, probabilities = attend(
-            queries, all_keys.astype(x.dtype), all_values.astype(x.dtype), visible
-        )
-        n_stored = cache.row_positions.shape[1]  # what recalled rows collect is dropped
-        self._observe(cache, queries, probabilities[..., :n_stored], positions)
-        joined = outputs.swapaxes(0, 1).reshape(positions.size, -1)
-        mixed: FloatArray = joined @ layer.attention_output.T
-        return mixed
+        n_stored = cache.row_positions.shape[1]
+        outputs, probabilities, found = [], [], []
+        for together, rows in search_chunk(
+            cache,
+            queries,
+            positions,
+            n_rows=self._recall,
+            shift=self._shift,
+            rotate=self._rope.rotate,
+        ):
+            visible = cache.visible(positions[together])
+            n_found = rows.positions.shape[1]
+            of_tokens, paid = attend(
+                queries[:, together],
+                np.concatenate([cache.keys, rows.keys], axis=1).astype(x.dtype),
+                np.concatenate([cache.values, rows.values], axis=1).astype(x.dtype),
+                np.pad(visible, ((0, 0), (0, 0), (0, n_found)), constant_values=True),
+            )
+            self.smallest_search_margin = min(self.smallest_search_margin, rows.margin)
+            outputs.append(of_tokens)
+            probabilities.append(paid[..., :n_stored])  # what found rows collect is dropped
+            found.append((rows.positions, paid[..., n_stored:]))
+        self._observe(cache, queries, np.concatenate(probabilities, axis=1), positions)
+        joined = np.concatenate(outputs, axis=1).swapaxes(0, 1).reshape(positions.size, -1)
+        return joined @ layer.attention_output.T, found
 
     def _observe(
         self,

@@ -44,21 +44,6 @@ class LastQueries:
         self.rotated = queries[:, first:]
         self.positions, self.rotary_positions = positions[first:], rotary_positions[first:]
 
-    def some_of(self, n_tokens: int, n_most: int) -> IntArray:
-        """Which of the queries of the last tokens ask, when not all can: spread evenly over them.
-
-        Args:
-            n_tokens: at the end of the text.
-            n_most: queries.
-
-        Returns:
-            [n] indices, ascending, the newest query among them.
-        """
-        n_last = min(n_tokens, self.positions.size)
-        n_some = min(n_last, n_most)
-        back = np.array([i * n_last // n_some for i in range(n_some)], dtype=np.int64)
-        return self.positions.size - 1 - back[::-1]
-
     def remove(self, first_position: int) -> None:
         """Forget those of positions >= `first_position`."""
         stay = self.positions < first_position

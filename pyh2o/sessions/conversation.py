@@ -18,7 +18,6 @@ from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
-from ..llama.recall import n_tail
 from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
@@ -198,23 +197,12 @@ class Conversation(EditableConversation):
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
         self._check_text()
         last = self._last_turn()
-        start = self._start_again(last)
+        start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
         newest = attempts(self._turns, self._kept)[-1]
         turn = replace(last, end=0, attempt=newest + 1 + self._n_empty)
         kept = with_replaced(self._kept, KeptAnswer.of(last, self._text.tokens))
         yield from self._write(turn, start, tokens, self._turns[:-1], kept, max_tokens)
-
-    def _start_again(self, turn: Turn) -> int:
-        """The first token that is read again for another answer.
-
-        There are logits behind the newest token only, so that is the last one before the answer.
-        Where rows are recalled it is the end of the message, which asks for them, or as much of it
-        as can be taken back.
-        """
-        n_again = n_tail(self.llm, turn.answer_start - turn.start) if self.llm.recalls else 1
-        starts = range(turn.answer_start - max(1, n_again), turn.answer_start)
-        return next(filter(self._text.can_go_back, starts), starts[-1])
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..cache.settings import EvictionSettings, saved_names
+from ..cache.settings import FIRST_SETTINGS, saved_names
 from ..errors import OtherSettingsError, SessionError
 from ..llama import KV_TYPES, Llama
 from ..llama.file_identity import identify
@@ -89,8 +89,6 @@ _OPTIONS = {
     "type_k": "--kv-type",
     "type_v": "--kv-type",
 }
-# Settings that the first version did not have, with the values that are no change.
-_LATER = {name: getattr(EvictionSettings(), name) for name in ("recall", "recall_type")}
 _ROPE = (
     "rope_scaling_type",
     "rope_freq_base",
@@ -142,8 +140,10 @@ def saved_model(header: Mapping[str, Any]) -> ModelIdentity:
 
 
 def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    # An older version did not know them, and did what their defaults say.
-    theirs = {**{name: _LATER[name] for name in _LATER.keys() & mine.keys()}, **theirs}
+    theirs = {
+        **{name: FIRST_SETTINGS[name] for name in FIRST_SETTINGS.keys() & mine.keys()},
+        **theirs,
+    }
     for name in {**mine, **theirs}:
         if name not in mine or name not in theirs or theirs[name] != mine[name]:
             raise OtherSettingsError(

@@ -28,7 +28,7 @@ class Look:
     Attributes:
         kv: its numbers.
         kept: tokens that (layer, KV head) pairs hold.
-        recalled: spans that are recalled.
+        recalled: spans of evicted tokens that were looked at.
         n_layer, n_head: layers, and most KV heads of one of them.
     """
 
@@ -67,7 +67,7 @@ def look(cache: WatchedCache, *, layer: int | None = None, head: int | None = No
     return Look(
         cache.kv,
         kept_tokens(cache, layer=layer, head=head),
-        tuple((start, end) for start, end, _ in cache.recalled),
+        cache.recalled,
         cache.n_layer,
         max(n_heads, default=1),
     )
@@ -88,7 +88,7 @@ def holders(cache: WatchedCache, position: int) -> tuple[list[tuple[int, int]], 
 
 
 class Seen:
-    """When tokens of a text left its cache and came back, as far as somebody has looked.
+    """When tokens of a text left its cache and were looked at again, as far as somebody knows.
 
     Attributes:
         last: the last look.
@@ -124,7 +124,7 @@ class Seen:
         return _at(self._left_at, position)
 
     def recalled_at(self, position: int) -> int | None:
-        """Length of the text when a token was recalled last; None where nobody saw it."""
+        """Length of the text when it looked at an evicted token last; None where nobody saw it."""
         return _at(self._recalled_at, position)
 
     def left(self) -> list[tuple[int, int, int]]:
@@ -148,7 +148,6 @@ def _at(array: Positions, position: int) -> int | None:
 
 def kv_numbers(kv: KVStatistics) -> dict[str, Any]:
     """The numbers of a cache that a client shows."""
-    recalls = kv.limits.recall > 0
     return {
         "position": kv.position,
         "used": kv.used,
@@ -158,7 +157,7 @@ def kv_numbers(kv: KVStatistics) -> dict[str, Any]:
         "bytes": kv.bytes_total,
         "bytes_full": kv.bytes_full,
         "bytes_archive": kv.bytes_archive,
-        "missed_mass": kv.missed_mass if recalls else None,
+        "found_share": kv.found_share if kv.limits.recall else None,
     }
 
 

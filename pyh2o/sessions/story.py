@@ -270,9 +270,7 @@ class Story(EditableStory):
 
     def _new_writer(self) -> Writer:
         written = self.tokens[self.n_prompt :]
-        return Writer(
-            self.llm, self.sampling, written=written, logits_processor=self._forbid, hold=False
-        )
+        return Writer(self.llm, self.sampling, written=written, logits_processor=self._forbid)
 
     def _new_pieces(self, **state: Any) -> TextPieces:
         return TextPieces([text.encode() for text in self._until], **state)

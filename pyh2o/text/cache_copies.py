@@ -205,11 +205,6 @@ class CacheCopies:
     # Going back
     # ---------------------------------------------------------------------------------------------
 
-    def has(self, tokens: Sequence[int] | IntArray) -> bool:
-        """Whether there is a copy of this text and no more."""
-        text = np.asarray(tokens, np.intc)
-        return any(np.array_equal(copy.tokens, text) for copy in self._copies)
-
     def n_to_read(self, tokens: Sequence[int] | IntArray) -> int:
         """How many tokens of a text have to be evaluated, once the best copy is there."""
         text = np.asarray(tokens, np.intc)

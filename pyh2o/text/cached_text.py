@@ -272,10 +272,6 @@ class CachedText:
         first_needed = n_tokens - max(1, self.llm.kv.recent // 2)
         return self.llm.can_remove_tail(max(1, first_needed))
 
-    def can_go_back(self, n_tokens: int) -> bool:
-        """Whether the text can be set back to its first tokens without any being evaluated."""
-        return self.has_rows(n_tokens) or self.copies.has(self.tokens[:n_tokens])
-
     def drop_surplus(self) -> None:
         """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
         if not self.llm.drop_surplus():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyh2o.cache.kv_cache import MOST_POSITIONS, Layer
-from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.errors import ModelError, NativeError, SettingsError
 from pyh2o.llama.description import LARGEST_WINDOW_BY_DEFAULT, CacheBytes, describe_model
@@ -115,6 +115,10 @@ def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
+# What `tiny_llama` has otherwise.
+DEFAULTS: dict[str, Any] = {"policy": DEFAULT_POLICY, "recall": None}
+
+
 def taken(kv: KVStatistics) -> CacheBytes:
     scores = kv.bytes_scores if kv.evicting else 0
     growing = kv.bytes_k + kv.bytes_v
@@ -126,7 +130,7 @@ def taken(kv: KVStatistics) -> CacheBytes:
 def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv_type: str) -> None:
     path = tiny(tmp_path, arch_variant)
     found = describe_model(path, n_ctx=3000, kv_type=kv_type)
-    settings: dict[str, Any] = {"n_ctx": 3000, "policy": "h2o-far", **stored_as(kv_type)}
+    settings: dict[str, Any] = {"n_ctx": 3000, **DEFAULTS, **stored_as(kv_type)}
     with tiny_llama(path, **settings) as llm:
         assert found.evicting == taken(llm.kv)
         assert found.budget == llm.budget
@@ -139,14 +143,14 @@ def test_bytes_are_those_of_a_loaded_model(tmp_path: Path, arch_variant: str, kv
     "settings",
     [
         {"hh": 100, "recent": 50, "pinned": 4, "slack": 1},
-        {"recall": 0.2, "policy": "snap:queries=32"},
+        {"recall": 0.05, "policy": "snap:queries=32"},
         {"policy": "expected", "positions": "dense"},
         {"n_ctx": 64},
     ],
 )
 def test_settings_count(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = tiny(tmp_path, "sliding_window")
-    with tiny_llama(path, **{"policy": "h2o-far", **settings}) as llm:
+    with tiny_llama(path, **{**DEFAULTS, **settings}) as llm:
         expected = taken(llm.kv)
     n_ctx = settings.pop("n_ctx", 0)
     assert describe_model(path, EvictionSettings(**settings), n_ctx=n_ctx).evicting == expected

@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Llama], Any]] = {
     "kv_rows": lambda llm: llm.kv_rows(0),
     "heavy_hitters": lambda llm: llm.heavy_hitters(),
     "room_in_batch": lambda llm: llm.room_in_batch(),
-    "room_until_recall": lambda llm: llm.room_until_recall(),
+    "recalled": lambda llm: llm.recalled(),
     "pin": lambda llm: llm.pin(1),
     "pin_spans": lambda llm: llm.pin_spans([(1, 2)]),
     "share_fairly": lambda llm: llm.share_fairly([1]),

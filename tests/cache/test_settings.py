@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from pyh2o.cache.settings import DEFAULT_POLICY, Budget, EvictionSettings
+from pyh2o.cache.settings import DEFAULT_POLICY, Budget, EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.policies import Snap
 
 
 def test_fractions_are_of_the_window() -> None:
-    budget = EvictionSettings(hh=0.1, recent=0.1).resolve(8192, 8192)
+    budget = EvictionSettings(hh=0.1, recent=0.1, recall=0).resolve(8192, 8192)
     assert (budget.heavy, budget.recent, budget.rows) == (819, 819, 1638)
 
 
 def test_counts_are_taken_as_they_are() -> None:
-    settings = EvictionSettings(hh=256, recent=1, pinned=4, slack=7)
+    settings = EvictionSettings(hh=256, recent=1, pinned=4, slack=7, recall=0)
     budget = settings.resolve(2048, 8192)
     assert budget == Budget(settings, window=2048, heavy=256, recent=1, slack=7, n_pos=8192)
     assert (budget.rows, budget.capacity, budget.cells) == (261, 268, 512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "heavy", "recent", "recall"),
+    [
+        ({"hh": 100, "recent": 100}, 75, 100, 25),
+        ({"hh": 100, "recent": 100, "recall": 0}, 100, 100, 0),
+        ({"hh": 100, "recent": 100, "recall": 0.06}, 40, 100, 60),
+        ({"hh": 100, "recent": 100, "recall": 130}, 0, 70, 130),
+        ({"hh": 0, "recent": 100}, 0, 88, 12),
+        ({"hh": 0, "recent": 3}, 0, 3, 0),
+        ({"hh": 10, "recent": 10, "recall": 19}, 0, 1, 19),
+    ],
+    ids=str,
+)
+def test_found_rows_are_taken_from_the_heavy_ones_first(
+    settings: dict[str, object], heavy: int, recent: int, recall: int
+) -> None:
+    asked = EvictionSettings(pinned=4, **settings)  # type: ignore[arg-type]
+    budget = asked.resolve(1000, 8192)
+    assert (budget.heavy, budget.recent, budget.recall) == (heavy, recent, recall)
+    assert budget.rows == 4 + heavy + recent
+    assert budget.cells == budget.capacity
+
+
+@pytest.mark.parametrize("recall", [None, 0, 0.02, 30, 180])
+@pytest.mark.parametrize("positions", [8192, 1000])
+@pytest.mark.parametrize("rows", [(100, 100), (0, 200), (0.5, 0.5)], ids=str)
+def test_what_was_saved_comes_to_the_same_rows(
+    recall: float | None, positions: int, rows: tuple[float, float]
+) -> None:
+    budget = EvictionSettings(hh=rows[0], recent=rows[1], recall=recall).resolve(1000, positions)
+    saved = budget.saved()
+    again = {name: saved[key] for name, key in saved_names().items()}
+    other = EvictionSettings(**again).resolve(1000, positions)
+    assert replace(other, settings=budget.settings) == budget
+    assert other.saved() == saved
 
 
 def test_default_slack_fills_the_last_block_of_cells() -> None:
@@ -32,19 +70,23 @@ def test_default_slack_fills_the_last_block_of_cells() -> None:
 
 
 def test_whole_window_is_a_budget() -> None:
-    assert EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 8192).rows == 2048
-    assert EvictionSettings(hh=0, recent=1.0).resolve(2048, 8192).rows == 2048
+    for hh, recent in ((0.5, 0.5), (0, 1.0)):
+        budget = EvictionSettings(hh=hh, recent=recent).resolve(2048, 8192)
+        assert (budget.rows, budget.recall) == (1792, 256)
+        whole = EvictionSettings(hh=hh, recent=recent, recall=0).resolve(2048, 8192)
+        assert whole.rows == 2048
 
 
 def test_rows_need_positions() -> None:
-    budget = EvictionSettings(hh=0.5, recent=0.5).resolve(2048, 2048)
+    budget = EvictionSettings(hh=0.5, recent=0.5, recall=0).resolve(2048, 2048)
     assert (budget.capacity, budget.recent, budget.slack) == (2048, 1024, 256)
     with pytest.raises(SettingsError, match="need more positions than the 2048"):
-        EvictionSettings(hh=0.3, recent=0.3).resolve(8192, 2048)
+        EvictionSettings(hh=0.3, recent=0.3, recall=0).resolve(8192, 2048)
 
 
 def test_small_fraction_is_at_least_one_row() -> None:
     assert EvictionSettings(hh=0.001, recent=0.001).resolve(100, 8192).rows == 2
+    assert EvictionSettings(recall=0.001).resolve(100, 8192).recall == 1
 
 
 def test_a_policy_is_stored_as_itself_whatever_text_it_came_from() -> None:
@@ -60,13 +102,13 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
     settings = EvictionSettings(pinned=4, policy=Snap(pool=7), attention="ops", prefill="exact")
     saved = settings.resolve(1000, 8192).saved()
     assert saved == {
-        "heavy": 100,
+        "heavy": 100,  # with those that are found
         "recent": 100,
         "pinned": 4,
-        "slack": 308,
+        "slack": 77,
         "policy": "snap:pool=7",
         "positions": "original",
-        "recall": 0,
+        "recall": 25,
         "recall_type": "q8_0",
         "n_pos": 8192,
     }
@@ -76,7 +118,8 @@ def test_what_a_saved_cache_depends_on_is_fit_for_json() -> None:
 def test_a_window_that_holds_no_text_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"16 tokens is too small .* at least 32, or 0"):
         EvictionSettings().resolve(16, 8192)
-    assert EvictionSettings().resolve(32, 8192).rows == 6
+    budget = EvictionSettings().resolve(32, 8192)
+    assert (budget.rows, budget.recall) == (6, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +142,11 @@ def test_a_window_that_holds_no_text_is_refused() -> None:
         ({"slack": 0}, "slack is 0"),
         ({"slack": 1.5}, "slack is 1.5: give 1 or more cells"),
         ({"prefill_mib": 0.5}, "prefill_mib is 0.5: give 1 or more MiB"),
+        ({"recall": -1}, "recall is -1: give 0 or more"),
+        ({"recall": 1.5}, "recall is 1.5, more than the whole window"),
+        ({"recall": 200}, "recall is 200 rows, of heavy 100 + recent 100, and at least one"),
+        ({"recall_type": "q5_0"}, "recall_type is 'q5_0': give one of f32, f16, q8_0, q4_0"),
+        ({"recall_mib": 0}, "recall_mib is 0: give 1 or more MiB"),
         ({"hh": float("nan")}, "hh is nan"),
         ({"hh": True}, "hh is True"),
         ({"hh": "many"}, "hh is 'many'"),

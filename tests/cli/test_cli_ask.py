@@ -19,7 +19,7 @@ from cli_fakes import (
     run,
     run_program,
 )
-from pyh2o.cli.chat.recalling import RECALLING, UNSAVED_MIB
+from pyh2o.cache.settings import EvictionSettings
 from pyh2o.errors import ContextLimitError
 from pyh2o.generation.sampling import Sampling
 from scripted_chat import RecordedConversation, Script, ScriptedModel, said
@@ -115,14 +115,11 @@ def test_refusals_are_errors(model: ScriptedModel) -> None:
     assert model.closed
 
 
-def test_rows_come_back_by_default(model: ScriptedModel) -> None:
-    model.say(*["Hi"] * 3)
+def test_rows_are_found_by_default(model: ScriptedModel) -> None:
+    model.say(*["Hi"] * 2)
     run("ask", "Who?", stdin="")
     assert model.options is not None
-    assert model.options.eviction.recall == RECALLING.eviction.recall
-    assert model.options.eviction.recall_mib == UNSAVED_MIB
-    run("ask", "Who?", "--no-evict", stdin="")
-    assert model.options.eviction.recall == 0
+    assert model.options.eviction == EvictionSettings()
     run("ask", "Who?", "--recall-mib", "5", "--recall", "0.1", stdin="")
     assert (model.options.eviction.recall, model.options.eviction.recall_mib) == (0.1, 5)
 

@@ -289,14 +289,14 @@ def test_fading_is_said_once(model: ScriptedModel) -> None:
 
 def test_line_under_an_answer_is_short() -> None:
     answer = Answer("stop", True, 9, 1234.5, 99_999, 9.0)
-    kv = cache_with(4_481, used=1_638, recalled=26)
+    kv = cache_with(4_481, used=1_638, found_share=0.0314)
     assert footer(replace(answer, written=120, write_seconds=7, read_seconds=0.5), kv) == (
-        "120 tokens · 17.0 tokens/s · remembers 1,638 of 4,481 tokens · 26 came back"
+        "120 tokens · 17.0 tokens/s · remembers 1,638 of 4,481 tokens · 3.1% looked up"
     )
-    assert footer(answer, replace(kv, position=4_000_000, recalled=0)) == (
+    assert footer(answer, replace(kv, position=4_000_000, found_share=0)) == (
         "99,999 tokens · 11110.9 tokens/s · remembers 1,638 of 4,000,000 tokens"
     )
-    long = replace(kv, position=40_000_000, used=131_072, recalled=26_214)
+    long = replace(kv, position=40_000_000, used=131_072)
     assert len(footer(answer, long)) <= 80
 
 

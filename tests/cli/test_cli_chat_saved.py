@@ -17,8 +17,8 @@ from cli_fakes import Output, run
 from pyh2o import Conversation, Llama
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat import command as chat_command
+from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.chat.input import LineSource
-from pyh2o.cli.chat.recalling import RECALLING
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
@@ -288,12 +288,14 @@ def test_edited_session_is_refused_before_a_model_is_loaded(
 def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    assert model.options == replace(RECALLING, sampling=model.options.sampling)
+    assert model.options == replace(UNLIMITED, sampling=model.options.sampling)
     run("chat", "--session", "work", "--recent", "0.5", "--threads", "3")
     assert model.options == RunOptions(
         model=Path(model.llm.model_path),
         ctx=1000,
-        eviction=EvictionSettings(hh=400, recent=0.5, slack=100, policy=TOVA()),
+        eviction=EvictionSettings(
+            hh=400, recent=0.5, slack=100, policy=TOVA(), recall=0, recall_mib=None
+        ),
         threads=3,
         kv_type=KVType.f16,
         sampling=model.options.sampling,

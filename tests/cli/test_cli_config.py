@@ -9,7 +9,9 @@ import pytest
 
 from cli_fakes import Output, run
 from fake_story import FakeModel
-from pyh2o.cli.chat.recalling import RECALLING, UNSAVED_MIB, with_possible_recall
+from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cli.chat.command import UNLIMITED
+from pyh2o.cli.chat.opening import with_limit
 from pyh2o.cli.defaults import config_path
 from pyh2o.cli.options import KVType, RunOptions
 
@@ -197,7 +199,6 @@ def test_help_shows_what_would_be_taken(file: Path) -> None:
 
 def test_archive_of_an_unsaved_chat_is_as_large_as_the_file_says() -> None:
     """An option that was not typed, but is set all the same."""
-    assert with_possible_recall(RECALLING, (), is_saved=False).eviction.recall_mib == UNSAVED_MIB
-    eviction = RECALLING.eviction.__class__(recall=0.1, recall_mib=4096)
-    given = RunOptions(eviction=eviction)
-    assert with_possible_recall(given, (), is_saved=False).eviction == eviction
+    assert with_limit(UNLIMITED) == RunOptions(sampling=UNLIMITED.sampling)
+    given = RunOptions(eviction=EvictionSettings(recall=0.1, recall_mib=4096))
+    assert with_limit(given) == given

@@ -131,7 +131,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
     n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
     assert n_read is not None
     assert n_read[1] == said[1]
-    assert "KV 67/72 cells" in exact.notes
+    assert "KV 51/56 cells" in exact.notes
     refused = run(*arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000)
     assert (refused.code, refused.text) == (1, "")
     assert re.fullmatch(r"error: an exact prefill of .* 1 allowed: .*\n", refused.notes)
@@ -165,8 +165,9 @@ def test_loops_are_told_and_end_a_story(tiny: Path, tmp_path: Path) -> None:
 
 def open_like(tiny: Path, sampling: Sequence[str]) -> Llama:
     kv_type = KV_TYPES["q8_0" if "q8_0" in sampling else "f16"]
-    settings = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "policy": DEFAULT_POLICY}
-    return tiny_llama(tiny, type_k=kv_type, type_v=kv_type, **settings)
+    settings = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8}
+    defaults = {"policy": DEFAULT_POLICY, "recall": None}
+    return tiny_llama(tiny, type_k=kv_type, type_v=kv_type, **settings, **defaults)
 
 
 def kill(program: subprocess.Popen[bytes]) -> None:

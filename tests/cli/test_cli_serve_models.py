@@ -51,7 +51,7 @@ def test_several_models_answer(program: Callable[..., Any]) -> None:
     server = program("first", "second", "bert", options=("--ctx", "256"))
     client = openai.OpenAI(base_url=server.address(), api_key="any", timeout=PATIENCE)
     lines = server.notes.splitlines()
-    assert lines[0].startswith("first · 2 texts at once, each: KV 0/244 cells")
+    assert lines[0].startswith("first · 2 texts at once, each: KV 0/256 cells")
     assert lines[1:3] == [
         "second · 2 texts at once, loaded when it is asked for",
         "bert · embeddings, loaded when it is asked for",

@@ -126,7 +126,7 @@ def test_picture_of_what_was_recalled() -> None:
         "     ▄      ▄                       ████",
         "       ↑↑           ↑",
         "0                                     40",
-        "↑ recalled: 2 passages of 3 tokens came back; /recalled",
+        "↑ recalled: 2 passages of 3 tokens; /recalled shows them",
     ]
 
 

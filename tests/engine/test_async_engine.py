@@ -12,14 +12,14 @@ import pytest
 from pyh2o.engine import AsyncEngine
 from pyh2o.errors import BusyError, ClosedError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import EXACT_ROWS, ONE_THREAD, tiny_llama
+from tiny_llama import EXACT_ROWS, ONE_THREAD, PAPER, tiny_llama
 
 SETTINGS: dict[str, Any] = {
     "hh": 24,
     "recent": 16,
     "slack": 12,
     "n_ctx": 256,
-    "policy": "h2o",
+    **PAPER,
     "attention": "ops",
     **EXACT_ROWS,
 }

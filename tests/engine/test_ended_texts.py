@@ -16,7 +16,6 @@ from many_texts import tiny_engine
 from pyh2o import Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError
-from pyh2o.llama.recall import TAIL
 from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -113,8 +112,8 @@ def test_a_prompt_that_is_completed_again_is_not_read_again(
             assert np.array_equal(logits, expected)
             read.append(engine.batches.tokens - before - 89)
         first, *others = read
-        again = TAIL + TAIL + 1 if recall else engine.model.least_piece
-        assert first == (150 + TAIL if recall else 150)
+        again = engine.model.least_piece
+        assert first == 150
         assert all(again <= n < again + BUDGET["slack"] for n in others)
         assert engine.stored.texts == 1
 

@@ -97,13 +97,21 @@ def test_a_text_among_others_is_what_it_is_alone(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ggml's products of other processors")
 @pytest.mark.parametrize(
-    ("weights", "n_head_kv", "slack"),
-    [("Q4_0", 2, 12), ("Q4_1", 2, 18), ("Q4_1", 4, 64), ("Q4_1", 1, 64), ("Q8_0", 2, 64)],
+    ("weights", "n_head_kv", "slack", "recall"),
+    [
+        ("Q4_0", 2, 12, 0),
+        ("Q4_1", 2, 18, 8),
+        ("Q4_1", 4, 64, 0),
+        ("Q4_1", 1, 64, 8),
+        ("Q4_1", 2, 120, 20),
+        ("Q8_0", 2, 64, 0),
+    ],
 )
 def test_not_a_bit_depends_on_the_others(
     weights: str,
     n_head_kv: int,
     slack: int,
+    recall: int,
     tmp_path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,7 +132,7 @@ def test_not_a_bit_depends_on_the_others(
             logits.append(llm.scores[llm.n_tokens - 1].copy())
         return np.array(logits)
 
-    settings = {**BUDGET, "slack": slack, "logits_all": True}
+    settings = {**BUDGET, "slack": slack, "recall": recall, "logits_all": True}
     with tiny_llama(model, **settings) as alone:
         n_vocab = alone.n_vocab()
         lengths = [1, 2, 17, 33, *rng.integers(1, 150, 8).tolist()]

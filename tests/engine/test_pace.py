@@ -55,12 +55,13 @@ def test_reading_alone_teaches_nothing() -> None:
 def test_pieces_are_no_shorter_than_kernels_for_few_queries_take(rng: np.random.Generator) -> None:
     for _ in range(1000):
         n_left, room = (int(n) for n in rng.integers(1, 600, 2))
-        least = int(rng.integers(1, 18))
+        least, group = int(rng.integers(1, 18)), int(rng.choice([1, 4, 21, 64]))
         sizes = []
         n_all = n_left
         while n_left > 0:
-            sizes.append(next_piece(n_left, room, least))
+            sizes.append(next_piece(n_left, room, least, group))
             n_left -= sizes[-1]
         assert sum(sizes) == n_all
         assert min(sizes) >= least or len(sizes) == 1
-        assert max(sizes) <= max(room, 2 * least)
+        assert max(sizes) < max(room, 2 * least) + group + least
+        assert all(size % group == 0 for size in sizes[:-1])

@@ -98,7 +98,7 @@ static void go_on(llama_h2o_archive & archive, uint8_t settings, const memory_fi
     check_rows(archive);
 
     // positions end there
-    static constexpr uint32_t MORE = 150;
+    static constexpr uint32_t MORE = 300;
     if (archive.next() <= std::numeric_limits<int32_t>::max() - int32_t(MORE)) {
         extend(archive, MORE, random);
         check_rows(archive);
@@ -131,7 +131,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         go_on(*archive, data[0], file, random);
     } else {
         expect(file.content() == content, "a file that is refused stays as it is");
-        extend(*archive, 70, random);
+        extend(*archive, 140, random);
         check_rows(*archive);
     }
 

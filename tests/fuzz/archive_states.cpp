@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
 
     const auto archive = new_archive(data[0]);
     random_numbers random(data[1]);
-    extend(*archive, data[1] & 0x7f, random);
+    extend(*archive, 2 * (data[1] & 0x7f), random);
     const bytes before = state_of(*archive);
 
     bytes state(data + FRONT, data + size);
@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     check_state(*archive, data[0]);
 
     // positions end there
-    static constexpr uint32_t MORE = 70;
+    static constexpr uint32_t MORE = 140;
     if (archive->next() <= std::numeric_limits<int32_t>::max() - int32_t(MORE)) {
         extend(*archive, MORE, random);
         check_rows(*archive);

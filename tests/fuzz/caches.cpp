@@ -37,8 +37,8 @@ static constexpr settings SETTINGS[] = {
     { "llama", "roco:guard=0.3", GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
     { "llama", "keydiff", GGML_TYPE_F32, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
     { "llama", "h2o", GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
-    { "llama", "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 14 },
-    { "gemma2", "tova", GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 15 },
+    { "gemma2", "tova", GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
     { "lfm2", "h2o-mean", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
 };
 
@@ -125,7 +125,7 @@ llama_pos cache::newest() const {
 bool cache::is_empty() const {
     const auto now = stats();
 
-    return newest() == -1 && now.n_used == 0 && now.n_recalled == 0 && now.n_archived == 0 &&
+    return newest() == -1 && now.n_used == 0 && now.n_archived == 0 && now.n_looked == 0 &&
            now.n_pinned == params.pinned && now.pos_removable == 0;
 }
 
@@ -136,7 +136,6 @@ void cache::clear() {
 void cache::check_rows() const {
     const auto now = stats();
     expect(now.n_used <= params.heavy + params.recent + params.pinned + params.slack, "the capacity is kept");
-    expect(now.n_recalled <= params.recall, "no more is recalled than was asked for");
 
     for (int32_t il = 0; il < N_LAYER; ++il) {
         const auto layer = rows_of(il);
@@ -257,12 +256,24 @@ bool cache::remove_from(llama_pos pos) {
     return llama_memory_seq_rm(llama_get_memory(ctx), 0, pos, -1);
 }
 
-int32_t cache::recall(uint32_t n_rows) {
-    return llama_h2o_recall(ctx, 0, n_rows, 4);
+std::vector<double> cache::found() const {
+    static constexpr llama_pos MOST = 1024; // a state may say that a text is longer than there is memory for
+
+    const llama_pos first = std::max(0, newest() + 1 - MOST);
+    std::vector<double> res(size_t(newest() + 1 - first));
+    if (has_archive()) {
+        const int32_t status = llama_h2o_get_found(ctx, 0, first, uint32_t(res.size()), res.data());
+        expect(status == LLAMA_H2O_OK, "it is known what was found");
+    }
+
+    return res;
 }
 
-void cache::drop_recalled() {
-    expect(llama_h2o_drop_recalled(ctx, 0) == LLAMA_H2O_OK, "what was recalled can be dropped");
+void cache::forget_found() {
+    if (has_archive()) {
+        expect(llama_h2o_forget_found(ctx, 0) == LLAMA_H2O_OK, "what was found can be forgotten");
+        expect(stats().n_looked == 0 && stats().found == 0.0, "and is");
+    }
 }
 
 int32_t cache::pin(uint32_t n_pinned) {

@@ -35,7 +35,6 @@ static void write_states(const std::filesystem::path & folder) {
             for (uint32_t done = 0; done < n; done += 11) {
                 expect(text.read(random_tokens(std::min(11u, n - done), random)), "a text can be read");
             }
-            text.recall(10);
             write(folder, "cache-" + std::to_string(i) + "-" + std::to_string(n), { uint8_t(i), uint8_t(n) },
                     text.state());
         }
@@ -46,14 +45,14 @@ static void write_archives(const std::filesystem::path & folder) {
     random_numbers random(2);
     for (const uint8_t settings : { 3, 3 + 4 + 16 }) { // q4_0; with a layer that has no V, and two pages at most
         const auto archive = new_archive(settings);
-        extend(*archive, settings == 3 ? 70 : 40, random);
+        extend(*archive, settings == 3 ? 140 : 80, random);
         write(folder / "archive_states", std::to_string(settings), { settings, 0 }, state_of(*archive));
 
         const auto in_file = new_archive(settings);
         const memory_file file({});
         in_file->open_file(file.path(), TEXT_ID);
         for (int n = 0; n < 4; ++n) { // two whole pages, not all at once
-            extend(*in_file, 40, random);
+            extend(*in_file, 80, random);
         }
         write(folder / "archive_files", std::to_string(settings), { settings, 0 }, file.content());
     }

@@ -12,8 +12,7 @@
 #include <cstdint>
 #include <map>
 
-static constexpr size_t MAX_STEPS      = 24;
-static constexpr uint32_t MAX_RECALLED = 12;
+static constexpr size_t MAX_STEPS = 24;
 
 // Of a state: a magic number, and the sequence that it was of, which may be any.
 static constexpr size_t N_FRONT = 8;
@@ -56,7 +55,6 @@ private:
     void remove(uint32_t n);
     void go_back_to_mark(uint32_t n);
     void mark();
-    void recall(uint32_t n);
     void pin(uint32_t n);
     void save(uint32_t i);
     void load(uint32_t i);
@@ -71,7 +69,7 @@ private:
     told now;
     std::array<saved, 2> slots;
     std::map<llama_pos, saved> marks;
-    uint32_t n_changes = 0; // of what a mark does not go back on: pins, recalled rows
+    uint32_t n_changes = 0; // of what a mark does not go back on: pins
     random_numbers random { 1 };
 };
 
@@ -150,18 +148,6 @@ void sequence::go_back_to_mark(uint32_t n) {
     }
 }
 
-void sequence::recall(uint32_t n) {
-    if (!text.has_archive()) {
-        return;
-    }
-    ++n_changes;
-    if (n == 0) {
-        text.drop_recalled();
-    } else {
-        expect(text.recall(std::min(n, MAX_RECALLED)) <= int32_t(n), "no more is recalled than was asked for");
-    }
-}
-
 void sequence::pin(uint32_t n) {
     ++n_changes;
     switch (n % 4) {
@@ -222,7 +208,7 @@ void sequence::step(uint8_t byte) {
         case 1:
             return remove(n / 4);
         case 2:
-            return recall(n);
+            return text.forget_found();
         case 3:
             return mark();
         case 4:
@@ -244,6 +230,9 @@ void sequence::step(uint8_t byte) {
 
 void sequence::check() const {
     text.check_rows();
+    const auto found = text.found();
+    expect(std::all_of(found.begin(), found.end(), [](double x) { return x >= 0.0 && std::isfinite(x); }),
+            "what was looked at makes sense");
     expect(text.newest() + 1 == llama_pos(now.n_tokens), "a text is as long as what was read");
 
     std::vector<llama_pos> kept;
@@ -274,6 +263,8 @@ std::vector<float> sequence::future(const bytes & state) {
     for (const auto & head : text.rows()) {
         res.insert(res.end(), head.begin(), head.end());
     }
+    const auto found = text.found();
+    res.insert(res.end(), found.begin(), found.end());
 
     return res;
 }

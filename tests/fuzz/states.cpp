@@ -68,8 +68,8 @@ static void go_on(cache & text, uint8_t what) {
     if (what & 1) {
         text.remove_tail(random.next(8));
     }
-    if (what & 2 && text.has_archive()) {
-        text.recall(1 + random.next(12));
+    if (what & 2) {
+        text.forget_found();
     }
     if (!read(text, 1, random)) {
         return;
@@ -77,11 +77,7 @@ static void go_on(cache & text, uint8_t what) {
     text.check_rows();
     check_state(text);
 
-    if (text.has_archive() && what & 4) {
-        text.recall(1 + random.next(12));
-        check_state(text);
-    }
-    for (uint32_t i = 0; i < uint32_t(what >> 3 & 3); ++i) {
+    for (uint32_t i = 0; i < uint32_t(what >> 2 & 7); ++i) {
         if (!read(text, 1 + random.next(16), random)) {
             return;
         }

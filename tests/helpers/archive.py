@@ -19,7 +19,7 @@ from row_types import TYPES
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 
-N_PAGE = 64
+N_PAGE = 128
 PADDING = 4096
 
 # KV heads and the elements of their rows of K and of V, layer by layer
@@ -70,7 +70,6 @@ class Token:
     """All that an archive holds of a token; the rows of all heads, layer by layer."""
 
     id: int
-    shift: int
     k: FloatArray
     v: FloatArray
 
@@ -80,9 +79,9 @@ def elements(layers: Sequence[Any], part: int) -> int:
     return sum(shape[0] * shape[part] for shape in layers)
 
 
-def random_token(rng: np.random.Generator, shift: int, layers: Sequence[Any] = LAYERS) -> Token:
+def random_token(rng: np.random.Generator, layers: Sequence[Any] = LAYERS) -> Token:
     k, v = (rng.normal(size=elements(layers, part)).astype(np.float32) for part in (1, 2))
-    return Token(int(rng.integers(2**31)), shift, k, v)
+    return Token(int(rng.integers(2**31)), k, v)
 
 
 class Archive:
@@ -187,9 +186,8 @@ class Archive:
         return n_missing.value
 
     def extend(self, tokens: Sequence[Token]) -> None:
-        """All of one shift."""
         p = self.held.stop
-        self.call("extend", len(tokens), tokens[0].shift, pointer(int32s(t.id for t in tokens)))
+        self.call("extend", len(tokens), pointer(int32s(t.id for t in tokens)))
         for i in range(len(tokens)):
             if p + i in self.held:
                 self.set(p + i, tokens[i])
@@ -199,11 +197,11 @@ class Archive:
         self.call("set", p, pointer(token.k), pointer(token.v))
 
     def get(self, p: int) -> Token:
-        shift, token = ctypes.c_int32(), ctypes.c_int32()
-        self.call("token", p, ctypes.byref(shift), ctypes.byref(token))
+        token = ctypes.c_int32()
+        self.call("token", p, ctypes.byref(token))
         k, v = (np.zeros(elements(self.layers, part), np.float32) for part in (1, 2))
         self.call("get", p, pointer(k), pointer(v))
-        return Token(token.value, shift.value, k, v)
+        return Token(token.value, k, v)
 
     def page(self, page: int, layer: int, head: int) -> tuple[ByteArray, ByteArray]:
         """The bytes of its rows, [N_PAGE, bytes of a row], of K and of V."""
@@ -226,12 +224,10 @@ class Archive:
         return PADDING + padded(1) + padded(2)
 
 
-def append(
-    archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int, shift: int = 0
-) -> None:
+def append(archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int) -> None:
     """Random tokens to both; those that the archive drops go from the other one, too."""
     p = archive.held.stop
-    new = [random_token(rng, shift, archive.layers) for _ in range(n)]
+    new = [random_token(rng, archive.layers) for _ in range(n)]
     archive.extend(new)
     tokens |= {p + i: token for i, token in enumerate(new)}
     for gone in tokens.keys() - {*archive.held}:
@@ -244,9 +240,7 @@ def assert_holds(archive: Archive, tokens: dict[int, Token]) -> None:
     if not tokens:
         return
     found = [archive.get(p) for p in tokens]
-    assert [(token.id, token.shift) for token in found] == [
-        (token.id, token.shift) for token in tokens.values()
-    ]
+    assert [token.id for token in found] == [token.id for token in tokens.values()]
     for part in ("k", "v"):
         rows, given = (
             np.stack([getattr(token, part) for token in of]) for of in (found, tokens.values())

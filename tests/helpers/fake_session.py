@@ -124,7 +124,7 @@ class FakeSession:
             "bytes": 640 * 1024,
             "bytes_full": max(n, 640) * 1024,
             "bytes_archive": max(0, n - 512) * 512,
-            "missed_mass": 0.034 if n > 640 else None,
+            "found_share": 0.034 if n > 640 else None,
         }
 
     def map(self, layer: int | None, head: int | None) -> dict[str, Any]:

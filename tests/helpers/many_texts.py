@@ -11,16 +11,16 @@ import numpy as np
 
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_llama import ONE_THREAD
+from tiny_llama import ONE_THREAD, PAPER
 
 Result = TypeVar("Result")
 
 PATIENCE = 60
 
 
-def tiny_engine(path: Path, *, policy: str = "h2o", **settings: Any) -> Engine:
+def tiny_engine(path: Path, **settings: Any) -> Engine:
     """An engine with the settings of `tiny_llama`."""
-    return Engine(str(path), policy=policy, **ONE_THREAD, **settings)
+    return Engine(str(path), **ONE_THREAD, **PAPER | settings)
 
 
 def at_once(works: Sequence[Callable[[], Result]]) -> list[Result]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyh2o import Llama
-from pyh2o.reference import Recalled, ReferenceLlama
+from pyh2o.reference import ReferenceLlama, codes, search
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -21,7 +22,13 @@ LayerRows = tuple[Sequence[IntArray], Sequence[FloatArray]]
 # Two right implementations round differently. Where a choice was closer than this, both are right.
 CLEAR_MARGIN = 1e-4
 
+# The same of what is found, in logits; and of the whole numbers that estimates are made of, one
+# of which may be rounded the other way where a query differs in its last bit.
+CLEAR_SEARCH = 0.04
+CLEAR_ROUNDING = 1e-4
+
 MOST_ATTEMPTS = 2000
+MOST_SEARCHES = 20_000
 
 
 @dataclass(frozen=True)
@@ -33,14 +40,16 @@ class Step:
         n_tokens: of the text after it.
         logits: [len(tokens), n_vocab].
         rows: it has afterwards, of each layer.
-        recalled: what it recalled after that.
+        found: [n_tokens] how much the text looked at evicted rows so far, by position.
+        found_share: of the attention of all its tokens.
     """
 
     tokens: list[int]
     n_tokens: int
     logits: FloatArray
     rows: list[LayerRows]
-    recalled: Recalled
+    found: FloatArray
+    found_share: float
 
 
 def chose_clearly(reference: ReferenceLlama) -> bool:
@@ -67,7 +76,6 @@ def clear_steps(
     sizes: Sequence[int],
     *,
     margin: float = CLEAR_MARGIN,
-    recall: Sequence[int] = (),
 ) -> tuple[list[Step], ReferenceLlama]:
     """Steps of a random text in which every choice is made by more than rounding.
 
@@ -78,7 +86,6 @@ def clear_steps(
         rng: draws the tokens.
         sizes: tokens of each step; below 0, as many are taken back.
         margin: what counts as close.
-        recall: rows to recall after each step; below 0, what is there stays. None for no recall.
 
     Returns:
         The steps, and the reference after them.
@@ -86,12 +93,17 @@ def clear_steps(
     steps: list[Step] = []
     befores = [_copy(reference)]  # the reference before each step, and after the last
     n_close: dict[int, int] = {}
+    n_searched = 0
     while len(steps) < len(sizes):
         now = _copy(befores[-1])
-        n_recall = recall[len(steps)] if recall else -1
-        steps.append(_step(now, rng, sizes[len(steps)], n_recall))
+        with _watched_rounding() as distances:
+            steps.append(_step(now, rng, sizes[len(steps)]))
         befores.append(now)
-        if min(now.smallest_margin, now.recalled.margin) < margin:
+        if now.smallest_search_margin < CLEAR_SEARCH or min(distances) < CLEAR_ROUNDING:
+            n_searched += 1
+            assert n_searched < MOST_SEARCHES, "no text that is searched without close choices"
+            del steps[-1], befores[-1]
+        elif now.smallest_margin < margin:
             attempt = n_close[len(steps)] = n_close.get(len(steps), 0) + 1
             assert attempt < MOST_ATTEMPTS, "no text without close choices"
             # Rows were chosen before this step was read: by the step before, or by earlier ones.
@@ -100,10 +112,34 @@ def clear_steps(
     return steps, befores[-1]
 
 
+@contextmanager
+def _watched_rounding() -> Iterator[list[float]]:
+    """How far what estimates are made of is from being rounded the other way, at the least."""
+    distances = [1.0]
+    exactly = search.estimates
+
+    def watched(pages: Sequence[codes.PageCodes], queries: FloatArray) -> FloatArray:
+        groups = codes.hadamard(queries).reshape(len(queries), -1, codes.GROUP)
+        most = np.abs(groups).sum(axis=-1)
+        steps = 2 * most.max(axis=-1)[:, None, None] / codes.LARGEST
+        entries = (groups @ codes.SIGNS.T + most[:, :, None]) / steps
+        distances.append(float(np.abs(entries % 1 - 0.5).min()))
+        return exactly(pages, queries)
+
+    search.estimates = watched  # type: ignore[assignment]
+    try:
+        yield distances
+    finally:
+        search.estimates = exactly
+
+
 def read(
     reference: ReferenceLlama, tokens: Sequence[int] | IntArray, *, ubatch: int = 512
 ) -> FloatArray:
-    """Let the reference read tokens as `Llama.eval` does: chunks end where the cache is full.
+    """Let the reference read tokens as `Llama.eval` does.
+
+    Chunks end where the cache is full, and every `slack` tokens from the start of the text, or from
+    the last time when it was full.
 
     Returns:
         [n_tokens, n_vocab] logits.
@@ -112,7 +148,9 @@ def read(
     assert eviction is not None
     logits: list[FloatArray] = []
     while len(tokens):
-        room = eviction.capacity - reference.n_rows or eviction.slack
+        n_rows, size = reference.n_rows, eviction.slack
+        n_since = n_rows if n_rows == reference.n_tokens else n_rows - eviction.budget
+        room = min(eviction.capacity - n_rows, size - n_since % size) or size
         logits.append(reference.eval(tokens[:room], ubatch=ubatch))
         tokens = tokens[room:]
     return np.concatenate(logits) if logits else reference.eval(tokens)
@@ -123,15 +161,20 @@ def _copy(reference: ReferenceLlama) -> ReferenceLlama:
     return copy.deepcopy(reference, {id(reference.weights): reference.weights})
 
 
-def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int, n_recall: int) -> Step:
+def _step(reference: ReferenceLlama, rng: np.random.Generator, size: int) -> Step:
     n_vocab = len(reference.weights.embedding)
     if size < 0:
         reference.remove(reference.n_tokens + size)
     tokens = rng.integers(0, n_vocab, max(0, size))
     logits = read(reference, tokens)
-    if n_recall >= 0:
-        reference.recall(n_recall)
-    return Step(tokens.tolist(), reference.n_tokens, logits, rows_of(reference), reference.recalled)
+    return Step(
+        tokens.tolist(),
+        reference.n_tokens,
+        logits,
+        rows_of(reference),
+        reference.found_weights.copy(),
+        reference.found_share,
+    )
 
 
 def assert_same_steps(

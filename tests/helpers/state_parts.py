@@ -16,29 +16,22 @@ SIZES = {"n_layer": N_LAYER, "n_head": N_HEAD, "n_head_kv": N_HEAD_KV, "head_siz
 
 
 class RecallPart:
-    """What a state says of a stream's archive and of the rows that are recalled."""
+    """What a state says of a stream's archive, and of the tokens that are none of it yet."""
 
-    HEAD = np.dtype(
-        [(name, "<u4") for name in ("n_question", "n_tokens", "n_rows", "n_spans")]
-        + [("hidden", "<f8"), ("missed", "<f8")]
-    )
-    SPAN = np.dtype([("p0", "<i4"), ("p1", "<i4"), ("weight", "<f8")])
-    SLOT = np.dtype([("pos", "<i4"), ("rope", "<i4")])
     # in front of the pages, which have the same numbers
     ARCHIVE = np.dtype(
         [("magic", "<u8"), ("layout", "<u8")]
         + [(name, "<i4") for name in ("begin", "first", "next", "page")]
         + [("text", "<u8")]
     )
-    N_PAGE = 64  # tokens
+    N_PAGE = 128  # tokens
     PAGE = np.dtype(
         [
             *(("magic", "<u8"), ("page", "<u4"), ("begin", "<i4"), ("first", "<i4")),
             *(("count", "<u4"), ("token", "<i4", N_PAGE), ("text_before", "<u8")),
-            ("shift", "<i4", N_PAGE),
         ]
     )
-    MAGIC = struct.pack("<Q", 0x68326F6172636802)
+    MAGIC = struct.pack("<Q", 0x68326F6172636803)
 
     def __init__(self, data: bytes, bytes_archive: int) -> None:
         self.at = at = data.index(self.MAGIC)
@@ -46,24 +39,9 @@ class RecallPart:
         at += self.ARCHIVE.itemsize
         self.pages = data[at : at + bytes_archive]
         at += bytes_archive
-        self.head = np.frombuffer(data, self.HEAD, 1, at).copy()
-        at += self.HEAD.itemsize
-        n_rows, n_spans = int(self.head["n_rows"][0]), int(self.head["n_spans"][0])
-        self.pieces: dict[str, npt.NDArray[Any]] = {}
-        for name, dtype, n in (
-            ("question", self.SLOT, int(self.head["n_question"][0])),
-            ("tokens", np.dtype("<i4"), int(self.head["n_tokens"][0])),
-            ("spans", self.SPAN, n_spans),
-            ("cells", np.dtype("<u4"), n_rows),
-            ("pos", np.dtype("<i4"), n_rows * N_LAYER * N_HEAD_KV),
-        ):
-            self.pieces[name] = np.frombuffer(data, dtype, n, at).copy()
-            at += self.pieces[name].nbytes
-        self.size = at - self.at
-
-    def __getattr__(self, name: str) -> npt.NDArray[Any]:
-        pieces: dict[str, npt.NDArray[Any]] = self.__dict__["pieces"]
-        return pieces[name]
+        n_tokens = int(np.frombuffer(data, "<u4", 1, at)[0])
+        self.tokens: npt.NDArray[Any] = np.frombuffer(data, "<i4", n_tokens, at + 4).copy()
+        self.size = at + 4 + self.tokens.nbytes - self.at
 
     @property
     def page_size(self) -> int:
@@ -71,8 +49,8 @@ class RecallPart:
         return len(self.pages) // ((int(self.archive["next"][0]) - 1) // self.N_PAGE + 1)
 
     def bytes(self) -> bytes:
-        data = self.archive.tobytes() + self.pages + self.head.tobytes()
-        return data + b"".join(each.tobytes() for each in self.pieces.values())
+        n_tokens = struct.pack("<I", len(self.tokens))
+        return self.archive.tobytes() + self.pages + n_tokens + self.tokens.tobytes()
 
 
 class State:
@@ -90,7 +68,7 @@ class State:
         + [(name, "<i4") for name in ("shift", "pos_removable", "pos_forgotten")]
         + [(name, "<u8") for name in ("n_compactions", "n_cells_freed", "n_rows_evicted")]
         + [(name, "<u8") for name in ("n_rows_moved", "n_rebases", "t_compactions", "t_rebases")]
-        + [(name, "<u8") for name in ("n_recalls", "t_recalls", "t_archive")]
+        + [("t_archive", "<u8")]
     )
     N_CELLS, ROW, RING = 256, HEAD_SIZE * 2, HEAD_SIZE * N_HEAD * 4  # of f16 rows; of a query
 
@@ -114,9 +92,7 @@ class State:
             self.positions.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
             self.rotary.append(self._take("<i4", N_HEAD_KV * self.N_CELLS))
             self.scores.append([self._take("<f4", n_span) for _ in range(N_HEAD_KV)])
-            n_bytes = (
-                n_queries + self._n_question()
-            ) * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
+            n_bytes = n_queries * self.RING + 2 * N_HEAD_KV * self.ROW * n_span
             self.rows.append(self._take("<u1", n_bytes))
         assert self._at + 8 == len(data)
 
@@ -128,13 +104,9 @@ class State:
         n_span, n_queries = int(head["n_span"]), int(head["n_queries"])
         lists = 8 * int(head["n_spans"]) + 4 * int(head["n_starts"]) + 8 * n_queries + 9 * n_used
         layer = N_HEAD_KV * (8 * self.N_CELLS + (4 + 2 * self.ROW) * n_span)
-        rings = (n_queries + self._n_question()) * self.RING
-        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + rings) + 8
+        rest = self.HEAD.itemsize + lists + N_LAYER * (layer + n_queries * self.RING) + 8
         rest += self.recall.size if self.recall else 0
         return int(head["n_used"]) == n_used and at + rest == len(self._data)
-
-    def _n_question(self) -> int:
-        return int(self.recall.head["n_question"][0]) if self.recall else 0
 
     def _take(self, dtype: Any, n: int) -> npt.NDArray[Any]:
         array = np.frombuffer(self._data, dtype, n, self._at).copy()

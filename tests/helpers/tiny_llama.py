@@ -26,16 +26,13 @@ def stored_as(kv_type: str) -> dict[str, int]:
 EXACT_ROWS = stored_as("f32")
 
 
-def tiny_llama(path: Path, *, verbose: bool = False, policy: str = "h2o", **settings: Any) -> Llama:
-    """Our class, with the paper's policy, as the reference has it, unless told otherwise."""
-    return Llama(str(path), verbose=verbose, policy=policy, **ONE_THREAD, **settings)
+# The paper's algorithm, as the reference has it.
+PAPER: dict[str, Any] = {"policy": "h2o", "recall": 0}
 
 
-def told_to_recall(path: Path, **settings: Any) -> Llama:
-    """The same; nothing is recalled but when a test says so."""
-    llm = tiny_llama(path, **settings)
-    llm._holds_recalled = True
-    return llm
+def tiny_llama(path: Path, *, verbose: bool = False, **settings: Any) -> Llama:
+    """Our class, with the paper's algorithm, unless told otherwise."""
+    return Llama(str(path), verbose=verbose, **ONE_THREAD, **PAPER | settings)
 
 
 @functools.cache

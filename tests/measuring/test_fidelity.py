@@ -59,7 +59,7 @@ def measured(
 
 
 def test_budget_as_large_as_the_text_loses_nothing(path: Path, rng: np.random.Generator) -> None:
-    caches = CacheSettings(("h2o",), (1.0,), 0.5)
+    caches = CacheSettings(("h2o",), (1.0,), 0.5, recalls=(0,))
     summaries, file, _ = measured(fidelity_settings(path, random_text(rng, 900), caches=caches))
     full, same = summaries
     assert same.kl_mean == pytest.approx(0, abs=1e-6)
@@ -68,6 +68,39 @@ def test_budget_as_large_as_the_text_loses_nothing(path: Path, rng: np.random.Ge
     assert same.nll_to_full == pytest.approx(0, abs=1e-6)
     assert same.first == 100
     assert [unit["compactions"] for unit in file.units.values()] == [0, 0]
+    assert [unit["attention"] for unit in file.units.values()] == [None, None]
+
+
+def test_all_that_was_evicted_may_be_found(path: Path, rng: np.random.Generator) -> None:
+    """What is left of the difference is the type of the rows in the archive."""
+    caches = CacheSettings(("h2o",), (600,), 0.5, recalls=(0, 400))
+    text = random_text(rng, 2000)
+    summaries, file, _ = measured(fidelity_settings(path, text, tokens=(600,), caches=caches))
+    _, same, found = summaries
+    assert same.kl_mean == pytest.approx(0, abs=1e-6)
+    assert (same.attention, found.recall) == (None, 400)
+    assert found.attention is not None
+    assert 0 < found.attention < 1
+    assert list(file.units.values())[2]["compactions"] > 0
+    assert found.kl_mean is not None
+    assert found.kl_mean < 1e-3
+
+
+@pytest.mark.parametrize("recall", [0, 20])
+def test_tokens_may_be_read_one_by_one(path: Path, rng: np.random.Generator, recall: int) -> None:
+    """As an answer is written, in which each looks for evicted rows by itself."""
+    text = random_text(rng, 900)
+    caches = CacheSettings(("h2o",), (80,), 0.5, recalls=(recall,))
+    settings = fidelity_settings(path, text, caches=caches, at_once=1)
+    _, file, _ = measured(settings)
+    (name,) = [name for name in file.units if "h2o" in name]
+    with tiny_llama(path, n_ctx=400, hh=40, recent=40, recall=recall, logits_all=True) as llm:
+        tokens = text_tokens(llm, settings.texts[0], 0, 400)
+        for token in tokens[:-1]:
+            llm.eval([token])
+        expected = surprises(log_softmax(llm.scores[: len(tokens) - 1]), tokens[1:])[1:]
+    np.testing.assert_allclose(file.arrays(name)["nll"], expected, atol=5e-3)
+    assert settings.options()["at-once"] == 1
 
 
 def test_all_lengths_are_read_with_the_same_rotations(
@@ -77,7 +110,7 @@ def test_all_lengths_are_read_with_the_same_rotations(
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=1, n_ctx_train=1024, arch_variant="longrope"
     )
-    caches = CacheSettings(("h2o",), (1.0,), 0.5)
+    caches = CacheSettings(("h2o",), (1.0,), 0.5, recalls=(0,))
     text = random_text(rng, 1200)
     summaries, _, _ = measured(fidelity_settings(path, text, tokens=(200, 500), caches=caches))
     assert [one.kl_mean for one in summaries] == pytest.approx([0] * 4, abs=1e-6)
@@ -94,7 +127,7 @@ def test_losses_are_those_of_the_reference(path: Path, rng: np.random.Generator)
         )
         logits = reference.eval(tokens, ubatch=1)
         clear = chose_clearly(reference)
-    caches = CacheSettings(("h2o",), (100,), 0.5)
+    caches = CacheSettings(("h2o",), (100,), 0.5, recalls=(0,))
     settings = fidelity_settings(path, text, caches=caches)
     (_, summary), file, _ = measured(settings)
     expected = surprises(log_softmax(logits[:-1].astype(np.float32)), tokens[1:])[1:]
@@ -237,6 +270,7 @@ def test_too_little_disk_space(path: Path, tmp_path: Path, monkeypatch: pytest.M
         ({"tokens": (1,)}, "--tokens 1 with --from 0 leaves no token"),
         ({"first": 400}, "--tokens 400 with --from 400 leaves no token"),
         ({"stretch": 0}, "a --stretch of 1 or more"),
+        ({"at_once": 0}, "--at-once 0: give 1 or more tokens"),
     ],
 )
 def test_refused_fidelity(change: dict[str, Any], message: str) -> None:

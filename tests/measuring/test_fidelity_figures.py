@@ -58,8 +58,11 @@ def test_fidelity_tables() -> None:
         *("0.0321", "0.0123", "0.1000", "0.5000", "91.2%"),
     )
     assert len(first.headings) == len(first.rows[1])
-    (recalling, _) = fidelity_tables([replace(SUMMARY, recall=256)], 2048)
-    assert recalling.rows[0][1] == "819 (1024) + 256"
+    finding = replace(SUMMARY, recall=200, attention=0.0625)
+    (with_archive, _) = fidelity_tables([full, finding], 2048)
+    assert with_archive.headings == (*first.headings, "attention found")
+    assert with_archive.rows[1][1] == "619 (1024) + 200"
+    assert [row[-1] for row in with_archive.rows] == ["", "6.2%"]
     assert second.headings == ("cache", "2,048", "4,096")
     assert second.rows[1] == ("h2o, 20 %", "", "21.50")
 

@@ -47,7 +47,7 @@ def test_worker_evicts_as_the_library_does(path: Path) -> None:
         read = worker.ask(Read(300, last=True))
         generated = worker.ask(Generate(4))
         back = worker.ask(GoBack(10))
-    with tiny_llama(path, n_ctx=TRAINED, hh=32, recent=32) as llm:
+    with tiny_llama(path, n_ctx=TRAINED, hh=32, recent=32, recall=0) as llm:
         llm.eval(start.tokens[:300])
         kv = llm.kv
     assert (read.position, generated.position, back.position) == (300, 304, 304)
@@ -74,33 +74,26 @@ def test_windows_of_the_full_cache_are_no_larger_than_they_have_to_be(tmp_path: 
         assert windowed < llm.kv.bytes_fixed
 
 
-def test_worker_recalls_for_the_end_of_a_text(path: Path) -> None:
-    """Once, and its rows are there while it generates; they count as those in use."""
-    cache = MeasuredCache("a", policy="h2o", cells=256, heavy=32, recent=40, rows=72, recall=24)
+def test_worker_finds_evicted_rows(path: Path) -> None:
+    """Those that a token finds count as rows that it attends to."""
+    cache = MeasuredCache("a", policy="h2o", cells=256, heavy=56, recent=40, rows=96, recall=24)
     start = started(path, cache, 700)
     with closing(WorkerProcess(start)) as worker:
         begun = worker.ask(Generate(50))
         worker.ask(GoBack(0))
-        reading = [worker.ask(Read(100)), worker.ask(Read(200)), worker.ask(Read(40, last=True))]
+        reading = [worker.ask(Read(300)), worker.ask(Read(40, last=True))]
         generated = worker.ask(Generate(70))
-        more = worker.ask(Read(100))
-        again = worker.ask(Read(60, last=True))
-    assert begun.after.recalled == 0
-    assert [done.after.recalled for done in reading] == [0, 0, 24]
-    took = [done.after.recall_seconds - done.before.recall_seconds for done in reading]
-    assert [seconds > 0 for seconds in took] == [False, False, True]
-    assert reading[1].after.bytes_archive > 0
-    assert generated.after.recalled == 24
-    assert generated.after.recall_seconds == reading[2].after.recall_seconds
-    assert generated.after.bytes_in_use > 0.9 * generated.after.bytes_total * (72 + 24) / 256
-    assert more.after.recalled == 0
-    assert again.after.recalled == 24
-    assert again.after.recall_seconds > generated.after.recall_seconds
-    with tiny_llama(path, n_ctx=TRAINED, hh=32, recent=40, recall=24) as llm:
-        llm.read(start.tokens[:340])
+    assert (begun.after.used, begun.after.found_share) == (50, 0)
+    with tiny_llama(path, n_ctx=TRAINED, hh=56, recent=40, recall=24) as llm:
+        llm.eval(start.tokens[:300])
+        llm.eval(start.tokens[300:340])
         kv = llm.kv
-    assert reading[2].after.used == kv.used + kv.recalled
-    assert reading[2].after.bytes_archive == kv.bytes_archive
+    assert reading[1].after.used == kv.used + 24
+    assert reading[1].after.bytes_archive == kv.bytes_archive > 0
+    assert reading[1].after.found_share == pytest.approx(kv.found_share)
+    assert kv.found_share > 0
+    assert generated.after.found_share != reading[1].after.found_share
+    assert generated.after.bytes_in_use > 0.9 * generated.after.bytes_total * 96 / 256
 
 
 def test_full_worker_goes_back(path: Path) -> None:

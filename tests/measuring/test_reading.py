@@ -14,8 +14,9 @@ from pyh2o.measuring.model import NamedText, normalised, text_tokens
 from pyh2o.measuring.quality.metrics import log_softmax, surprises
 from pyh2o.measuring.quality.reading import (
     answer_surprises,
+    found_share,
     predictions,
-    share_recalled,
+    spans_recalled,
     taken_back,
 )
 from tiny_gguf import write_tiny_gguf
@@ -28,7 +29,7 @@ def test_predictions_are_those_of_single_tokens(
 ) -> None:
     """Also where they are read in chunks: what is evicted is the same."""
     tokens = rng.integers(3, 384, 300).tolist()
-    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "slack": slack}
+    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "slack": slack, "recall": 0}
     with (
         tiny_llama(path, **settings) as llm,
         tiny_llama(path, **settings, logits_all=True) as single,
@@ -51,59 +52,59 @@ def test_predictions_that_are_no_numbers(tmp_path: Path) -> None:
             list(predictions(llm, [7, 101, 7]))
 
 
-def test_predictions_recall_as_single_tokens_do(path: Path, rng: np.random.Generator) -> None:
-    tokens = rng.integers(3, 384, 300).tolist()
-    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "recall": 32}
-    with (
-        tiny_llama(path, **settings) as llm,
-        tiny_llama(path, **settings, logits_all=True) as single,
-    ):
-        chunks = [part for _, part in predictions(llm, tokens)]
-        for token in tokens:
-            single.eval([token])
-        assert llm.kv.recalls == single.kv.recalls > 1
-        spans = [[(one.start, one.end) for one in each.recalled()] for each in (llm, single)]
-        assert spans[0] == spans[1] != []
-        expected = log_softmax(single.scores[:300])
-    np.testing.assert_allclose(np.concatenate(chunks), expected, atol=2e-2)
-
-
-def test_recalled_rows_are_there_after_something_is_taken_back(
+def test_tokens_look_for_evicted_rows_together_or_each_for_itself(
     path: Path, rng: np.random.Generator
 ) -> None:
+    tokens = rng.integers(3, 384, 300).tolist()
+    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "recall": 24}
+    with (
+        tiny_llama(path, **settings) as llm,
+        tiny_llama(path, **settings) as together,
+        tiny_llama(path, **settings, logits_all=True) as single,
+    ):
+        apart = [part for _, part in predictions(llm, tokens, 1)]
+        others = [part for _, part in predictions(together, tokens)]
+        for token in tokens:
+            single.eval([token])
+        assert llm.kv.n_looked == single.kv.n_looked > 0
+        assert llm.kv.compactions == together.kv.compactions == single.kv.compactions
+        expected = log_softmax(single.scores[:300])
+    assert [len(part) for part in apart] == [1] * 300
+    assert max(map(len, others)) > 1
+    np.testing.assert_allclose(np.concatenate(apart), expected, atol=2e-2)
+    assert np.abs(np.concatenate(others) - expected).max() > 2e-2
+
+
+def test_token_of_an_answer_finds_no_more_than_when_it_is_written(
+    path: Path, rng: np.random.Generator
+) -> None:
+    tokens, answer = rng.integers(3, 384, 300).tolist(), rng.integers(3, 384, 12).tolist()
+    settings = {"n_ctx": 512, "hh": 40, "recent": 40, "recall": 24}
+    with tiny_llama(path, **settings) as llm, tiny_llama(path, **settings) as other:
+        llm.eval(tokens)
+        losses = answer_surprises(llm, 9, answer)
+        other.eval(tokens)
+        expected = []
+        for fed, token in zip([9, *answer], answer, strict=False):
+            other.eval([fed])
+            logits = np.array(other._ctx.get_logits_ith(-1)[: other.n_vocab()], np.float32)
+            expected.append(surprises(log_softmax(logits[None]), [token])[0])
+    np.testing.assert_allclose(losses, expected, atol=1e-3)
+
+
+def test_what_was_looked_at_since_a_prompt_began(path: Path, rng: np.random.Generator) -> None:
     tokens = rng.integers(3, 384, 600).tolist()
-    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=32) as llm:
+    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=24) as llm:
         llm.eval(tokens)
         llm.read(tokens[100:140])
-        spans = llm.recalled()
-        assert spans
-        losses = answer_surprises(llm, 9, [20] * 100)
-        with taken_back(llm):
-            llm.eval([7] * 300)
-            assert llm.recalled() == spans, "what a question asked for stays"
-            llm.read([8] * 20)
-            assert llm.recalled() != spans
-        assert llm.recalled() == spans
-        recalls = llm.kv.recalls
-        np.testing.assert_array_equal(answer_surprises(llm, 9, [20] * 100), losses)
-        with taken_back(llm):
-            for _ in range(100):
-                llm.eval([7])
-            assert llm.kv.recalls == recalls
-
-
-def test_share_of_places_that_are_recalled(path: Path, rng: np.random.Generator) -> None:
-    tokens = rng.integers(3, 384, 600).tolist()
-    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=32) as llm:
+        n_archived, found = llm.kv.archived, found_share(llm)
+        assert spans_recalled(llm)
+        assert all(0 <= start < end <= n_archived for start, end in spans_recalled(llm))
+        assert found is not None
+        assert 0 < found < 1
+    with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=0) as llm:
         llm.read(tokens)
-        (first, *_), last = llm.recalled(), llm.n_tokens
-        inside = (first.start, first.end)
-        assert share_recalled(llm, [inside]) == 1.0
-        assert share_recalled(llm, [inside, (first.start - 1, first.end)]) == 0.5
-        assert share_recalled(llm, [(last - 5, last)]) is None
-    with tiny_llama(path, n_ctx=512) as llm:
-        llm.read(tokens)
-        assert share_recalled(llm, [(0, 5)]) is None
+        assert (spans_recalled(llm), found_share(llm)) == ([], None)
 
 
 def test_text_goes_on_after_predictions(path: Path) -> None:
@@ -118,15 +119,16 @@ def test_text_goes_on_after_predictions(path: Path) -> None:
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
 
 
-@pytest.mark.parametrize("evict", [True, False])
-def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool) -> None:
+@pytest.mark.parametrize(("evict", "recall"), [(True, 0), (True, 20), (False, 0)])
+def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool, recall: int) -> None:
     settings: dict[str, Any] = {"n_ctx": 600, "hh": 40, "recent": 40, "evict": evict}
+    settings["recall"] = recall
     with tiny_llama(path, **settings) as llm:
 
         def held() -> Any:
             kv = llm.kv
             rows = [llm.kv_rows(layer) for layer in range(3)] if evict else []
-            return [(kv.used, kv.pinned, kv.compactions, llm.n_tokens), *rows]
+            return [(kv.used, kv.pinned, kv.compactions, kv.archived, llm.n_tokens), *rows]
 
         llm.pin(3)
         llm.eval([5 + i % 200 for i in range(500)])
@@ -140,7 +142,7 @@ def test_what_is_taken_back_leaves_no_trace(path: Path, evict: bool) -> None:
             assert_same(held(), before)
         again = answer_surprises(llm, 9, [20, 21, 22])
         np.testing.assert_array_equal(losses, again)
-        parts = [part for _, part in predictions(llm, [9, 20, 21])]
+        parts = [part for _, part in predictions(llm, [9, 20, 21], 1 if recall else 128)]
         np.testing.assert_array_equal(surprises(np.concatenate(parts), [20, 21, 22]), losses)
 
 
@@ -153,7 +155,8 @@ def test_texts_that_need_more_positions_than_there_are(tmp_path: Path) -> None:
     path = write_tiny_gguf(
         tmp_path / "a.gguf", seed=1, n_ctx_train=512, arch_variant="learned_positions"
     )
-    with tiny_llama(path, hh=20, recent=20) as llm, pytest.raises(ContextLimitError, match="512"):
+    settings = {"hh": 20, "recent": 20, "recall": 0}
+    with tiny_llama(path, **settings) as llm, pytest.raises(ContextLimitError, match="512"):
         list(predictions(llm, [5] * 600))
 
 

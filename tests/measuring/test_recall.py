@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from pyh2o.measuring.model import NamedText
 from pyh2o.measuring.quality import recall as recall_module
 from pyh2o.measuring.quality.metrics import share_within
 from pyh2o.measuring.quality.prompts import Prompter
-from pyh2o.measuring.quality.reading import answer_surprises
-from pyh2o.measuring.quality.recall import Recall, RecallSettings
+from pyh2o.measuring.quality.reading import answer_surprises, spans_recalled
+from pyh2o.measuring.quality.recall import Recall, RecallSettings, answered
 from pyh2o.measuring.quality.samples import Question, Sample
+from pyh2o.measuring.quality.tasks import task_named
 from tiny_llama import tiny_llama
 
 
@@ -100,6 +101,30 @@ def test_later_question_stands_behind_the_right_answer(
         assert pieces == ["a=one", "b=two"]
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_questions_that_are_asked_apart_stand_behind_the_text(
+    path: Path, chat_path: Path, is_chat: bool
+) -> None:
+    questions = tuple(
+        Question(f"\nWhat is {name}?", f" {name} is", (value,), (f"{name}={value}",))
+        for name, value in (("a", "one"), ("long name", "two"))
+    )
+    sample = Sample("b=two a=one", questions, apart=True)
+    with tiny_llama(chat_path if is_chat else path, n_ctx=512) as llm:
+        prompter = Prompter(llm)
+        prompt = prompter.prompt(sample)
+        alone = [prompter.prompt(replace(sample, questions=(one,))) for one in questions]
+        for turn, other in zip(prompt.turns, alone, strict=True):
+            assert [*prompt.context, *turn.read] == [*other.context, *other.turns[0].read]
+            assert turn.answer == other.turns[0].answer
+        assert prompt.n_tokens == max(one.n_tokens for one in alone)
+        assert prompter.prompt(sample.longest).n_tokens == prompt.n_tokens
+        assert sample.longest.questions == questions[1:]
+        chained = replace(sample, apart=False)
+        assert chained.longest == chained
+        assert prompter.prompt(chained).n_tokens > prompt.n_tokens
+
+
 def test_recall(path: Path, tmp_path: Path) -> None:
     progress = Quiet()
     target = tmp_path / "a.json"
@@ -116,11 +141,17 @@ def test_recall(path: Path, tmp_path: Path) -> None:
     assert len(units) == 12
     for unit in units.values():
         assert 900 * 0.7 < unit["prompt_tokens"] <= 900 - 50
+        assert unit["recall"] == (unit["rows"] and 37)
         (one,) = unit["answers"]
         assert one["answer"]
         found = [reference.lower() in one["answer"].lower() for reference in one["references"]]
         assert one["score"] == sum(found) / len(found)
-        assert one["wrong"] is one["margin"] is one["found"] is None
+        assert one["wrong"] is one["margin"] is one["overlap"] is None
+        if unit["cache"] == "full":
+            assert one["found"] is one["attention"] is None
+        else:
+            assert 0 < one["attention"] < 1
+            assert one["found"] is not None or unit["task"] == "fwe"
     by_cache = {(one.cache, one.question): one for one in summaries if one.task == "all"}
 
     def losses(*of: str) -> list[float]:
@@ -149,7 +180,8 @@ def test_questions_of_one_text_are_asked_as_if_each_text_ended_there(
 ) -> None:
     """An answer leaves no trace: the second question is asked as if the first answer was right."""
     path = request.getfixturevalue(model)
-    settings = recall_settings(path, tasks=("pairs",), samples=1, tokens=(tokens,))
+    caches = CacheSettings(("h2o",), (150,), 0.5, recalls=(0,))
+    settings = recall_settings(path, tasks=("pairs",), samples=1, tokens=(tokens,), caches=caches)
     recall = Recall(settings, file := results(), Quiet())
     recall.run()
     (sample, prompt) = recall._samples["pairs", tokens, 0]
@@ -157,7 +189,7 @@ def test_questions_of_one_text_are_asked_as_if_each_text_ended_there(
     full = file.units[f"pairs/{tokens}/any/full/0"]["answers"]
     compute = settings.compute
     for when, prefill in (("after", "stream"), ("before", "exact")):
-        answers = file.units[f"pairs/{tokens}/{when}/h2o, 150 rows/0"]["answers"]
+        answers = file.units[f"pairs/{tokens}/{when}/h2o, 150 rows, no recall/0"]["answers"]
         assert [one["references"] for one in answers] == [
             list(one.references) for one in sample.questions
         ]
@@ -179,20 +211,21 @@ def test_questions_of_one_text_are_asked_as_if_each_text_ended_there(
     assert by_question.headings == ("cache", "question", *(f"question {i}" for i in range(1, 6)))
 
 
-def test_wrong_answers_and_recalled_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_answers_and_passages_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = recall_settings(path, tasks=("updated",), samples=2, questions=("after",))
     recall = Recall(settings, file := results(), Quiet())
     (place,) = recall._samples["updated", 900, 0][1].turns[0].places
     looked_for = []
 
-    def share(llm: object, places: list[tuple[int, int]]) -> float:
+    def share(places: list[tuple[int, int]], spans: object, before: int) -> float:
         looked_for.append(places)
-        return float(len(looked_for) < 4)
+        assert 0 < before < 900
+        return float(len(looked_for) < 2)
 
-    monkeypatch.setattr(recall_module, "share_recalled", share)
+    monkeypatch.setattr(recall_module, "share_within", share)
     recall.run()
-    assert len(looked_for) == 4
-    assert looked_for[0] == looked_for[2] == [place]
+    assert len(looked_for) == 2
+    assert looked_for[0] == [place]
     of_h2o = [file.units[f"updated/900/after/h2o, 150 rows/{i}"]["answers"][0] for i in range(2)]
     assert [one["found"] for one in of_h2o] == [1.0, 0.0]
     assert [one["wrong"] for one in of_h2o] == [False, False]
@@ -201,13 +234,14 @@ def test_wrong_answers_and_recalled_places(path: Path, monkeypatch: pytest.Monke
     assert one.margin == pytest.approx(np.mean([of["margin"] for of in of_h2o]))
     assert one.margin != 0
     (table,) = recall.tables(recall.summaries())
-    assert table.headings[-3:] == (
-        *("wrong answer given", "NLL of the wrong one - right one", "recalled"),
+    assert table.headings[-4:] == (
+        *("wrong answer given", "NLL of the wrong one - right one"),
+        *("passage found", "attention found"),
     )
 
 
-def test_evicted_rows_come_back_for_each_question(path: Path) -> None:
-    caches = CacheSettings(("h2o",), (60,), 0.5, recalls=(0, 64))
+def test_evicted_rows_are_found_for_each_question(path: Path) -> None:
+    caches = CacheSettings(("h2o",), (80,), 0.5, recalls=(0, 20))
     settings = recall_settings(path, tasks=("pairs",), samples=1, caches=caches)
     recall = Recall(settings, file := results(), Quiet())
     recall.run()
@@ -216,33 +250,36 @@ def test_evicted_rows_come_back_for_each_question(path: Path) -> None:
         return file.units[f"pairs/900/{when}/{cache}/0"]["answers"]
 
     for when in ("after", "before"):
-        without = answers(when, "h2o, 60 rows")
-        recalling = answers(when, "h2o, 60 rows, recall 64 rows")
-        assert {one["found"] for one in without} == {None}
-        assert [one["nll"] for one in recalling] != [one["nll"] for one in without]
+        without = answers(when, "h2o, 80 rows, no recall")
+        finding = answers(when, "h2o, 80 rows, recall 20 rows")
+        assert {(one["found"], one["attention"]) for one in without} == {(None, None)}
+        assert all(0 < one["attention"] < 1 for one in finding)
+        assert [one["nll"] for one in finding] != [one["nll"] for one in without]
     # by hand
-    (_, prompt) = recall._samples["pairs", 900, 0]
+    sample, prompt = recall._samples["pairs", 900, 0]
     cache = caches.for_text(900)[2]
-    recalled = []
     with open_llama(path, cache, window=900, compute=settings.compute) as llm:
         llm.eval(prompt.context)
         unread: list[int] = []
-        for turn, answer in zip(prompt.turns, answers("after", cache.name), strict=True):
+        of_cache = answers("after", cache.name)
+        for question, turn, told in zip(sample.questions, prompt.turns, of_cache, strict=True):
             unread += turn.read
             llm.read(unread[:-1])
             unread = unread[-1:]
-            recalled.append([(span.start, span.end) for span in llm.recalled()])
-            before = llm.kv.archived
-            assert answer["found"] == share_within(turn.places, recalled[-1], before=before)
+            passages = spans_recalled(llm)
+            assert passages
+            one = answered(llm, task_named("pairs"), question, turn)
+            assert asdict(one) == told
+            if share_within(turn.places, passages, before=llm.kv.archived):
+                assert one.found
             loss = answer_surprises(llm, unread[0], turn.answer).mean()
-            assert answer["nll"] == pytest.approx(loss, abs=1e-4)
-    assert recalled[0] != [] != recalled[-1] != recalled[0]
+            assert one.nll == pytest.approx(loss, abs=1e-4)
     table = recall.tables(recall.summaries())[0]
-    assert [row[1] for row in table.rows][1:] == 2 * ["60 (256)"] + 2 * ["60 (192) + 64"]
+    assert [row[1] for row in table.rows][1:] == 2 * ["80 (256)"] + 2 * ["60 (256) + 20"]
 
 
 def test_recall_of_a_budget_that_covers_the_text_is_the_full_cache_s(path: Path) -> None:
-    caches = CacheSettings(("h2o",), (900,), 0.5)
+    caches = CacheSettings(("h2o",), (900,), 0.5, recalls=(0,))
     recall = Recall(recall_settings(path, caches=caches, samples=1), results(), Quiet())
     recall.run()
     full, *others = [one for one in recall.summaries() if one.task == "fwe"]

@@ -45,9 +45,9 @@ def test_caches() -> None:
     by_name = {cache.name: cache for cache in caches}
     assert [cache.name for cache in caches if cache.is_stock] == ["full", "full, flash attention"]
     half = by_name["64 rows"]
-    assert (half.heavy, half.recent, half.pinned) == (32, 32, 0)
+    assert (half.heavy, half.recent, half.pinned, half.recall) == (32, 32, 0, 16)
     sinks = by_name["sinks + window, 64 rows"]
-    assert (sinks.heavy, sinks.recent, sinks.pinned) == (0, 60, 4)
+    assert (sinks.heavy, sinks.recent, sinks.pinned, sinks.recall) == (30, 30, 4, 0)
 
 
 def test_stock_modes_at_equal_cells_take_part_once_with_a_short_text() -> None:
@@ -84,37 +84,47 @@ def test_policies_are_compared_at_each_budget() -> None:
     assert caches["sinks + window, 64 rows"] == "streaming"
 
 
-def test_recall_is_compared_at_equal_rows_in_all() -> None:
+def test_recall_is_compared_at_equal_rows() -> None:
     settings = replace(
         SETTINGS, budgets=(0.2, 134), kv_types=("f16",), recalls=(0, 32, 0.125), histories=(300,)
     )
     caches = caches_to_compare(settings, TRAINED)
     evicting = [one for one in caches if one.kind == "evicting" and not one.is_streaming]
     assert [(cache.name, cache.rows, cache.recall) for cache in evicting] == [
-        ("20 %", 102, 0),
+        ("20 %, no recall", 102, 0),
         ("20 %, recall 32 rows", 102, 32),
         ("20 %, recall 12.5 %", 102, 64),
-        ("134 rows", 134, 0),  # as many as 20 % and 32 rows
+        ("134 rows, no recall", 134, 0),
         ("134 rows, recall 32 rows", 134, 32),
         ("134 rows, recall 12.5 %", 134, 64),
-        ("166 rows", 166, 0),
-        ("198 rows", 198, 0),
     ]
-    # as many cells for as many rows
-    assert evicting[5].cells == evicting[7].cells
     assert evicting[1].eviction() == {**evicting[0].eviction(), "recall": 32}
-    # the others are those of the budgets
-    names = {cache.name for cache in caches} - {cache.name for cache in evicting}
-    assert "sinks + window, 134 rows" in names
+    # the others are those of the budgets, each once
+    names = [cache.name for cache in caches if cache not in evicting]
+    assert names[2:4] == ["sinks + window, 20 %", "sinks + window, 134 rows"]
     assert "full at 134 rows" in names
-    assert not any("166" in name or "recall" in name for name in names)
+    assert len(names) == len(set(names))
+    assert not any("recall" in name for name in names)
+
+
+def test_budget_of_the_whole_window_has_fewer_heavy_rows() -> None:
+    """For its slack there are no positions left."""
+    trained = 2048
+    for recall in (0, 512):
+        settings = replace(SETTINGS, window=trained, budgets=(1.0,), recalls=(recall,))
+        caches = caches_to_compare(replace(settings, kv_types=("f16",)), trained)
+        cache, sinks = (one for one in caches if one.kind == "evicting")
+        assert (cache.recent, cache.recall) == (1024, recall)
+        assert cache.heavy + cache.recent == cache.rows
+        # what is found needs none
+        assert (cache.rows < trained) == (recall == 0)
+        assert sinks.rows < trained
 
 
 def test_types_of_caches_that_recall() -> None:
     settings = replace(SETTINGS, budgets=(64,), recalls=(32,), policies=("h2o",))
     caches = {one.name: one for one in caches_to_compare(settings, TRAINED)}
     assert caches["h2o, 64 rows, recall 32 rows, q8_0"].recall == 32
-    assert caches["h2o, 96 rows, q8_0"].rows == 96
     assert "h2o, 64 rows" not in caches
 
 
@@ -149,9 +159,9 @@ def test_refused_settings(change: dict[str, Any], message: str) -> None:
         replace(SETTINGS, **change)
 
 
-def test_recall_that_does_not_fit_the_window() -> None:
+def test_recall_that_leaves_no_row_in_the_cache() -> None:
     settings = replace(SETTINGS, budgets=(0.5,), recalls=(0.6,))
-    with pytest.raises(SettingsError, match=r"--budget 0.5 and --recall 0.6 are 563 rows together"):
+    with pytest.raises(SettingsError, match=r"--recall 0.6 is 307 of the 256 rows of --budget 0.5"):
         caches_to_compare(settings, TRAINED)
 
 

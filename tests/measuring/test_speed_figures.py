@@ -59,8 +59,7 @@ def test_figures() -> None:
         peak_bytes=7,
         device_bytes=0,
         archive_bytes=0,
-        recalled=0,
-        recall_seconds=None,
+        found_share=None,
         read_per_second=5.0,
         first_token_seconds=6.2,
         generated_per_second=Range(5.0, 2.5, 10.0),
@@ -197,23 +196,19 @@ def test_a_gpu_has_a_column_and_a_name() -> None:
 def test_recall_has_columns_where_it_is_compared() -> None:
     whole = report()
     without = table.history_table(whole, whole.histories[1])
-    recalling = replace(OURS, name="20 %, recall 8 rows", recall=8)
-    use = KVUse(2 * MIB, 0, 100, 58, bytes_archive=3 * MIB, recalled=8, recall_seconds=9.0)
-    readings = (Reading(10, 10, 3.0, 0.5), Reading(20, 20, 3.0, 0.25))
-    runs = [run_of(STOCK, 2.0), run_of(recalling, 1.0, use=use, readings=readings)]
+    finding = replace(OURS, name="20 %, recall 8 rows", recall=8)
+    use = KVUse(2 * MIB, 0, 100, 58, bytes_archive=3 * MIB, found_share=0.125)
+    runs = [run_of(STOCK, 2.0), run_of(finding, 1.0, use=use)]
     result = history_result(30, runs, BASIS)
-    compared = replace(whole, caches=(STOCK, recalling))
+    compared = replace(whole, caches=(STOCK, finding))
     shown = table.history_table(compared, result)
-    assert [one for one in shown.headings if one not in without.headings] == ["archive", "recall s"]
+    more = [one for one in shown.headings if one not in without.headings]
+    assert more == ["archive", "attention found"]
     rows = [dict(zip(shown.headings, row, strict=True)) for row in shown.rows]
-    assert (rows[0]["archive"], rows[0]["recall s"]) == ("", "")
-    assert (rows[1]["archive"], rows[1]["recall s"]) == ("3.0 MiB", "0.250")
+    assert [rows[0][one] for one in more] == ["", ""]
+    assert [rows[1][one] for one in more] == ["3.0 MiB", "12.5%"]
     figures = json.loads(as_json(replace(compared, histories=(result,))))["histories"][0]["figures"]
-    assert [one["recalled"] for one in figures] == [0, 8]
-    assert [one["recall_seconds"] for one in figures] == [None, 0.25]
-    # without a text there is nothing to recall
-    start = history_result(0, [replace(run, readings=()) for run in runs], BASIS)
-    assert start.figures[1].recall_seconds is None
+    assert [one["found_share"] for one in figures] == [None, 0.125]
 
 
 def test_title_says_what_is_missing() -> None:

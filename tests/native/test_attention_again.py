@@ -1,4 +1,4 @@
-"""What looks at rows outside the graph, recall and some policies, attends as the model does.
+"""Policies that look at rows outside the graph attend as the model does.
 
 The oracle is the model itself, with room for the whole text: what its rows collected of the last
 queries. So the architecture may be any, not only the one that the NumPy reference computes.
@@ -14,14 +14,13 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o import Llama
-from pyh2o.reference.recall_choice import BLOCK, block_sums, block_weights
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama, told_to_recall
+from tiny_llama import EXACT_ROWS, tiny_llama
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
 N_LAYER, N_HEAD, N_TEXT = 2, 4, 200
-HEAVY, RECENT, RECALL, N_QUERIES = 24, 20, 60, 16
+HEAVY, RECENT = 24, 20
 
 # All that can be evicted: ways to rotate, to norm and to scale.
 ARCHITECTURES = (
@@ -70,50 +69,21 @@ def collected_scores(llm: Llama) -> FloatArray:
     return np.array([llm.kv_rows(layer)[1] for layer in range(N_LAYER)])
 
 
-def attention_of_last(path: Path, tokens: list[int], n_queries: int) -> FloatArray:
-    """[n_layer, n_head, n_tokens] the mean share that the last queries give each token."""
+def attention_of_last(path: Path, tokens: list[int]) -> FloatArray:
+    """[n_layer, n_head, n_tokens] the share that the last query gives each token."""
     with tiny_llama(path, **ROOMY) as llm:
-        llm.eval(tokens[:-n_queries])
-        before = np.pad(collected_scores(llm), [(0, 0), (0, 0), (0, n_queries)])
-        llm.eval(tokens[-n_queries:])
-        shares: FloatArray = (collected_scores(llm) - before) / n_queries
+        llm.eval(tokens[:-1])
+        before = np.pad(collected_scores(llm), [(0, 0), (0, 0), (0, 1)])
+        llm.eval(tokens[-1:])
+        shares: FloatArray = collected_scores(llm) - before
     np.testing.assert_allclose(shares.sum(axis=2), 1, atol=1e-4)
     return shares
 
 
-def hidden_rows(llm: Llama, n_archived: int) -> npt.NDArray[np.bool_]:
-    """[n_layer, n_head, n_archived] that are in the archive and not in the head."""
-    archived = np.arange(n_archived)
-    rows = [llm.kv_rows(layer)[0] for layer in range(N_LAYER)]
-    return np.array([[~np.isin(archived, head) for head in heads] for heads in rows])
-
-
-def test_recall_attends_as_the_model(path: Path, rng: np.random.Generator) -> None:
-    """It took Grok's logits for those of a model that does not cap them."""
-    tokens = rng.integers(3, 384, N_TEXT).tolist()
-    shares = attention_of_last(path, tokens, N_QUERIES)
-    with told_to_recall(path, recall=RECALL, recall_type="f32", **EVICTING) as llm:
-        llm.eval(tokens)
-        archived = np.arange(llm.kv.archived)
-        hidden = hidden_rows(llm, archived.size)
-        llm._cache._kv.recall(RECALL, N_QUERIES)
-        kv, spans = llm.kv, llm.recalled()
-
-    masses = block_sums(np.where(hidden, shares[..., : archived.size], 0), archived)
-    assert kv.hidden_mass == pytest.approx(masses.sum(axis=2).mean(), abs=1e-4)
-    weights = block_weights(masses)
-    assert any(span.start <= weights.argmax() * BLOCK < span.end for span in spans)
-    np.testing.assert_allclose(
-        [span.weight for span in spans],
-        [weights[span.start // BLOCK : -(-span.end // BLOCK)].sum() for span in spans],
-        rtol=1e-3,
-    )
-
-
 def test_policies_that_look_again_attend_as_the_model(path: Path, rng: np.random.Generator) -> None:
-    """Those of the last queries: their scores are what those queries give."""
+    """Those of the last query: their scores are what it gives. Grok caps its logits."""
     tokens = rng.integers(3, 384, N_TEXT).tolist()
-    shares = attention_of_last(path, tokens, 1)
+    shares = attention_of_last(path, tokens)
     with tiny_llama(path, policy="tova", **EVICTING) as llm:
         llm.eval(tokens)
         for layer in range(N_LAYER):

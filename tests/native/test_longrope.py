@@ -81,17 +81,6 @@ def test_factors_are_those_of_a_full_cache_for_the_window(
     assert np.abs(logits[n_ctx] - logits[other]).max() > 0.1
 
 
-def test_more_cells_than_few_positions(path: Path, rng: np.random.Generator) -> None:
-    """Those of recalled rows lie beside a short window's."""
-    tokens = random_tokens(rng, 200)
-    with closing(stock(path, n_ctx=256)) as full:
-        expected = read(full, tokens)
-    rows = {"hh": 180, "n_ctx": 256, "recall": 64, "n_batch": SLACK, "logits_all": True}
-    with evicting(path, attention="ops", **rows) as llm:
-        assert llm.kv.cells == 512
-        np.testing.assert_array_equal(read(llm, tokens), expected)
-
-
 @pytest.mark.parametrize(("n_ctx", "n_tokens"), [(256, 700), (300, 2000)])
 @pytest.mark.parametrize("dense", [False, True], ids=["original", "dense"])
 def test_every_step_equals_the_reference(

@@ -110,7 +110,7 @@ def test_a_state_goes_from_machine_to_machine(path: Path, server: str) -> None:
 
 
 def test_evicted_rows_come_back_from_a_server(path: Path, server: str) -> None:
-    settings = {**SETTINGS, "recall": 20, "recall_type": "f32", "n_ctx": 64}
+    settings = {**SETTINGS, "hh": 32, "recall": 20, "recall_type": "f32", "n_ctx": 64}
     there, here = tiny_llama(path, rpc_servers=server, **settings), tiny_llama(path, **settings)
     prompt = random_tokens()
     assert written(there, prompt, 20) == written(here, prompt, 20)

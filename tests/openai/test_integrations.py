@@ -32,7 +32,8 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD, tiny_llama
 
 WINDOW = 256
-COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16, "policy": "h2o-far:near=8"}
+POLICY = "h2o-far:near=8"
+COUNTS: dict[str, Any] = {"hh": 24, "recent": 24, "slack": 16, "policy": POLICY, "recall": 0}
 LONG_PROMPT = "Once upon a time there was a window. " * 12
 
 

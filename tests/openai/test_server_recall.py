@@ -1,4 +1,4 @@
-"""The server with a model that recalls: its answers see what the class itself recalls for them."""
+"""The server with a model that recalls: its answers find what they find with the class itself."""
 
 from __future__ import annotations
 
@@ -89,18 +89,18 @@ def without_details(usage: dict[str, Any]) -> dict[str, Any]:
 def test_an_answer_is_the_model_s(
     server: Any, engine: Engine, path: Path, rng: np.random.Generator
 ) -> None:
-    """It needs what was recalled: without recall it is another one."""
+    """It needs what is found: without recall it is another one."""
     messages = long_chat(rng)
     answer = asked(server, messages).json
     with recalling(path) as alone:
         expected = expected_of(alone, messages)
         (place,) = engine.report()
         assert list(place.recalled) == [(each.start, each.end) for each in alone.recalled()] != []
-        assert (place.kv.recalls, place.kv.recalled) == (1, RECALL)
+        assert place.kv.n_looked == alone.kv.n_looked == alone.n_tokens
+        assert place.kv.found_share == pytest.approx(alone.kv.found_share, rel=1e-3)
         assert place.kv.archived == alone.kv.archived > 0
         n_prompt = alone.n_tokens + 1 - SAMPLING["max_tokens"]
     assert content_of(answer) == content_of(expected)
-    # the end of the prompt was read twice, and counts once
     assert without_details(answer["usage"]) == expected["usage"]
     assert answer["usage"]["prompt_tokens"] == n_prompt
     with recalling(path, recall=0) as without:
@@ -122,7 +122,7 @@ def test_a_streamed_answer_is_the_plain_one(
 
 
 def test_chats_by_turns(server: Any, path: Path, rng: np.random.Generator) -> None:
-    """One that goes on keeps its rows; another gets the answer it would get alone."""
+    """One that goes on is not read again; another gets the answer it would get alone."""
     first, second = long_chat(rng), long_chat(rng)
     with recalling(path) as alone:
         for messages in (first, second):

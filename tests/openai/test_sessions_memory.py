@@ -47,7 +47,7 @@ def test_the_map_is_what_the_cache_holds(talk: Any, alone: Llama) -> None:
     numbers = (kv.position, kv.used, kv.budget, kv.capacity, kv.compactions, kv.bytes_total)
     names = ("position", "used", "budget", "capacity", "compactions", "bytes")
     assert tuple(found["kv"][name] for name in names) == numbers
-    assert found["kv"]["missed_mass"] is None
+    assert found["kv"]["found_share"] is None
     one = talk.got("/talk/map?layer=1&head=0")
     expected = kept_tokens(alone, layer=1, head=0)
     assert (one["pairs"], one["kept"]["positions"]) == (1, expected.positions.tolist())

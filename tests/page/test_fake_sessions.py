@@ -15,7 +15,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 clients = needed("session_client", name="the server's packages")
 fakes = needed("fake_sessions", name="the server's packages")
 
-CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16, "recall": 24}
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}
 LONG = "read what was said of the sea and its ships " * 4
 SAID: list[tuple[str, str, Any]] = [
     ("GET", "", None),

@@ -20,7 +20,7 @@ clients = needed("session_client", name="the server's packages")
 serving = needed("serving_program", name="the server's packages")
 
 WIDE = {"viewport": {"width": 1400, "height": 800}}
-CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16, "recall": 24}
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}
 IDLE = "body:not(.making)"
 LIVE = "document.querySelector('#live').textContent"
 

@@ -51,7 +51,7 @@ def test_eviction(tries: Tries) -> None:
         assert budget.slack >= 1
         assert budget.rows <= window
         assert budget.capacity <= n_pos
-        assert budget.cells >= budget.capacity + budget.recall
+        assert budget.cells >= budget.capacity
         assert parse_policy(str(budget.policy)) == budget.policy
         json.dumps(budget.saved(), allow_nan=False)
 

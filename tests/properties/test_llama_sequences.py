@@ -20,7 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from conversations import next_logits
 from mutations import Edit, edited, edits
 from pyh2o import Llama
-from pyh2o.errors import EvictedError, PyH2OError, SettingsError, StateError
+from pyh2o.errors import EvictedError, SettingsError, StateError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, refused
@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "h2o-far": {"policy": "h2o-far"},
     "snap": {"policy": "snap:queries=8"},
     "dense": {"positions": "dense"},
-    "recall": {"recall": 16, "recall_type": "f16"},
+    "recall": {"recall": 8, "recall_type": "f16"},
     "full": {"evict": False, "n_ctx": 2 * LONGEST},
 }
 
@@ -45,7 +45,7 @@ class Done:
     """What a text is, for a new model to do it too.
 
     Attributes:
-        steps: ("eval", tokens), ("pin", n), ("spans", spans) and ("recall", question).
+        steps: ("eval", tokens), ("pin", n) and ("spans", spans).
         exact: whether the rest is known; a text that was shortened has a trace of what it was.
         compactions: after so many its rows are still what they would be without that trace.
         whole: whether the recent rows are all there, which a text that was shortened may lack.
@@ -126,7 +126,7 @@ class LlamaSequence(RuleBasedStateMachine):
         """The text has lost its end, of which the scores know."""
         llm, done = self.llm, self.done
         nothing_evicted = llm.kv.used == llm.n_tokens
-        exact = self.is_exact and nothing_evicted and not llm.recalls
+        exact = self.is_exact and nothing_evicted
         compactions = llm.kv.compactions if llm.evicting else None
         whole = done.whole and nothing_evicted
         self.done = replace(done.first(n_tokens), exact=exact, compactions=compactions, whole=whole)
@@ -160,7 +160,7 @@ class LlamaSequence(RuleBasedStateMachine):
             drawn.append(token)
             if len(drawn) == n:
                 break
-        if self.llm.recalls or not (is_going_on or not self.done.has("spans")):
+        if not is_going_on and self.done.has("spans"):
             self.done = Done((("eval", prompt + drawn[:-1]),), exact=False)
         elif is_going_on:
             self.done = self.done.then("eval", prompt[len(text) :] + drawn[:-1])
@@ -213,19 +213,6 @@ class LlamaSequence(RuleBasedStateMachine):
         else:
             self.done = self.done.then("spans", spans)
 
-    @precondition(lambda self: self.llm.recalls and len(self.done.tokens) > 40)
-    @rule(question=st.sampled_from([None, "what", "who is it that went there"]))
-    def recall(self, question: str | None) -> None:
-        try:
-            self.llm.recall(question)
-        except PyH2OError as error:
-            refused(error)
-            self.done = replace(self.done, exact=False)
-        else:
-            # rows may have been evicted for the question
-            whole = self.done.whole and question is None
-            self.done = replace(self.done.then("recall", question), whole=whole)
-
     @rule(target=states, whole=st.booleans())
     def save(self, whole: bool) -> Any:
         state = self.llm.save_state() if whole else self.llm.kv_state()
@@ -247,8 +234,7 @@ class LlamaSequence(RuleBasedStateMachine):
     def load_damaged(self, saved: Any, changes: list[Edit], n_more: int) -> None:
         """Refused, and then the text is empty; or it is nothing that was changed."""
         state, done, _ = saved
-        # without an archive, whose last queries a refused state may leave out of range
-        if not isinstance(state, bytes) or not self.llm.evicting or self.llm.recalls:
+        if not isinstance(state, bytes) or not self.llm.evicting:
             return
         tokens = [*done.tokens, 5][: max(0, len(done.tokens) + n_more)]
         try:
@@ -277,7 +263,8 @@ class LlamaSequence(RuleBasedStateMachine):
             return
         n_tokens = llm.n_tokens
         assert kv.used <= kv.capacity
-        assert kv.recalled <= llm.budget.recall
+        assert 0 <= kv.found_share < 1
+        assert all(0 <= span.start < span.end <= llm.n_tokens for span in llm.recalled())
         n_recent = kv.recent if self.done.whole else 1
         recent = set(range(max(0, n_tokens - n_recent), n_tokens))
         for layer in range(llm.n_layer):
@@ -300,9 +287,7 @@ class LlamaSequence(RuleBasedStateMachine):
         anew = self.anew
         anew.reset()
         for kind, what in self.done.steps:
-            {"eval": anew.eval, "pin": anew.pin, "spans": anew.pin_spans, "recall": anew.recall}[
-                kind
-            ](what)
+            {"eval": anew.eval, "pin": anew.pin, "spans": anew.pin_spans}[kind](what)
         if exact:
             np.testing.assert_array_equal(next_logits(self.llm), next_logits(anew))
 
@@ -312,11 +297,11 @@ def test_any_sequence(models: Models, tries: Tries) -> None:
 
 
 def test_the_model_is_small(models: Models) -> None:
-    """Enough happens in a sequence: compactions, and re-bases or recalled rows."""
+    """Enough happens in a sequence: compactions, and re-bases or found rows."""
     llm = models.used
     llm.reset()
     llm.eval([7] * 300)
     kv = llm.kv
     assert not llm.evicting or kv.compactions > 20
-    assert llm.recalls == (kv.recalls > 0)
+    assert llm.recalls == (kv.found_share > 0)
     assert llama_cpp.llama_model_n_ctx_train(llm.model) < 300

@@ -1,4 +1,4 @@
-"""Archives beside sessions, made wrong in any way: what is recalled is what was, or it is said."""
+"""Archives beside sessions, made wrong in any way: what is found is what was, or it is said."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     folder = tmp_path_factory.mktemp("archive")
     path = write_chat_gguf(folder / "tiny.gguf", CHATML, n_layer=2)
     file = folder / "talk.h2o"
-    conversation = talk(path, 2)
+    conversation = talk(path)
     conversation.save(file)
     seen = seen_of(conversation)
     conversation.llm.close()

@@ -270,20 +270,6 @@ def test_the_last_queries_are_remembered(rng: np.random.Generator) -> None:
     assert cache.queries.positions.tolist() == [20, 21]
 
 
-def test_of_many_last_queries_some_ask(rng: np.random.Generator) -> None:
-    cache = cache_of(rng, 40, n_queries=12)
-    positions = np.arange(40)
-    cache.remember_queries(rng.standard_normal((4, 40, HEAD_SIZE)), positions, positions)
-    queries = cache.queries
-    assert queries.some_of(4, 8).tolist() == [8, 9, 10, 11]
-    assert queries.some_of(8, 4).tolist() == [5, 7, 9, 11]
-    assert queries.some_of(6, 4).tolist() == [7, 8, 10, 11]
-    assert queries.some_of(100, 3).tolist() == [3, 7, 11]
-    assert queries.some_of(100, 20).tolist() == list(range(12))
-    cache.remove(0)
-    assert queries.some_of(8, 4).tolist() == []
-
-
 def test_queries_do_not_see_their_future(rng: np.random.Generator) -> None:
     """Row by row: softmax over the rows in use up to the query's own, mean over the group."""
     cache = cache_of(rng, 12, n_queries=3)

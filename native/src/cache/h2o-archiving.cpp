@@ -2,13 +2,13 @@
 
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-parts.h"
-#include "cache/h2o-recall.h"
 
 #include "llama-context.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 
 static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
 
@@ -27,9 +27,9 @@ ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
     return GGML_TYPE_F32;
 }
 
-std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts) {
+void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
     if (parts.params.recall == 0) {
-        return nullptr;
+        return;
     }
 
     std::vector<llama_h2o_archive_layer> layers;
@@ -38,8 +38,11 @@ std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts &
                 { layer.shape.n_head_kv, layer.shape.k.n_embd_head, layer.tensors.v ? layer.shape.v.n_embd_head : 0 });
     }
 
-    return std::make_shared<llama_h2o_archive>(
-            layers, llama_h2o_type_of(llama_h2o_archive_type(parts.params.archive_type)), parts.params.archive_size);
+    const ggml_type type = llama_h2o_type_of(llama_h2o_archive_type(parts.params.archive_type));
+
+    auto & st  = parts.streams[s];
+    st.archive = std::make_shared<llama_h2o_archive>(layers, type, parts.params.archive_size);
+    st.index   = std::make_shared<llama_h2o_index>(layers);
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {
@@ -80,7 +83,7 @@ static std::vector<uint32_t> find_cells(const llama_h2o_parts & parts, uint32_t 
     const int64_t n = int64_t(parts.cells.newest(s)) - parts.params.recent + 1 - first;
 
     std::vector<uint32_t> res(std::max<int64_t>(0, n), NO_CELL);
-    for (const uint32_t cell : parts.used(s)) {
+    for (const uint32_t cell : parts.cells.used(s)) {
         const int64_t i = int64_t(parts.cells[s].pos_get(cell)) - first;
         if (i >= 0 && i < n) {
             res[i] = cell;
@@ -120,9 +123,8 @@ static void archive_layer(
             }
 
             k.read(head, cells[i], k_row.data());
-            if (rope_list[cells[i]] != rows.rope_pos(pos)) {
-                turner.apply(k_row, rows.rope_pos(pos) - rope_list[cells[i]]);
-            }
+            llama_h2o_mix_row(*layer.rope, k_row);
+            turner.turn(k_row, pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]]);
             archive.set_k(ikv, head, pos, k_row.data());
 
             if (v) {
@@ -146,7 +148,7 @@ static void archive_cells(llama_h2o_parts & parts, uint32_t s, const std::vector
 
         const std::vector<uint32_t> piece(cells.begin() + begin, cells.begin() + end);
 
-        st.archive->extend(piece.size(), st.rows.shift(), st.tokens.data());
+        st.archive->extend(piece.size(), st.tokens.data());
         try {
             llama_h2o_parallel(parts.layers.size(), piece.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads,
                     [&](size_t ikv) { archive_layer(parts, s, ikv, first, piece); });
@@ -172,6 +174,8 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
 
     const int64_t t_start_us = ggml_time_us();
 
+    st.index->suspend();
+
     int32_t first = llama_h2o_next_to_archive(st);
 
     std::vector<uint32_t> cells = find_cells(parts, s, first);
@@ -186,7 +190,6 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
     }
     if (first > st.archive->next()) {
         st.archive->begin_at(first);
-        llama_h2o_drop_lost_rows(parts, s);
     }
     if (cells.empty()) {
         return;
@@ -199,7 +202,63 @@ void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s) {
         st.archive_trouble = "nothing is archived any more: " + st.archive->error();
     }
 
-    llama_h2o_drop_lost_rows(parts, s);
+    st.count.t_archive_us += ggml_time_us() - t_start_us;
+}
+
+void llama_h2o_note_lost_rows(llama_h2o_parts & parts, uint32_t s, int32_t n_tokens) {
+    auto & st = parts.streams[s];
+
+    st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_tokens) +
+                         " tokens before position " + std::to_string(st.archive->first()) + " cannot be found any more";
+}
+
+//
+// the index
+//
+
+// The positions whose rows a head holds.
+static std::vector<int32_t> held_by(
+        const llama_h2o_parts & parts, uint32_t s, uint32_t head, const std::vector<uint32_t> & used) {
+    const auto & rows = parts.streams[s].rows;
+
+    std::vector<int32_t> res;
+    res.reserve(used.size());
+    for (const uint32_t cell : used) {
+        res.push_back(rows.pos(head, cell, parts.cells[s].pos_get(cell)));
+    }
+
+    return res;
+}
+
+void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int64_t t_start_us = ggml_time_us();
+
+    for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
+        const auto & rope = parts.layers[ikv].rope;
+        if (rope && rope->known) {
+            st.index->set_angles(ikv, rope->angles, rope->first, rope->neox);
+        }
+    }
+    const bool has_changed = st.index->follow(*st.archive, st.rows.shift());
+
+    const std::vector<uint32_t> used = parts.cells.used(s);
+
+    // a key takes as long as some hundred rows of a list
+    const size_t n_work = size_t(parts.n_heads()) * (used.size() + 100 * llama_h2o_archive::N_PAGE);
+    llama_h2o_parallel(parts.layers.size(), n_work, parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
+        const auto & shape = parts.layers[ikv].shape;
+        if (has_changed) {
+            st.index->encode(*st.archive, ikv);
+        }
+        for (uint32_t head = 0; head < shape.n_head_kv; ++head) {
+            st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
+        }
+    });
 
     st.count.t_archive_us += ggml_time_us() - t_start_us;
 }

@@ -7,15 +7,14 @@
 #include "recall/h2o-archive.h"
 
 #include <cstdint>
-#include <memory>
 
 struct llama_h2o_parts;
 struct llama_h2o_stream;
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type);
 
-// For one stream; null if the params ask for none.
-std::shared_ptr<llama_h2o_archive> llama_h2o_new_archive(const llama_h2o_parts & parts);
+// For one stream, and its index; none if the params ask for none.
+void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s);
 
 // The first position to archive. Where the archive does not reach the rows that all heads have, those between are lost, and
 // it begins anew behind them.
@@ -30,3 +29,10 @@ void llama_h2o_forget_tokens(llama_h2o_parts & parts, uint32_t s, int32_t p0, in
 // Copies the rows of the tokens that are not recent any more. Comes before a compaction chooses, while every head has all
 // of them.
 void llama_h2o_archive_rows(llama_h2o_parts & parts, uint32_t s);
+
+// After whatever changes the archive, or what the heads hold: queries find the rows that are archived and that their head
+// does not hold.
+void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s);
+
+// Notes that tokens of the archive are not there any more.
+void llama_h2o_note_lost_rows(llama_h2o_parts & parts, uint32_t s, int32_t n_tokens);

@@ -64,7 +64,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
     std::vector<llama_h2o_memory> collected;
 
     llama_h2o_choose_kernels(parts.layers, llama_h2o_attention_type(params.attention));
-    llama_h2o_alloc_tensors(parts.layers, *parts.policy, parts.n_question(), kv.n_stream, n_tokens, collected, weights);
+    llama_h2o_alloc_tensors(parts.layers, *parts.policy, kv.n_stream, n_tokens, collected, weights);
 
     // what is collected belongs to the cache: cleared with it, counted with it, freed with it
     for (auto & memory : collected) {

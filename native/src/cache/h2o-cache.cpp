@@ -89,14 +89,14 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     if (p_last >= llama_h2o_pos_limit(parts)) {
         throw std::runtime_error("the positions that the model was trained on are used up");
     }
-    if (uint64_t(parts.n_used(s)) + n_new > parts.n_capacity()) {
+    if (uint64_t(parts.cells[s].get_used()) + n_new > parts.n_capacity()) {
         compact(s, p_first);
     }
     if (uint32_t(st.rows.rope_pos(p_last)) >= parts.params.n_pos && llama_h2o_can_rebase(parts)) {
         llama_h2o_rebase(parts, s, p_first, p_last - p_first + 1);
     }
     if (st.stale) {
-        llama_h2o_reset_free_cells(parts, s); // also those of recalled rows that a compaction or a re-base drops
+        llama_h2o_reset_free_cells(parts, s);
     }
 
     if (parts.breaker) {
@@ -104,7 +104,7 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     }
 
     st.queries.note(p_first, p_last, st.rows.shift());
-    st.question.note(p_first, p_last, st.rows.shift());
+    st.n_looked += n_new;
     llama_h2o_keep_credit_small(parts, s, p_last);
 }
 
@@ -154,7 +154,6 @@ bool llama_h2o::remove(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     for (uint32_t s = s0; s < s1; ++s) {
         // noted before there are rows: tokens that no room could be made for leave nothing else
         parts.streams[s].queries.forget(p0);
-        parts.streams[s].question.forget(p0);
         llama_h2o_forget_tokens(parts, s, p0, p1);
 
         const llama_pos newest = parts.cells.newest(s);
@@ -305,7 +304,7 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const llama_h2o_parts & parts = kv.h2o->parts;
         const auto & st               = parts.streams[s];
 
-        stats.n_used           = parts.n_used(s);
+        stats.n_used           = parts.cells[s].get_used();
         stats.n_pinned         = st.claims.n_pinned;
         stats.pos_removable    = parts.pos_removable(s);
         stats.pos_limit        = llama_h2o_pos_limit(parts);
@@ -320,13 +319,10 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
             stats.size_scores += layer.tensors.size_of_collected() / kv.n_stream;
         }
 
-        stats.n_recalled   = st.recalled.cells.size();
-        stats.hidden       = st.recalled.hidden;
-        stats.missed       = st.recalled.missed;
-        stats.n_recalls    = st.count.n_recalls;
-        stats.t_recalls_us = st.count.t_recalls_us;
         stats.t_archive_us = st.count.t_archive_us;
         if (st.archive) {
+            stats.n_looked = st.n_looked;
+            stats.found    = st.n_looked > 0 ? st.index->share() / (double(st.n_looked) * parts.n_query_heads()) : 0.0;
             stats.n_archived   = st.archive->next() - st.archive->first();
             stats.n_unarchived = st.archive->n_dropped();
             stats.size_archive = st.archive->n_bytes();

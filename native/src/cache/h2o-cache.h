@@ -16,7 +16,7 @@ class llama_io_read_i;
 class llama_io_write_i;
 
 struct llama_h2o {
-    static constexpr uint32_t MAX_LAYER_NODES = 112;
+    static constexpr uint32_t MAX_LAYER_NODES = 136;
 
     // Allocates what the policy collects, and nothing later. Throws std::exception if that fails.
     llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_params & params);
@@ -106,9 +106,8 @@ struct llama_h2o {
     llama_h2o_layer * find_layer(int32_t il);
 
     // inputs of the graph that is being built, the same for all layers
-    ggml_tensor * query_slots    = nullptr;
-    ggml_tensor * question_slots = nullptr;
-    ggml_tensor * credit         = nullptr;
+    ggml_tensor * query_slots = nullptr;
+    ggml_tensor * credit      = nullptr;
 
     // finds out how the keys that are about to be stored were rotated
     void watch_keys(const ggml_tensor * k_cur, int32_t il);

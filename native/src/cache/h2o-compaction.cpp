@@ -304,7 +304,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
 
     auto & st = parts.streams[s];
 
-    const std::vector<uint32_t> used = parts.used(s);
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
@@ -328,6 +328,8 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the
     // recent ones has to stay, because llama.cpp goes on behind the newest position that a cell has
     st.pos_removable = std::max<int64_t>(st.pos_removable, parts.cells.newest(s) - int64_t(parts.params.recent) + 2);
+
+    llama_h2o_update_index(parts, s);
 
     st.count.n_compactions    += 1;
     st.count.n_cells_freed    += plan.freed.size();

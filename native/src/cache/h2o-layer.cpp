@@ -37,7 +37,6 @@ static ggml_backend_buffer_ptr alloc_buffer(ggml_context * ctx, ggml_backend_buf
 
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
-        uint32_t n_question,
         uint32_t n_stream,
         uint32_t n_tokens,
         std::vector<llama_h2o_memory> & collected,
@@ -49,7 +48,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
     }
 
     for (const auto & [buft, some] : layers_of_buft) {
-        ggml_context_ptr ctx_collected = new_tensor_context(4 * some.size());
+        ggml_context_ptr ctx_collected = new_tensor_context(3 * some.size());
         ggml_context_ptr ctx_weights   = new_tensor_context(some.size());
 
         std::map<std::pair<uint32_t, uint32_t>, ggml_tensor *> shared; // weights by n_head and n_head_kv
@@ -65,8 +64,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
                 tensors.squares = ggml_dup_tensor(ctx_collected.get(), tensors.scores);
                 ggml_format_name(tensors.squares, "cache_squares_l%d", shape.il);
             }
-            tensors.queries  = new_ring(ctx_collected.get(), shape, policy.n_queries, n_stream);
-            tensors.question = new_ring(ctx_collected.get(), shape, n_question, n_stream);
+            tensors.queries = new_ring(ctx_collected.get(), shape, policy.n_queries, n_stream);
 
             auto & one = shared[{ shape.n_head, shape.n_head_kv }];
             if (!one) {
@@ -98,7 +96,7 @@ std::vector<std::pair<ggml_tensor *, llama_h2o_row_layout>> llama_h2o_layer::row
 
 size_t llama_h2o_layer_tensors::size_of_collected() const {
     size_t res = 0;
-    for (const ggml_tensor * tensor : { scores, squares, queries, question }) {
+    for (const ggml_tensor * tensor : { scores, squares, queries }) {
         res += tensor ? ggml_nbytes(tensor) : 0;
     }
 

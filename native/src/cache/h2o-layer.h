@@ -6,6 +6,7 @@
 
 #include "cache/h2o-host-rows.h"
 #include "cache/h2o-rope.h"
+#include "kernels/h2o-search.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -37,11 +38,10 @@ struct llama_h2o_layer_tensors {
     ggml_tensor * k; // of the cache, as v
     ggml_tensor * v; // null where the first elements of a latent row (MLA) are V
 
-    ggml_tensor * scores   = nullptr; // F32 [n_cells, n_head_kv, n_stream]
-    ggml_tensor * squares  = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
-    ggml_tensor * queries  = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
-    ggml_tensor * question = nullptr; // the same for recall; null if there is none
-    ggml_tensor * weights  = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
+    ggml_tensor * scores  = nullptr; // F32 [n_cells, n_head_kv, n_stream]
+    ggml_tensor * squares = nullptr; // F32 likewise, of squared probabilities; null unless the policy asks for it
+    ggml_tensor * queries = nullptr; // F32 [n_embd_head_k, n_queries, n_head, n_stream], the last ones; likewise
+    ggml_tensor * weights = nullptr; // F32 [n_ubatch*n_head], all n_head_kv/n_head: sums become means over a KV group
 
     size_t size_of_collected() const;
 
@@ -53,10 +53,8 @@ struct llama_h2o_layer_tensors {
                 fn(sums, sums->nb[2] * s + sums->nb[1] * head, n_span * sizeof(float));
             }
         }
-        for (ggml_tensor * ring : { queries, question }) {
-            if (ring) {
-                fn(ring, ring->nb[3] * s, ring->nb[3]);
-            }
+        if (queries) {
+            fn(queries, queries->nb[3] * s, queries->nb[3]);
         }
     }
 };
@@ -73,6 +71,15 @@ struct llama_h2o_layer_attention {
     float kq_cap         = 0.0f; // 0: none
     ggml_tensor * sinks  = nullptr;
     ggml_tensor * credit = nullptr; // null unless the policy weighs queries
+
+    // rows beside the cells, for the streams of that graph; none are looked for where there is no text
+    llama_h2o_search search = {};
+    std::vector<const llama_h2o_search_text *> texts;
+
+    // what they add where the cells are attended to by ggml's ops, see h2o-found.h; or null
+    ggml_tensor * found = nullptr;
+
+    const llama_h2o_search * searched() const { return texts.empty() ? nullptr : &search; }
 
     // probabilities of queries, as the last graph attends: F32 [n_kv, n_tokens, n_head, n_stream]
     ggml_tensor * build_probs(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * kq_mask) const;
@@ -93,13 +100,11 @@ struct llama_h2o_layer {
 using llama_h2o_memory = std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>;
 
 // Makes the tensors that are missing, all zero but for the weights. Throws std::bad_alloc.
-//   n_question  queries for recall
-//   n_tokens    most tokens of a graph
-//   collected   takes the memory of what the policy collects: it belongs to the cache
-//   weights     and that of the weights
+//   n_tokens   most tokens of a graph
+//   collected  takes the memory of what the policy collects: it belongs to the cache
+//   weights    and that of the weights
 void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
         const llama_h2o_policy & policy,
-        uint32_t n_question,
         uint32_t n_stream,
         uint32_t n_tokens,
         std::vector<llama_h2o_memory> & collected,

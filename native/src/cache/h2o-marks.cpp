@@ -13,7 +13,7 @@ static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_
     parts.ctx.synchronize();
 
     llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
-        st.question, {} };
+        {} };
     for (const auto & layer : parts.layers) {
         layer.tensors.for_each_collected(s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
             res.collected.resize(res.collected.size() + size);
@@ -82,7 +82,6 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
     }
     st.pos_forgotten = mark.pos_forgotten;
     st.queries       = mark.queries;
-    st.question      = mark.question;
 
     // here and not in llama.cpp, which would go on behind the first of the cells that it frees
     std::vector<uint32_t> freed;

@@ -22,7 +22,6 @@ struct llama_h2o_text_mark {
     uint32_t n_span; // cells up to the last one in use
 
     llama_h2o_query_ring queries;
-    llama_h2o_query_ring question;
 
     std::vector<uint8_t> collected; // of the layers, one after the other
 };

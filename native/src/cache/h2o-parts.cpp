@@ -6,7 +6,6 @@
 #include "llama-memory-recurrent.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 static llama_h2o_params with_text_of(llama_h2o_params params, const llama_h2o_policy & policy) {
@@ -26,8 +25,8 @@ llama_h2o_parts::llama_h2o_parts(llama_context & ctx,
         layer.attention.collects = policy->attention;
     }
     for (size_t s = 0; s < this->cells.n_stream(); ++s) {
-        streams.emplace_back(n_heads(), n_cells, policy->n_queries, n_question(), params.pinned);
-        streams.back().archive = llama_h2o_new_archive(*this);
+        streams.emplace_back(n_heads(), n_cells, policy->n_queries, params.pinned);
+        llama_h2o_make_archive(*this, s);
     }
 }
 
@@ -37,19 +36,17 @@ uint32_t llama_h2o_parts::n_heads() const {
     return last.first_head + last.n_head_kv;
 }
 
-size_t llama_h2o_parts::n_layers() const {
-    return layers.size() + (window ? window->layers.size() : 0);
-}
-
-std::vector<uint32_t> llama_h2o_parts::used(uint32_t s) const {
-    const std::vector<uint32_t> all        = cells.used(s);
-    const std::vector<uint32_t> & recalled = streams[s].recalled.cells;
-
-    std::vector<uint32_t> res;
-    res.reserve(all.size() - recalled.size());
-    std::set_difference(all.begin(), all.end(), recalled.begin(), recalled.end(), std::back_inserter(res));
+uint32_t llama_h2o_parts::n_query_heads() const {
+    uint32_t res = 0;
+    for (const auto & layer : layers) {
+        res += layer.shape.n_head;
+    }
 
     return res;
+}
+
+size_t llama_h2o_parts::n_layers() const {
+    return layers.size() + (window ? window->layers.size() : 0);
 }
 
 llama_pos llama_h2o_parts::pos_removable(uint32_t s) const {

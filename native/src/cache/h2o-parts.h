@@ -50,8 +50,9 @@ struct llama_h2o_parts {
 
     bool refused = false; // something that cannot be undone: decode nothing until the cache is cleared
 
-    // KV heads of all layers
+    // KV heads of all layers, and query heads
     uint32_t n_heads() const;
+    uint32_t n_query_heads() const;
 
     // with those of the window
     size_t n_layers() const;
@@ -65,19 +66,10 @@ struct llama_h2o_parts {
     // positions of a text
     uint64_t max_pinned() const { return uint64_t(params.pinned) + params.heavy; }
 
-    // cells of the text, ascending, without those of recalled rows
-    std::vector<uint32_t> used(uint32_t s) const;
-    uint32_t n_used(uint32_t s) const { return cells[s].get_used() - uint32_t(streams[s].recalled.cells.size()); }
-
-    // last queries that recall looks with. Only the recent rows are the same for all heads
-    uint32_t n_question() const { return params.recall > 0 ? std::min(params.recent, N_QUESTION) : 0; }
-
     uint64_t n_budget() const { return llama_h2o_n_budget(params); }
     uint64_t n_capacity() const { return llama_h2o_n_capacity(params); }
 
     void reset_stream(uint32_t s) { streams[s].reset(params.pinned); }
-
-    static constexpr uint32_t N_QUESTION = 32;
 
     // Calls fn(), which changes rows where they lie. If it throws, nobody knows which.
     template <typename F>

@@ -3,7 +3,6 @@
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
 #include "cache/h2o-collected.h"
-#include "cache/h2o-recall.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -43,9 +42,7 @@ static void take_queries(ggml_tensor * dst, const ggml_tensor * src, uint32_t s)
 }
 
 static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_t s) {
-    llama_h2o_drop_rows(from, s);
-
-    const std::vector<uint32_t> used = from.used(s);
+    const std::vector<uint32_t> used = from.cells.used(s);
     if (used.size() > parts.n_cells) {
         throw std::runtime_error("more rows than cells");
     }
@@ -64,9 +61,10 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
 
     mine.rows.take(theirs.rows, used);
     mine.queries  = theirs.queries;
-    mine.question = theirs.question;
     mine.archive  = theirs.archive;
+    mine.index    = theirs.index;
     mine.tokens   = theirs.tokens;
+    mine.n_looked = theirs.n_looked;
 
     mine.archive_trouble   = theirs.archive_trouble;
     mine.archive_in_states = theirs.archive_in_states;
@@ -95,7 +93,6 @@ static void take_stream(llama_h2o_parts & parts, llama_h2o_parts & from, uint32_
             take_sums(dst.squares, src.squares, s, used);
         }
         take_queries(dst.queries, src.queries, s);
-        take_queries(dst.question, src.question, s);
     }
 }
 
@@ -163,6 +160,7 @@ int32_t llama_h2o::enlarge(uint32_t n_cells) {
     // from here on the rows are in one cache only, and what they were archived in belongs to it
     for (auto & st : parts.streams) {
         st.archive.reset();
+        st.index.reset();
     }
     kv.clear(false);
 
@@ -183,7 +181,7 @@ int32_t llama_h2o::shrink() {
         if (parts.streams[s].stale) {
             llama_h2o_reset_free_cells(parts, s);
         }
-        if (parts.n_used(s) > target.n_capacity()) {
+        if (parts.cells[s].get_used() > target.n_capacity()) {
             compact(s, parts.cells.newest(s) + 1);
         }
     }

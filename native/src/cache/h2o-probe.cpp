@@ -256,8 +256,8 @@ llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint3
     }
     if (policy.probe == llama_h2o_probe_type::keys) {
         std::vector<float> flags(cells.size(), 0.0f);
-        for (const uint32_t cell : parts.used(s)) {
-            flags[cell] = 1.0f; // recalled rows are none of those that are chosen from
+        for (const uint32_t cell : parts.cells.used(s)) {
+            flags[cell] = 1.0f;
         }
         used = graph.add_input(flags, cells.size(), 1, 1);
     }

@@ -1,7 +1,7 @@
 #include "cache/h2o-rebase.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-device-rows.h"
-#include "cache/h2o-recall.h"
 #include "cache/h2o-window.h"
 
 #include "llama-context.h"
@@ -101,8 +101,7 @@ static std::vector<llama_h2o_turn> turn_back(llama_h2o_query_ring & ring, llama_
 static void turn_rows(llama_h2o_parts & parts, uint32_t s, std::vector<uint32_t> & used, llama_pos back) {
     auto & st = parts.streams[s];
 
-    const auto query_turns    = turn_back(st.queries, back);
-    const auto question_turns = turn_back(st.question, back);
+    const auto query_turns = turn_back(st.queries, back);
 
     llama_h2o_cache_graph graph(parts.n_layers());
 
@@ -115,7 +114,6 @@ static void turn_rows(llama_h2o_parts & parts, uint32_t s, std::vector<uint32_t>
     }
     for (const auto & layer : parts.layers) {
         turn_queries(layer, layer.tensors.queries, s, query_turns, graph);
-        turn_queries(layer, layer.tensors.question, s, question_turns, graph);
     }
 
     if (parts.window) {
@@ -137,7 +135,7 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
 
     auto & st = parts.streams[s];
 
-    std::vector<uint32_t> used = parts.used(s);
+    std::vector<uint32_t> used = parts.cells.used(s);
 
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
@@ -154,7 +152,7 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     parts.change_rows(s, [&] { turn_rows(parts, s, used, back); });
     st.count.n_rebases += 1;
 
-    llama_h2o_place_rows(parts, s);
+    llama_h2o_update_index(parts, s);
 
     st.count.t_rebases_us += ggml_time_us() - t_start_us;
 }

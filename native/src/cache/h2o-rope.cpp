@@ -1,5 +1,7 @@
 #include "cache/h2o-rope.h"
 
+#include "kernels/h2o-hadamard.h"
+
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-model.h"
@@ -187,18 +189,8 @@ static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & f
 }
 
 void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row) {
-    const size_t n = rope.n_hadamard;
-
-    std::vector<float> block(n);
-    for (size_t first = 0; n > 0 && first < row.size(); first += n) {
-        for (size_t i = 0; i < n; ++i) {
-            float sum = 0.0f;
-            for (size_t j = 0; j < n; ++j) {
-                sum += rope.hadamard[i * n + j] * row[first + j];
-            }
-            block[i] = sum;
-        }
-        std::copy(block.begin(), block.end(), row.begin() + first);
+    if (rope.n_hadamard > 0) {
+        hadamard(row.data(), uint32_t(row.size()), rope.n_hadamard);
     }
 }
 
@@ -214,7 +206,7 @@ llama_h2o_turner::llama_h2o_turner(const llama_h2o_rope & rope) : rope(rope) {
     }
 }
 
-void llama_h2o_turner::apply(std::vector<float> & row, int32_t positions) {
+void llama_h2o_turner::set_turn(int32_t positions) {
     for (size_t i = 0; i < rope.angles.size() && positions != by; ++i) {
         const double angle = rope.angles[i] * positions;
 
@@ -222,8 +214,18 @@ void llama_h2o_turner::apply(std::vector<float> & row, int32_t positions) {
         cos_sin[2 * i + 1] = float(std::sin(angle));
     }
     by = positions;
+}
 
+void llama_h2o_turner::apply(std::vector<float> & row, int32_t positions) {
+    set_turn(positions);
     llama_h2o_turn_row(rope, cos_sin, row);
+}
+
+void llama_h2o_turner::turn(std::vector<float> & row, int32_t positions) {
+    if (rope.known) {
+        set_turn(positions);
+        turn_pairs(rope, cos_sin, row);
+    }
 }
 
 llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :

@@ -34,7 +34,7 @@ bool llama_h2o_has_longrope(const llama_model & model);
 llama_h2o_rope llama_h2o_read_rope(
         const ggml_tensor * k_cur, const std::unordered_map<int64_t, std::vector<float>> & hadamard);
 
-// Mixes a row, or undoes it.
+// Mixes a row as a quantised cache has it, or undoes it.
 void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row);
 
 // Turns each pair of a row by a factor of its own, as if the row were not mixed.
@@ -46,10 +46,16 @@ class llama_h2o_turner {
 public:
     explicit llama_h2o_turner(const llama_h2o_rope & rope);
 
+    // a row as it lies in the cache
     void apply(std::vector<float> & row, int32_t positions);
+
+    // one that is not mixed; not at all where keys cannot be turned
+    void turn(std::vector<float> & row, int32_t positions);
 
 private:
     const llama_h2o_rope & rope;
+
+    void set_turn(int32_t positions);
 
     std::vector<float> cos_sin; // [n_dims/2][2] of the turn before
     int32_t by = 0;             // that turn

@@ -1,4 +1,4 @@
-// The part of a stream's state that is there for recall: its archive, and what is recalled at the moment.
+// The part of a stream's state that is there for recall: its archive, and the tokens behind it.
 
 #pragma once
 
@@ -14,8 +14,5 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
 // Into a stream without rows. Like the others it throws std::runtime_error if the state does not fit.
 void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s);
 
-// Of the first n_span cells, after the text's.
-void llama_h2o_take_recalled_cells(llama_h2o_parts & parts, uint32_t s, uint32_t n_span);
-
 // What was read must go with the text.
-void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t shift, int32_t pos_removable);
+void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable);

@@ -1,6 +1,6 @@
 #include "cache/h2o-state.h"
 
-#include "cache/h2o-recall.h"
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-state-checks.h"
 #include "cache/h2o-state-io.h"
 #include "cache/h2o-state-recall.h"
@@ -155,7 +155,7 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
     const auto & st = parts.streams[s];
 
-    const std::vector<uint32_t> used = parts.used(s);
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
     stream_head head   = {};
     head.n_used        = used.size();
@@ -356,11 +356,10 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
         parts.cells.put(s, used[i], cell_pos[i]);
         st.rows.set_listed(used[i], listed[i]);
     }
-    llama_h2o_take_recalled_cells(parts, s, head.n_span);
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    llama_h2o_check_recall(parts, s, head.shift, head.pos_removable);
+    llama_h2o_check_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {
@@ -388,7 +387,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     st.pos_forgotten = head.pos_forgotten;
     st.count         = head.count;
 
-    llama_h2o_drop_lost_rows(parts, s);
+    llama_h2o_update_index(parts, s);
 }
 
 void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {

@@ -4,10 +4,10 @@
 
 #include "cache/h2o-marks.h"
 #include "cache/h2o-query-ring.h"
-#include "cache/h2o-recalled.h"
 #include "cache/h2o-row-positions.h"
 #include "policies/h2o-selection.h"
 #include "recall/h2o-archive.h"
+#include "recall/h2o-index.h"
 
 #include <cstdint>
 #include <memory>
@@ -24,22 +24,20 @@ struct llama_h2o_counters {
     uint64_t n_rebases        = 0;
     uint64_t t_compactions_us = 0;
     uint64_t t_rebases_us     = 0;
-    uint64_t n_recalls        = 0;
-    uint64_t t_recalls_us     = 0;
     uint64_t t_archive_us     = 0;
 };
 
 struct llama_h2o_stream {
     llama_h2o_row_positions rows;
-    llama_h2o_query_ring queries;  // for the policy
-    llama_h2o_query_ring question; // for recall
+    llama_h2o_query_ring queries; // for the policy
     llama_h2o_claims claims;
 
     std::shared_ptr<llama_h2o_archive> archive; // null: there is none
+    std::shared_ptr<llama_h2o_index> index;     // of what is in it; likewise
     std::vector<int32_t> tokens;                // their ids, from the first one that is not archived yet
     std::string archive_trouble;                // what is wrong with it, in one line
     bool archive_in_states = false;             // all of it, also what its file has
-    llama_h2o_recalled recalled;
+    uint64_t n_looked      = 0;                 // tokens that have looked for its rows, see llama_h2o_stats
 
     std::vector<llama_h2o_text_mark> marks; // ascending; none is older than the last compaction or re-base
 
@@ -60,8 +58,8 @@ struct llama_h2o_stream {
 
     llama_h2o_counters count;
 
-    llama_h2o_stream(uint32_t n_heads, uint32_t n_cells, uint32_t n_queries, uint32_t n_question, uint32_t n_pinned) :
-        rows(n_heads, n_cells), queries(n_queries), question(n_question) {
+    llama_h2o_stream(uint32_t n_heads, uint32_t n_cells, uint32_t n_queries, uint32_t n_pinned) :
+        rows(n_heads, n_cells), queries(n_queries) {
         claims.n_pinned = n_pinned;
     }
 
@@ -69,14 +67,14 @@ struct llama_h2o_stream {
     void reset(uint32_t n_pinned) {
         rows.reset();
         queries.forget(0);
-        question.forget(0);
         claims = { n_pinned, {}, {} };
         marks.clear();
         before.reset();
         tokens.clear();
-        recalled = {};
         if (archive) {
             archive->clear();
+            index->follow(*archive, 0);
+            forget_found();
         }
         archive_trouble.clear();
 
@@ -84,5 +82,11 @@ struct llama_h2o_stream {
         stale         = true;
         pos_removable = 0;
         pos_forgotten = -1;
+    }
+
+    // what was looked at in the archive
+    void forget_found() {
+        index->forget();
+        n_looked = 0;
     }
 };

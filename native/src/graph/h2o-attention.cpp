@@ -2,6 +2,7 @@
 
 #include "cache/h2o-cache.h"
 #include "graph/h2o-credit.h"
+#include "graph/h2o-found.h"
 #include "graph/h2o-fused.h"
 #include "graph/h2o-queries.h"
 
@@ -84,6 +85,23 @@ static void build_collected(
     }
 }
 
+// Probabilities of cells where found rows take a share of them.
+//   probs  of the KV heads from `first` on
+static ggml_tensor * build_kept(
+        const llm_graph_context & graph, const llama_h2o_layer & layer, ggml_tensor * probs, int64_t first) {
+    ggml_context * ctx = graph.ctx0;
+
+    if (!layer.attention.found) {
+        return probs;
+    }
+
+    const int64_t n_group = layer.shape.n_group();
+
+    ggml_tensor * kept = llama_h2o_build_kept(ctx, layer.attention.found);
+
+    return ggml_mul(ctx, probs, view_heads(ctx, kept, n_group, first, probs->ne[2] / n_group));
+}
+
 // What becomes of the products of queries and keys, as build_attn_mha has it.
 static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_context & graph, float kq_scale) {
     const auto & hparams = graph.hparams;
@@ -96,6 +114,44 @@ static void set_logits(llama_h2o_layer_attention & attention, const llm_graph_co
         attention.kq_scale = kq_scale * hparams.f_attn_out_scale;
         attention.kq_cap   = hparams.f_attn_logit_softcapping / hparams.f_attn_out_scale;
     }
+}
+
+// threads that the graph may be computed by
+static uint32_t most_threads(const llm_graph_context & graph) {
+    return uint32_t(std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch));
+}
+
+// What the queries of the layer look for in the archives of the graph's streams.
+static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph_context & graph, int64_t n_stream) {
+    auto & attention = layer.attention;
+
+    attention.texts.clear();
+    if (h2o.parts.params.recall == 0) {
+        return;
+    }
+
+    const uint32_t ikv = uint32_t(&layer - h2o.parts.layers.data());
+    const uint32_t s0  = llama_h2o::first_stream(graph.mctx);
+    for (uint32_t s = s0; s < s0 + n_stream; ++s) {
+        auto & st = h2o.parts.streams[s];
+        st.index->set_slots(most_threads(graph));
+        attention.texts.push_back(&st.index->text(ikv));
+    }
+
+    const auto & archive = *h2o.parts.streams[s0].archive;
+    const auto & rope    = *layer.rope;
+
+    llama_h2o_search & search = attention.search;
+    search.n_find             = h2o.parts.params.recall;
+    search.type               = archive.type();
+    search.nb_k               = archive.row_size_k(ikv);
+    search.nb_v               = layer.tensors.v ? archive.row_size_v(ikv) : search.nb_k;
+    search.n_turn_dims        = rope.known ? uint32_t(2 * rope.angles.size()) : 0;
+    search.first_turn         = rope.first;
+    search.turn_neox          = rope.neox;
+    search.n_query_mix        = rope.n_hadamard;
+    search.cap                = attention.kq_cap * attention.kq_scale; // the model caps before it scales
+    search.texts              = attention.texts.data();
 }
 
 // Notes how the layer attends, for those who do it once more, and gives it what the policy needs. Layers that share K and V
@@ -113,6 +169,7 @@ static llama_h2o_layer * begin_layer(
 
     set_logits(layer->attention, graph, kq_scale);
     layer->attention.sinks = sinks;
+    set_search(*h2o, *layer, graph, q->ne[3]);
 
     if (int32_t(layer->shape.il) == il) {
         llama_h2o_build_queries(graph, q, il);
@@ -123,13 +180,25 @@ static llama_h2o_layer * begin_layer(
 
 void llama_h2o_build_scores(const llm_graph_context & graph,
         ggml_tensor * q,
+        ggml_tensor * k,
         ggml_tensor * probs,
+        ggml_tensor * kq_mask,
         ggml_tensor * sinks,
         float kq_scale,
         int il) {
-    if (const llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
-        build_collected(graph, *layer, probs, 0);
+    if (llama_h2o_layer * layer = begin_layer(graph, q, probs->ne[0], sinks, kq_scale, il)) {
+        layer->attention.found = llama_h2o_build_found(graph, *layer, q, k, kq_mask);
+        build_collected(graph, *layer, build_kept(graph, *layer, probs, 0), 0);
     }
+}
+
+ggml_tensor * llama_h2o_add_found(const llm_graph_context & graph, ggml_tensor * cur, bool tokens_first, int il) {
+    llama_h2o * h2o         = llama_h2o::of(graph.mctx);
+    llama_h2o_layer * layer = h2o ? h2o->find_layer(il) : nullptr;
+
+    return layer && layer->attention.found
+                   ? llama_h2o_build_with_found(graph.ctx0, layer->attention.found, cur, tokens_first)
+                   : cur;
 }
 
 // How many KV heads' probabilities are computed at a time: those of a whole ubatch would take more memory than the cache
@@ -172,7 +241,8 @@ static void build_collected_again(const llm_graph_context & graph,
         ggml_tensor * some_q = view_heads(ctx, q, n_group, first, n);
         ggml_tensor * some_k = view_heads(ctx, k, 1, first, n);
 
-        build_collected(graph, layer, layer.attention.build_probs(ctx, some_q, some_k, kq_mask), first);
+        ggml_tensor * probs = layer.attention.build_probs(ctx, some_q, some_k, kq_mask);
+        build_collected(graph, layer, build_kept(graph, layer, probs, first), first);
     }
 }
 
@@ -196,9 +266,12 @@ ggml_tensor * llama_h2o_build_attention(const llm_graph_context & graph,
     const bool plain = !sinks && layer->attention.kq_cap == 0.0f && kq_mask->type == GGML_TYPE_F16;
 
     layer->attention.fused = plain && llama_h2o_can_fuse(*layer, q, k, v);
+    layer->attention.found = nullptr;
     if (layer->attention.fused) {
         return llama_h2o_build_fused(graph, *layer, q, k, v, kq_mask);
     }
+
+    layer->attention.found = llama_h2o_build_found(graph, *layer, q, k, kq_mask);
 
     // flash attention keeps its probabilities to itself
     if (layer->attention.collects) {

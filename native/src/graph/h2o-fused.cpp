@@ -18,7 +18,7 @@ static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
 
 // The result lies at the start of `space`, the work space behind it. Without data for a graph that is being built.
 static llama_h2o_attention read_attention(
-        ggml_tensor * const * src, float scale, const ggml_tensor * space, uint32_t n_slots) {
+        ggml_tensor * const * src, const llama_h2o_layer_attention & how, const ggml_tensor * space, uint32_t n_slots) {
     const ggml_tensor * q       = src[SRC_Q];
     const ggml_tensor * k       = src[SRC_K];
     const ggml_tensor * v       = src[SRC_V];
@@ -35,7 +35,8 @@ static llama_h2o_attention read_attention(
     attn.n_kv          = k->ne[1];
     attn.n_tokens      = q->ne[1];
     attn.n_stream      = k->ne[3];
-    attn.scale         = scale;
+    attn.scale         = how.kq_scale;
+    attn.search        = how.searched();
     attn.n_slots       = n_slots;
 
     attn.q    = operand_of(q);
@@ -59,20 +60,24 @@ static llama_h2o_attention read_attention(
 }
 
 static llama_h2o_attention read_attend(const ggml_tensor * op, const void * userdata) {
-    const auto * how = static_cast<const llama_h2o_layer_attention *>(userdata);
-
-    return read_attention(op->src, how->kq_scale, op, op->ne[1]);
+    return read_attention(op->src, *static_cast<const llama_h2o_layer_attention *>(userdata), op, op->ne[1]);
 }
 
 // in place: the first source is the result of attend()
 static llama_h2o_attention read_combine(const ggml_tensor * op, const void * userdata) {
-    const auto * how = static_cast<const llama_h2o_layer_attention *>(userdata);
-
-    return read_attention(op->src + 1, how->kq_scale, op, op->ne[1]);
+    return read_attention(op->src + 1, *static_cast<const llama_h2o_layer_attention *>(userdata), op, op->ne[1]);
 }
 
 static void attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
+}
+
+static void look(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->look(read_combine(dst, userdata), ith, nth);
+}
+
+static void found(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->found(read_combine(dst, userdata), ith, nth);
 }
 
 static void combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -100,13 +105,17 @@ ggml_tensor * llama_h2o_build_fused(const llm_graph_context & graph,
     const uint32_t n_slots =
             layer.attention.on_cuda ? 1 : std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
 
-    const llama_h2o_attention attn = read_attention(src, layer.attention.kq_scale, nullptr, n_slots);
+    const llama_h2o_attention attn = read_attention(src, layer.attention, nullptr, n_slots);
     const size_t size = layer.attention.on_cuda ? llama_h2o_cuda_workspace(attn).size : llama_h2o_work_size(attn);
     const int64_t n_per_slot = (attn.n_out() + size + n_slots - 1) / n_slots;
 
     ggml_tensor * cur = ggml_custom_4d(
             ctx, GGML_TYPE_F32, n_per_slot, n_slots, 1, 1, src, N_SRC, attend, GGML_N_TASKS_MAX, &layer.attention);
 
+    if (attn.search && attn.is_few()) {
+        cur = ggml_custom_inplace(ctx, cur, src, N_SRC, look, GGML_N_TASKS_MAX, &layer.attention);
+        cur = ggml_custom_inplace(ctx, cur, src, N_SRC, found, GGML_N_TASKS_MAX, &layer.attention);
+    }
     cur = ggml_custom_inplace(ctx, cur, src, N_SRC, combine, GGML_N_TASKS_MAX, &layer.attention);
 
     const int64_t n_embd = v->ne[0] * q->ne[2];
@@ -132,6 +141,10 @@ static bool has_rows_for_cuda(const ggml_tensor * q, const ggml_tensor * k, cons
 bool llama_h2o_can_fuse(
         const llama_h2o_layer & layer, const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
     const bool has_kernel = layer.attention.kernel || (layer.attention.on_cuda && has_rows_for_cuda(q, k, v));
+
+    if (layer.attention.searched() && (!layer.attention.kernel || layer.shape.n_group() > llama_h2o_attention::BLOCK)) {
+        return false;
+    }
 
     return has_kernel && has_rows_for_kernel(k) && has_rows_for_kernel(v);
 }

@@ -88,7 +88,4 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
     if (layer.tensors.queries) {
         build_ring(graph, q, layer.tensors.queries, h2o->query_slots, is_first);
     }
-    if (layer.tensors.question) {
-        build_ring(graph, q, layer.tensors.question, h2o->question_slots, is_first);
-    }
 }

@@ -1,37 +1,80 @@
 // The kernel for few queries, such as when generating: each thread takes a range of cells, of all heads, and the
-// second step puts the parts together.
+// last step puts the parts together. Found rows are parts of their own.
 
 #pragma once
 
-#include "kernels/h2o-kernel-rows.h"
+#include "kernels/h2o-search-impl.h"
 
 #include <type_traits>
 
 namespace {
 
 struct few_work {
+    // found rows of a head are split, so that few heads are work for all threads
+    static constexpr uint32_t N_FOUND_PARTS = 2;
+
     float * exps; // [n_pairs][n_rows][n_kv]              exp(logit - top of the thread)
-    float * tops; // [n_slots][n_pairs][n_rows]           largest logit of the thread
-    float * sums; // [n_slots][n_pairs][n_rows]           sum of exps
-    float * outs; // [n_slots][n_pairs][n_rows][n_embd_v] sum of exps * V
+    float * tops; // [n_parts][n_pairs][n_rows]           largest logit of the part
+    float * sums; // [n_parts][n_pairs][n_rows]           sum of exps
+    float * outs; // [n_parts][n_pairs][n_rows][n_embd_v] sum of exps * V
+
+    float * scores;     // [n_pairs][n_slots][room]       of what a thread has found
+    uint32_t * best;    // [n_pairs][n_slots][room]       the rows
+    uint32_t * n_best;  // [n_pairs][n_slots]
+    uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_slots*n_find] the best of all
+    float * found_exps; // [n_pairs][n_rows][n_padded]
+    float * looking;    // [n_slots] of search_work
 
     size_t n_kv;
     size_t n_rows;
     size_t n_all; // rows of all pairs
     size_t n_embd;
+    size_t n_slots;
+    size_t n_find;
+    size_t n_looking;
 
     explicit few_work(const llama_h2o_attention & a) :
-        n_kv(a.n_kv), n_rows(a.n_rows()), n_all(a.n_pairs() * n_rows), n_embd(a.n_embd_head_v) {
+        n_kv(a.n_kv), n_rows(a.n_rows()), n_all(a.n_pairs() * n_rows), n_embd(a.n_embd_head_v), n_slots(a.n_slots),
+        n_find(a.search ? a.search->n_find : 0), n_looking(a.search ? search_work::size(a) : 0) {
+        const size_t n_lists = a.search ? a.n_pairs() * n_slots : 0;
+
         exps = a.work;
         tops = exps + n_all * n_kv;
-        sums = tops + n_all * a.n_slots;
-        outs = sums + n_all * a.n_slots;
+        sums = tops + n_all * n_parts();
+        outs = sums + n_all * n_parts();
+
+        scores     = outs + n_all * n_parts() * n_embd;
+        best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
+        found      = best + n_lists * candidates::room(n_find);
+        n_best     = found + n_lists * N_FOUND_PARTS * n_find;
+        found_exps = reinterpret_cast<float *>(n_best + n_lists);
+        looking    = found_exps + (a.search ? n_all * n_padded() : 0);
     }
 
+    static size_t size(const llama_h2o_attention & a, size_t n_rows) {
+        few_work w(a);
+        w.n_rows = n_rows;
+        w.n_all  = a.n_pairs() * n_rows;
+
+        const size_t n_lists = a.search ? a.n_pairs() * w.n_slots : 0;
+        const size_t lists   = n_lists * (2 * candidates::room(w.n_find) + N_FOUND_PARTS * w.n_find + 1);
+
+        return w.n_all * (w.n_kv + w.n_parts() * (2 + w.n_embd) + (a.search ? w.n_padded() : 0)) + lists +
+               w.n_slots * w.n_looking;
+    }
+
+    size_t n_parts() const { return n_slots + (n_looking > 0 ? N_FOUND_PARTS : 0); }
+    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; } // each part in whole vectors
+
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
-    float & top(size_t slot, size_t i) const { return tops[slot * n_all + i]; }
-    float & sum(size_t slot, size_t i) const { return sums[slot * n_all + i]; }
-    float * out(size_t slot, size_t i) const { return outs + (slot * n_all + i) * n_embd; }
+    float & top(size_t part, size_t i) const { return tops[part * n_all + i]; }
+    float & sum(size_t part, size_t i) const { return sums[part * n_all + i]; }
+    float * out(size_t part, size_t i) const { return outs + (part * n_all + i) * n_embd; }
+
+    size_t first_of(size_t pair, size_t slot) const { return (pair * n_slots + slot) * candidates::room(n_find); }
+    uint32_t * found_of(size_t pair, size_t part) const {
+        return found + (pair * N_FOUND_PARTS + part) * n_slots * n_find;
+    }
 };
 
 // The rows of a strip of cells, one strip ahead. A head's rows lie apart, and every head comes back to the same
@@ -294,35 +337,241 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
-// A query over the cells of all threads.
+// A query over some of the parts.
 struct few_total {
     float top = MINUS_INF;
     float sum = 0.0f;
 
-    few_total(const few_work & w, size_t i, uint32_t nth) {
-        for (uint32_t t = 0; t < nth; ++t) {
+    few_total(const few_work & w, size_t i, size_t n_parts) {
+        for (uint32_t t = 0; t < n_parts; ++t) {
             top = w.top(t, i) > top ? w.top(t, i) : top;
         }
-        for (uint32_t t = 0; t < nth; ++t) {
+        for (uint32_t t = 0; t < n_parts; ++t) {
             sum += w.sum(t, i) == 0.0f ? 0.0f : w.sum(t, i) * std::exp(w.top(t, i) - top);
         }
     }
 
-    // what the exps of a thread have to be multiplied with to become probabilities
-    float factor(const few_work & w, size_t i, uint32_t slot) const {
-        return w.sum(slot, i) == 0.0f ? 0.0f : std::exp(w.top(slot, i) - top) / sum;
+    // what the exps of a part have to be multiplied with to become probabilities
+    float factor(const few_work & w, size_t i, size_t part) const {
+        return w.sum(part, i) == 0.0f ? 0.0f : std::exp(w.top(part, i) - top) / sum;
     }
 };
 
+//
+// rows beside the cells
+//
+
+// Each thread looks through its share of the pages, for all heads.
+void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const few_work w(a);
+    const search_work look(w.looking + ith * w.n_looking, a);
+
+    for (uint32_t pair = 0; pair < a.n_pairs(); ++pair) {
+        const uint32_t s  = pair / a.n_head_kv;
+        const uint32_t h  = pair % a.n_head_kv;
+        const auto & text = *a.search->texts[s];
+
+        const size_t first = w.first_of(pair, ith);
+        candidates best { w.scores + first, w.best + first, a.search->n_find, uint32_t(w.n_rows) };
+
+        const range pages = share(text.n_pages, ith, nth);
+        if (pages.begin < pages.end) {
+            for (uint32_t row = 0; row < w.n_rows; ++row) {
+                unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
+
+                const few_total total(w, pair * w.n_rows + row, w.n_slots);
+                look.lse[row] = total.top + std::log(total.sum);
+            }
+            search_pages(*a.search, text, look, a.n_embd_head_k, a.scale, h, pages, best);
+        }
+        w.n_best[pair * w.n_slots + ith] = best.n;
+        fetch_found(*a.search, text, h, best.rows, best.n); // while the next head is looked through
+    }
+}
+
+// The best rows of all threads, in their order, and which of them belong to a part.
+range few_choose(const few_work & w, const search_work & look, uint32_t pair, uint32_t part) {
+    candidates all { look.scores, w.found_of(pair, part), uint32_t(w.n_find), uint32_t(w.n_rows) };
+    for (uint32_t t = 0; t < w.n_slots; ++t) {
+        const uint32_t n_best = w.n_best[pair * w.n_slots + t];
+        std::copy_n(w.scores + w.first_of(pair, t), n_best, all.scores + all.n);
+        std::copy_n(w.best + w.first_of(pair, t), n_best, all.rows + all.n);
+        all.n += n_best;
+    }
+    all.keep_best();
+
+    return share(all.n, part, few_work::N_FOUND_PARTS);
+}
+
+// where the exps of a part begin: in whole vectors
+inline uint32_t few_first_exp(range mine) {
+    return (mine.begin + 15) / 16 * 16;
+}
+
+// Products of found keys with all queries, as exps.
+void few_found_exps(const llama_h2o_attention & a,
+        const few_work & w,
+        const search_work & look,
+        uint32_t pair,
+        uint32_t part,
+        range mine) {
+    const uint32_t h      = pair % a.n_head_kv;
+    const uint32_t n_embd = a.n_embd_head_k;
+    const uint32_t n      = mine.end - mine.begin;
+    const auto & text     = *a.search->texts[pair / a.n_head_kv];
+
+    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
+    float * exps          = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+
+    for (uint32_t row = 0; row < w.n_rows; ++row) {
+        const float * q = query(a, pair / a.n_head_kv, h, row);
+        unmixed_query(*a.search, q, n_embd, look.queries + row * n_embd);
+    }
+    for (uint32_t first = 0; first < n; first += TILE) {
+        const uint32_t n_tile = min_u32(TILE, n - first);
+        read_found_keys(*a.search, text, h, rows + first, n_tile, n_embd, look.keys);
+        // four at a time, so that the last ones need company
+        const uint32_t n_four = (n_tile + 3) / 4 * 4;
+        for (uint32_t j = n_tile; j < n_four; ++j) {
+            std::memcpy(look.keys + j * n_embd, look.keys, n_embd * sizeof(float));
+        }
+        for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
+            const float * q[n_rows];
+            for (int iq = 0; iq < n_rows; ++iq) {
+                q[iq] = look.queries + (row + iq) * n_embd;
+            }
+            for (uint32_t j = 0; j < n_four; j += 4) {
+                dot_four<rows_f32, n_rows>(q, reinterpret_cast<const char *>(look.keys + j * n_embd),
+                        n_embd * sizeof(float), n_embd, exps + row * w.n_padded() + first + j, w.n_padded());
+            }
+        });
+    }
+
+    for (uint32_t row = 0; row < w.n_rows; ++row) {
+        float * x = exps + row * w.n_padded();
+
+        for (uint32_t j = n; j < (n + W - 1) / W * W; ++j) {
+            x[j] = MINUS_INF;
+        }
+        vec tops = v_set(MINUS_INF);
+        for (uint32_t j = 0; j < n; j += W) {
+            tops = v_max(tops, v_load(x + j));
+        }
+        const float top = v_top(tops) * a.scale;
+
+        vec sum = v_set(0.0f);
+        for (uint32_t j = 0; j < n; j += W) {
+            const vec y = v_exp(v_fma(v_load(x + j), v_set(a.scale), v_set(-top)));
+            v_store(x + j, y);
+            sum = v_add(sum, y);
+        }
+        w.top(w.n_slots + part, pair * w.n_rows + row) = top;
+        w.sum(w.n_slots + part, pair * w.n_rows + row) = v_sum(sum);
+    }
+}
+
+// Attention to a part of the rows that a KV head has found.
+void few_found_part(
+        const llama_h2o_attention & a, const few_work & w, const search_work & look, uint32_t pair, uint32_t part) {
+    const uint32_t h      = pair % a.n_head_kv;
+    const uint32_t n_embd = a.n_embd_head_v;
+    const size_t i        = pair * w.n_rows;
+    const auto & text     = *a.search->texts[pair / a.n_head_kv];
+
+    const range mine = few_choose(w, look, pair, part);
+    const uint32_t n = mine.end - mine.begin;
+
+    float * out = w.out(w.n_slots + part, i);
+    for (size_t k = 0; k < w.n_rows * n_embd; ++k) {
+        out[k] = 0.0f;
+    }
+    if (n == 0) {
+        for (uint32_t row = 0; row < w.n_rows; ++row) {
+            w.top(w.n_slots + part, i + row) = MINUS_INF;
+            w.sum(w.n_slots + part, i + row) = 0.0f;
+        }
+        return;
+    }
+
+    const uint32_t * rows = w.found_of(pair, part) + mine.begin;
+    few_found_exps(a, w, look, pair, part, mine);
+
+    const float * exps = w.found_exps + i * w.n_padded() + few_first_exp(mine);
+    for (uint32_t first = 0; first < n; first += TILE) {
+        const uint32_t n_tile = min_u32(TILE, n - first);
+        read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
+        for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
+            const float * p   = exps + row * w.n_padded() + first;
+            const char * rows = reinterpret_cast<const char *>(look.values);
+
+            uint32_t k = 0;
+            for (; k + SIDE_BY_SIDE * W <= n_embd; k += SIDE_BY_SIDE * W) {
+                mix_rows<rows_f32, n_rows, SIDE_BY_SIDE>(
+                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
+            }
+            for (; k < n_embd; k += W) {
+                mix_rows<rows_f32, n_rows, 1>(
+                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
+            }
+        });
+    }
+}
+
+void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const few_work w(a);
+    const search_work look(w.looking + ith * w.n_looking, a);
+
+    const range mine = share(a.n_pairs() * few_work::N_FOUND_PARTS, ith, nth);
+    for (uint32_t i = mine.begin; i < mine.end; ++i) {
+        few_found_part(a, w, look, i / few_work::N_FOUND_PARTS, i % few_work::N_FOUND_PARTS);
+    }
+}
+
+// Notes how much found rows were looked at.
+void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, uint32_t ith) {
+    const auto & text = *a.search->texts[pair / a.n_head_kv];
+    float * weights   = text.weights[ith];
+
+    uint32_t n_found = 0;
+    for (uint32_t t = 0; t < w.n_slots; ++t) {
+        n_found += w.n_best[pair * w.n_slots + t];
+    }
+    n_found = min_u32(n_found, uint32_t(w.n_find));
+
+    for (uint32_t part = 0; part < few_work::N_FOUND_PARTS; ++part) {
+        const range mine      = share(n_found, part, few_work::N_FOUND_PARTS);
+        const uint32_t * rows = w.found_of(pair, part) + mine.begin;
+        const float * exps    = w.found_exps + pair * w.n_rows * w.n_padded() + few_first_exp(mine);
+
+        float factors[llama_h2o_attention::MAX_FEW_ROWS];
+        for (uint32_t row = 0; row < w.n_rows; ++row) {
+            const size_t i    = pair * w.n_rows + row;
+            factors[row]      = few_total(w, i, w.n_parts()).factor(w, i, w.n_slots + part);
+            text.shares[ith] += w.sum(w.n_slots + part, i) * factors[row];
+        }
+        for (uint32_t j = 0; j < mine.end - mine.begin; j += W) {
+            vec sum = v_set(0.0f);
+            for (uint32_t row = 0; row < w.n_rows; ++row) {
+                const vec share = v_mul(v_load(exps + row * w.n_padded() + j), v_set(factors[row]));
+                sum             = v_fma(share, share, sum);
+            }
+            float squares[W];
+            v_store(squares, sum);
+            for (uint32_t k = 0; k < W && j + k < mine.end - mine.begin; ++k) {
+                weights[rows[j + k]] += squares[k];
+            }
+        }
+    }
+}
+
 // Adds the probabilities of a KV head's queries, or their squares, as means over the KV group.
 template <bool SQUARED>
-void few_collect(
-        const llama_h2o_attention & a, const few_work & w, uint32_t pair, range cells, uint32_t ith, uint32_t nth) {
+void few_collect(const llama_h2o_attention & a, const few_work & w, uint32_t pair, range cells, uint32_t ith) {
     float * sums = of_head(a, SQUARED ? a.squares : a.scores, pair / a.n_head_kv, pair % a.n_head_kv);
 
     for (uint32_t row = 0; row < w.n_rows; ++row) {
         const size_t i     = pair * w.n_rows + row;
-        const float factor = few_total(w, i, nth).factor(w, i, ith);
+        const float factor = few_total(w, i, w.n_parts()).factor(w, i, ith);
         const vec f        = v_set((SQUARED ? factor * factor : factor) / a.n_group());
         const float * x    = w.exps_of(pair, row);
         const float * c    = credit_of(a, pair / a.n_head_kv, row);
@@ -341,9 +590,16 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t pair = 0; a.scores && pair < a.n_pairs(); ++pair) {
         const range cells = own_cells(a, pair / a.n_head_kv, ith, nth);
 
-        few_collect<false>(a, w, pair, cells, ith, nth);
+        few_collect<false>(a, w, pair, cells, ith);
         if (a.squares) {
-            few_collect<true>(a, w, pair, cells, ith, nth);
+            few_collect<true>(a, w, pair, cells, ith);
+        }
+    }
+
+    if (a.search) {
+        const range pairs = share(a.n_pairs(), ith, nth);
+        for (uint32_t pair = pairs.begin; pair < pairs.end; ++pair) {
+            few_note(a, w, pair, ith);
         }
     }
 
@@ -355,8 +611,8 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         for (uint32_t k = 0; k < w.n_embd; k += W) {
             v_store(out + k, v_set(0.0f));
         }
-        const few_total total(w, i, nth);
-        for (uint32_t t = 0; t < nth; ++t) {
+        const few_total total(w, i, w.n_parts());
+        for (uint32_t t = 0; t < w.n_parts(); ++t) {
             const vec f = v_set(total.factor(w, i, t));
             for (uint32_t k = 0; k < w.n_embd; k += W) {
                 v_store(out + k, v_fma(v_load(w.out(t, i) + k), f, v_load(out + k)));

@@ -2,9 +2,9 @@
 
 #pragma once
 
+#include "kernels/h2o-kernel-beside.h"
 #include "kernels/h2o-kernel-few.h"
 #include "kernels/h2o-kernel-many.h"
-#include "kernels/h2o-scan-impl.h"
 
 namespace {
 
@@ -15,9 +15,27 @@ void attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     }
 }
 
+void look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
+        few_look(a, slot, a.n_slots);
+    }
+}
+
+void found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
+        few_found(a, slot, a.n_slots);
+    }
+}
+
 void combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
         a.is_few() ? few_combine(a, slot, a.n_slots) : many_combine(a, slot, a.n_slots);
+    }
+}
+
+void beside(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    for (uint32_t slot = ith; slot < a.n_slots; slot += nth) {
+        beside_attend(a, slot, a.n_slots);
     }
 }
 

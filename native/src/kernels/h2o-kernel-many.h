@@ -1,9 +1,11 @@
 // The kernel for many queries, such as when reading a prompt: each thread takes some queries, of all cells. A block of
-// queries lies side by side, one in each lane, so that its rows need no transposing and no sums across lanes.
+// queries lies side by side, one in each lane, so that its rows need no transposing and no sums across lanes. Where there are
+// rows beside the cells, a block is the queries of some tokens, whatever the threads, and looks for rows of its own.
 
 #pragma once
 
 #include "kernels/h2o-kernel-factors.h"
+#include "kernels/h2o-search-impl.h"
 
 #include <cfloat>
 
@@ -16,22 +18,46 @@ struct many_work {
     factor * rows; // [TILE][max(n_embd_k, n_embd_v)] K or V
     float * mask;  // [TILE][BLOCK]
     factor * mix;  // at the same place: exps of a tile
-    float * sums;  // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
+    float * found; // [n_padded][BLOCK]               exps of found rows
+    factor * look; // [n_embd_k][BLOCK]               queries, scaled, as archived keys are
+    uint32_t * best;
+    float * looking; // of search_work
+    float * sums;    // [n_sums][n_pairs + n_slots][n_kv] of all slots: scores, squares
 
     size_t n_kv;
     size_t n_parts; // n_pairs + n_slots
 
     many_work(const llama_h2o_attention & a, uint32_t slot) : n_kv(a.n_kv), n_parts(a.n_pairs() + a.n_slots) {
-        const size_t n_embd = max_u32(a.n_embd_head_k, a.n_embd_head_v);
-        const size_t n_slot = n_kv * BLOCK + (a.n_embd_head_k + a.n_embd_head_v) * BLOCK + n_embd * TILE + TILE * BLOCK;
+        sums  = a.work;
+        exps  = sums + a.n_sums() * n_parts * n_kv + slot * size_of_slot(a);
+        out   = exps + n_kv * BLOCK;
+        mask  = out + a.n_embd_head_v * BLOCK;
+        mix   = reinterpret_cast<factor *>(mask);
+        q     = reinterpret_cast<factor *>(mask + TILE * BLOCK);
+        rows  = q + a.n_embd_head_k * BLOCK;
+        found = mask + TILE * BLOCK + a.n_embd_head_k * BLOCK + n_longest(a) * TILE;
 
-        sums = a.work;
-        exps = sums + a.n_sums() * n_parts * n_kv + slot * n_slot;
-        out  = exps + n_kv * BLOCK;
-        mask = out + a.n_embd_head_v * BLOCK;
-        mix  = reinterpret_cast<factor *>(mask);
-        q    = reinterpret_cast<factor *>(mask + TILE * BLOCK);
-        rows = q + a.n_embd_head_k * BLOCK;
+        const size_t n_found = a.search ? n_padded(a) : 0;
+
+        look    = reinterpret_cast<factor *>(found + n_found * BLOCK);
+        best    = reinterpret_cast<uint32_t *>(found + (n_found + a.n_embd_head_k) * BLOCK);
+        looking = a.search ? reinterpret_cast<float *>(best + candidates::room(a.search->n_find)) : nullptr;
+    }
+
+    static size_t n_longest(const llama_h2o_attention & a) { return max_u32(a.n_embd_head_k, a.n_embd_head_v); }
+    static size_t n_padded(const llama_h2o_attention & a) { return (a.search->n_find + TILE - 1) / TILE * TILE; }
+
+    static size_t size_of_slot(const llama_h2o_attention & a) {
+        const size_t n_embd = size_t(a.n_embd_head_k) + a.n_embd_head_v;
+        const size_t n      = (a.n_kv + n_embd + TILE) * BLOCK + n_longest(a) * TILE;
+
+        return a.search ? n + (n_padded(a) + a.n_embd_head_k) * BLOCK + candidates::room(a.search->n_find) +
+                                  search_work::size(a)
+                        : n;
+    }
+
+    static size_t size(const llama_h2o_attention & a) {
+        return a.n_sums() * (a.n_pairs() + a.n_slots) * size_t(a.n_kv) + a.n_slots * size_of_slot(a);
     }
 
     // no two threads have the same place, because a thread goes on with the pair where the last one ended
@@ -136,12 +162,17 @@ void many_logits(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// Turns logits into exps in place, and mixes V. The exps of a query have to be multiplied with its factor to become
-// probabilities; lanes without a query get 0.
-void many_mix(
-        const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * factors) {
-    float sums[BLOCK] = {};
+// What the exps of a block's queries have to be multiplied with to become probabilities; lanes without a query get 0.
+struct many_factors {
+    float cells[BLOCK];
+    float all[BLOCK]; // of the result
+};
 
+// Turns logits into exps in place, and mixes V.
+void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
+    for (uint32_t r = 0; r < BLOCK; ++r) {
+        sums[r] = 0.0f;
+    }
     for (uint32_t i = 0; i < a.n_embd_head_v * BLOCK; ++i) {
         w.out[i] = 0.0f;
     }
@@ -173,9 +204,143 @@ void many_mix(
             product<true>(w.rows, 1, n, mix, TILE / N_FACTOR, w.out, n, b.n_lanes());
         }
     }
+}
 
-    for (uint32_t r = 0; r < BLOCK; ++r) {
-        factors[r] = r < b.n && sums[r] != 0.0f ? 1.0f / sums[r] : 0.0f;
+// Finds rows for a block: returns how many.
+uint32_t many_look(
+        const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, const float * sums) {
+    const auto & text     = *a.search->texts[b.s];
+    const uint32_t n_embd = a.n_embd_head_k;
+
+    const search_work look(w.looking, a);
+
+    for (uint32_t r = 0; r < b.n; ++r) {
+        unmixed_query(*a.search, query(a, b.s, b.h, b.row + r), n_embd, look.queries + r * n_embd);
+        look.lse[r] = tops[r] + std::log(sums[r]);
+    }
+
+    candidates best { look.scores, w.best, a.search->n_find, b.n };
+    search_pages(*a.search, text, look, n_embd, a.scale, b.h, { 0, text.n_pages }, best);
+
+    return best.n;
+}
+
+// Logits of the rows that a block has found: tops become those of cells and found rows.
+void many_found_logits(
+        const llama_h2o_attention & a, const many_work & w, const block & b, uint32_t n_found, float * tops) {
+    const auto & text     = *a.search->texts[b.s];
+    const uint32_t n_embd = a.n_embd_head_k;
+
+    const search_work look(w.looking, a);
+
+    const factor * q = w.q;
+    if (a.search->n_query_mix > 0) {
+        for (uint32_t r = 0; r < b.n_lanes(); ++r) {
+            unmixed_query(*a.search, query(a, b.s, b.h, b.row + min_u32(r, b.n - 1)), n_embd, look.queries);
+            store_query(look.queries, a.scale, n_embd, w.look + r);
+        }
+        q = w.look;
+    }
+
+    for (uint32_t first = 0; first < n_found; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_found - first);
+        float * x        = w.found + first * BLOCK;
+
+        read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, look.keys);
+        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
+            look.keys[i] = 0.0f;
+        }
+        read_keys<rows_f32>(reinterpret_cast<const char *>(look.keys), n_embd * sizeof(float), n_embd, w.rows);
+        product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
+
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            vec top = v_load(tops + r);
+            for (uint32_t j = 0; j < TILE; ++j) {
+                if (j >= n) {
+                    v_store(x + j * BLOCK + r, v_set(MINUS_INF));
+                }
+                top = v_max(top, v_load(x + j * BLOCK + r));
+            }
+            v_store(tops + r, top);
+        }
+    }
+}
+
+// Adds the rows that a block has found to what its queries attend to.
+//   tops   of the cells
+//   sums   of the cells' exps; then of all
+void many_found(const llama_h2o_attention & a,
+        const many_work & w,
+        const block & b,
+        uint32_t n_found,
+        const float * tops,
+        float * sums,
+        float * cell_factors) {
+    const auto & text     = *a.search->texts[b.s];
+    const uint32_t n_embd = a.n_embd_head_v;
+
+    const search_work look(w.looking, a);
+
+    float all_tops[BLOCK];
+    std::memcpy(all_tops, tops, sizeof(all_tops));
+    fetch_found(*a.search, text, b.h, w.best, n_found);
+    many_found_logits(a, w, b, n_found, all_tops);
+
+    for (uint32_t r = 0; r < b.n_lanes(); ++r) {
+        cell_factors[r]  = std::exp(tops[r] - all_tops[r]);
+        sums[r]         *= cell_factors[r];
+    }
+    for (uint32_t i = 0; i < n_embd; ++i) {
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            float * out = w.out + i * BLOCK + r;
+            v_store(out, v_mul(v_load(out), v_load(cell_factors + r)));
+        }
+    }
+
+    for (uint32_t first = 0; first < n_found; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_found - first);
+        float * x        = w.found + first * BLOCK;
+
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            vec sum = v_load(sums + r);
+            for (uint32_t j = 0; j < TILE; ++j) {
+                const vec y = v_exp(v_sub(v_load(x + j * BLOCK + r), v_load(all_tops + r)));
+                v_store(x + j * BLOCK + r, y);
+                sum = v_add(sum, y);
+            }
+            v_store(sums + r, sum);
+        }
+
+        read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, look.values);
+        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
+            look.values[i] = 0.0f;
+        }
+        read_values<rows_f32>(reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_embd, w.rows);
+        product<true>(
+                w.rows, 1, n_embd, as_factors(x, b.n_lanes(), w.mix), TILE / N_FACTOR, w.out, n_embd, b.n_lanes());
+    }
+}
+
+// Notes how much found rows were looked at.
+void many_note(const llama_h2o_attention & a,
+        const many_work & w,
+        const block & b,
+        uint32_t n_found,
+        const float * factors,
+        uint32_t ith) {
+    const auto & text = *a.search->texts[b.s];
+    float * weights   = text.weights[ith];
+
+    for (uint32_t j = 0; j < n_found; ++j) {
+        vec sum     = v_set(0.0f);
+        vec squares = v_set(0.0f);
+        for (uint32_t r = 0; r < b.n_lanes(); r += W) {
+            const vec share = v_mul(v_load(w.found + j * BLOCK + r), v_load(factors + r));
+            sum             = v_add(sum, share);
+            squares         = v_fma(share, share, squares);
+        }
+        weights[w.best[j]] += v_sum(squares);
+        text.shares[ith]   += v_sum(sum);
     }
 }
 
@@ -249,24 +414,58 @@ void many_output(const llama_h2o_attention & a, const many_work & w, const block
     }
 }
 
-// Queries are dealt out W at a time; these are the groups of one pair.
+// Queries are dealt out W at a time, or those of some tokens at a time that look for rows together.
+inline uint32_t many_group_size(const llama_h2o_attention & a) {
+    return a.search ? a.n_together() * a.n_group() : W;
+}
+
+// the groups of one pair
 inline uint32_t many_groups(const llama_h2o_attention & a) {
-    return (a.n_rows() + W - 1) / W;
+    return (a.n_rows() + many_group_size(a) - 1) / many_group_size(a);
+}
+
+// What becomes of the exps of a block.
+many_factors many_finish(
+        const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, uint32_t ith) {
+    many_factors res = {};
+
+    float sums[BLOCK];
+    many_mix(a, w, b, tops, sums);
+
+    float cells[BLOCK];
+    for (uint32_t r = 0; r < BLOCK; ++r) {
+        cells[r] = 1.0f;
+    }
+    const uint32_t n_found = a.search ? many_look(a, w, b, tops, sums) : 0;
+    if (n_found > 0) {
+        many_found(a, w, b, n_found, tops, sums, cells);
+    }
+    for (uint32_t r = 0; r < b.n; ++r) {
+        res.all[r]   = sums[r] != 0.0f ? 1.0f / sums[r] : 0.0f;
+        res.cells[r] = res.all[r] * cells[r];
+    }
+    if (n_found > 0) {
+        many_note(a, w, b, n_found, res.all, ith);
+    }
+
+    return res;
 }
 
 void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const many_work w(a, ith);
 
+    const uint32_t size     = many_group_size(a);
     const uint32_t n_groups = many_groups(a);
     const range mine        = share(a.n_pairs() * n_groups, ith, nth);
 
     for (uint32_t g = mine.begin; g < mine.end;) {
         const uint32_t pair  = g / n_groups;
         const uint32_t first = g % n_groups;
-        const uint32_t last  = min_u32(min_u32(first + BLOCK / W, n_groups), first + mine.end - g);
+        const uint32_t n     = a.search ? 1 : BLOCK / W; // groups of a block
+        const uint32_t last  = min_u32(min_u32(first + n, n_groups), first + mine.end - g);
 
-        const uint32_t row = first * W;
-        const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * W, a.n_rows()) - row };
+        const uint32_t row = first * size;
+        const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * size, a.n_rows()) - row };
 
         for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
             float * sums = w.sums_of(i, pair, ith);
@@ -276,16 +475,16 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         }
 
         float tops[BLOCK];
-        float factors[BLOCK];
         many_logits(a, w, b, tops);
-        many_mix(a, w, b, tops, factors);
+
+        const many_factors factors = many_finish(a, w, b, tops, ith);
         if (a.scores) {
-            many_collect<false>(a, w, b, factors, w.sums_of(0, pair, ith));
+            many_collect<false>(a, w, b, factors.cells, w.sums_of(0, pair, ith));
         }
         if (a.squares) {
-            many_collect<true>(a, w, b, factors, w.sums_of(1, pair, ith));
+            many_collect<true>(a, w, b, factors.cells, w.sums_of(1, pair, ith));
         }
-        many_output(a, w, b, factors);
+        many_output(a, w, b, factors.all);
 
         g += last - first;
     }

@@ -4,6 +4,16 @@
 
 #include "kernels/h2o-kernel-impl.h"
 
-static const llama_h2o_kernel kernel = { "portable", W, true, attend, combine, scan };
+static const llama_h2o_kernel kernel = { "portable", W, true, attend, look, found, combine, beside, encode_page };
 
 const llama_h2o_kernel * const llama_h2o_kernel_portable = &kernel;
+
+size_t llama_h2o_work_size(const llama_h2o_attention & a) {
+    const size_t few = few_work::size(a, llama_h2o_attention::MAX_FEW_ROWS);
+
+    return a.is_few() ? few : std::max(few, many_work::size(a));
+}
+
+size_t llama_h2o_beside_size(const llama_h2o_attention & a) {
+    return a.n_slots * beside_work::size(a);
+}

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t W     = vec::n;
 constexpr uint32_t TILE  = LLAMA_H2O_TILE;
-constexpr uint32_t BLOCK = LLAMA_H2O_BLOCK;
+constexpr uint32_t BLOCK = llama_h2o_attention::BLOCK;
 
 // vectors that are accumulated side by side: as many as there are registers for
 constexpr int SIDE_BY_SIDE = W == 8 ? 2 : 4;

@@ -57,17 +57,3 @@ const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t 
 
     return nullptr;
 }
-
-size_t llama_h2o_work_size(const llama_h2o_attention & a) {
-    const size_t n_kv   = a.n_kv;
-    const size_t n_embd = size_t(a.n_embd_head_k) + a.n_embd_head_v;
-
-    const size_t n_few = size_t(a.n_pairs()) * llama_h2o_attention::MAX_FEW_ROWS;
-    const size_t few   = n_few * n_kv + n_few * a.n_slots * (2 + a.n_embd_head_v);
-
-    const size_t n_tile = std::max(a.n_embd_head_k, a.n_embd_head_v) * size_t(LLAMA_H2O_TILE);
-    const size_t slot   = (n_kv + n_embd + LLAMA_H2O_TILE) * LLAMA_H2O_BLOCK + n_tile;
-    const size_t many   = a.n_sums() * (a.n_pairs() + a.n_slots) * n_kv + a.n_slots * slot;
-
-    return a.is_few() ? few : std::max(few, many);
-}

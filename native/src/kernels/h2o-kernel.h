@@ -1,9 +1,10 @@
 // Attention over the rows of a cache and the update of their scores, in one pass on the CPU: what the
-// kernels read and write, and which of them this machine can run. They also scan keys, see h2o-scan.h.
+// kernels read and write, and which of them this machine can run.
 //
-// Attention works in two steps with a barrier between them, each in n_slots parts that threads share. Each step is
-// called once by every thread. Few queries are split by ranges of cells, and the second step puts the parts
-// together; many queries are split by queries, in blocks that stay in the L2 cache.
+// Attention works in steps with a barrier between them, each in n_slots parts that threads share. Each step is called once by
+// every thread. Few queries are split by ranges of cells, and the last step puts the parts together; many queries are
+// split by queries, in blocks that stay in the L2 cache. Where there are rows beside the cells (h2o-search.h), few queries look
+// for them in a step between, and attend to what was found in another; many do so block by block.
 
 #pragma once
 
@@ -11,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+struct llama_h2o_search;
 
 // One layer. Strides are in bytes.
 struct llama_h2o_attention {
@@ -49,6 +52,12 @@ struct llama_h2o_attention {
 
     uint32_t n_slots; // parts that the work is split into: threads that can take part
 
+    const llama_h2o_search * search; // rows beside the cells; null: there are none
+
+    // for beside() alone
+    operand logits;      // F32 [n_kv] of the cells for every query, neither capped nor scaled nor masked
+    const float * sinks; // [n_head] logits; may be null
+
     constexpr uint32_t n_group() const { return n_head / n_head_kv; }   // query heads of a KV group
     constexpr uint32_t n_rows() const { return n_group() * n_tokens; }  // queries of a KV head
     constexpr uint32_t n_pairs() const { return n_stream * n_head_kv; } // (stream, KV head)
@@ -59,28 +68,47 @@ struct llama_h2o_attention {
     constexpr bool is_few() const { return n_rows() <= MAX_FEW_ROWS; }
 
     static constexpr uint32_t MAX_FEW_ROWS = 16;
+
+    // Tokens of many that look for rows together.
+    constexpr uint32_t n_together() const { return n_group() < BLOCK ? BLOCK / n_group() : 1; }
+
+    // queries that ask together
+    constexpr uint32_t max_asking() const { return n_group() > BLOCK ? n_group() : BLOCK; }
+
+    // queries that are handled at once, of many
+    static constexpr uint32_t BLOCK = 64;
 };
 
 // cells that are handled at once
 constexpr uint32_t LLAMA_H2O_TILE = 64;
-// queries that are handled at once, of many
-constexpr uint32_t LLAMA_H2O_BLOCK = 64;
 
 // Floats of work space. Grows with the number of queries, so that space reserved for the largest batch
-// is enough for every batch.
+// is enough for every batch. The same for all kernels.
 size_t llama_h2o_work_size(const llama_h2o_attention & attn);
 
-struct llama_h2o_scan;
+// the same for beside()
+size_t llama_h2o_beside_size(const llama_h2o_attention & attn);
 
 struct llama_h2o_kernel {
     const char * name;
     uint32_t n_lanes; // elements of a row have to be a multiple of this
     bool is_exact;    // nothing is rounded before it is multiplied
 
-    void (*attend)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
-    void (*combine)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
+    using step = void (*)(const llama_h2o_attention & attn, uint32_t ith, uint32_t nth);
 
-    void (*scan)(const llama_h2o_scan & scan);
+    step attend;
+    step look;  // of few queries, if there is something to search
+    step found; // likewise, behind it
+    step combine;
+
+    // Where others attend to the cells: F32 [n_embd_head_v + 1, n_head, n_tokens, n_stream], what found rows add to the
+    // result of a query, and behind it the share of attention that is left to the cells. In one step.
+    step beside;
+
+    // The codes of the keys i0 <= i < i1 of a page, see h2o-search.h. The rest of it is 0, and no key can be found yet.
+    //   keys    [i1][n_embd]
+    //   space   [2*n_embd]
+    void (*encode)(const float * keys, uint32_t i0, uint32_t i1, uint32_t n_embd, char * codes, float * space);
 };
 
 // The kernel of that name, or null if this build or this machine does not have it.

@@ -21,7 +21,7 @@ bool llama_h2o_has_avx2() {
 }
 
 bool llama_h2o_has_avx512() {
-    return llama_h2o_has_avx2() && __builtin_cpu_supports("avx512f");
+    return llama_h2o_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
 }
 
 bool llama_h2o_has_avx512bf16() {
@@ -29,7 +29,7 @@ bool llama_h2o_has_avx512bf16() {
 }
 
 bool llama_h2o_has_avx512vnni() {
-    return llama_h2o_has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni");
+    return llama_h2o_has_avx512() && __builtin_cpu_supports("avx512vnni");
 }
 
 #else

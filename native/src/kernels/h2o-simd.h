@@ -64,6 +64,27 @@ inline vec v_load_f16(const char * p) {
     return { _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))) };
 }
 
+// of elements 0 <= x < 256, cut off
+inline void v_store_u8(uint8_t * p, vec a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
+}
+
+// element i becomes element i ^ LEN, a power of two
+template <int LEN>
+inline vec v_swap(vec a) {
+    if constexpr (LEN == 1) {
+        return { _mm512_permute_ps(a.v, 0xb1) };
+    } else if constexpr (LEN == 2) {
+        return { _mm512_permute_ps(a.v, 0x4e) };
+    } else {
+        return { _mm512_shuffle_f32x4(a.v, a.v, LEN == 4 ? 0xb1 : 0x4e) };
+    }
+}
+
+inline vec v_load_u16(const uint16_t * p) {
+    return { _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))) };
+}
+
 inline vec v_from_i8(__m128i x) {
     return { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)) };
 }
@@ -93,6 +114,11 @@ inline vec v_scale2(vec a, vec n) {
 // 0 where x is below the limit, else a, also where x is no number
 inline vec v_unless_below(vec x, float limit, vec a) {
     return { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), a.v) };
+}
+
+// a bit for every element above the limit
+inline uint32_t v_above(vec a, float limit) {
+    return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GT_OQ);
 }
 
 // a + mask, or minus infinity where the mask is that, whatever a is
@@ -207,6 +233,25 @@ inline vec v_load_f16(const char * p) {
     return { _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))) };
 }
 
+inline void v_store_u8(uint8_t * p, vec a) {
+    const __m256i x = _mm256_cvttps_epi32(a.v);
+    const __m128i y = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(p), _mm_packus_epi16(y, y));
+}
+
+template <int LEN>
+inline vec v_swap(vec a) {
+    if constexpr (LEN == 4) {
+        return { _mm256_permute2f128_ps(a.v, a.v, 1) };
+    } else {
+        return { _mm256_permute_ps(a.v, LEN == 1 ? 0xb1 : 0x4e) };
+    }
+}
+
+inline vec v_load_u16(const uint16_t * p) {
+    return { _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))) };
+}
+
 inline vec v_from_i8(__m128i x) {
     return { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)) };
 }
@@ -234,6 +279,10 @@ inline vec v_scale2(vec a, vec n) {
 
 inline vec v_unless_below(vec x, float limit, vec a) {
     return { _mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(limit), _CMP_NLT_UQ), a.v) };
+}
+
+inline uint32_t v_above(vec a, float limit) {
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(limit), _CMP_GT_OQ)));
 }
 
 inline vec v_add_mask(vec a, vec mask) {
@@ -291,6 +340,20 @@ inline vec v_load_f16(const char * p) {
     return { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p)))) };
 }
 
+inline void v_store_u8(uint8_t * p, vec a) {
+    const uint16x4_t x = vmovn_u32(vcvtq_u32_f32(a.v));
+    vst1_lane_u32(reinterpret_cast<uint32_t *>(p), vreinterpret_u32_u8(vmovn_u16(vcombine_u16(x, x))), 0);
+}
+
+template <int LEN>
+inline vec v_swap(vec a) {
+    return { LEN == 1 ? vrev64q_f32(a.v) : vextq_f32(a.v, a.v, 2) };
+}
+
+inline vec v_load_u16(const uint16_t * p) {
+    return { vcvtq_f32_u32(vmovl_u16(vld1_u16(p))) };
+}
+
 inline vec v_from_i8(int8x8_t x) {
     return { vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x)))) };
 }
@@ -322,6 +385,11 @@ inline vec v_scale2(vec a, vec n) {
 
 inline vec v_unless_below(vec x, float limit, vec a) {
     return { vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.v), vcltq_f32(x.v, vdupq_n_f32(limit)))) };
+}
+
+inline uint32_t v_above(vec a, float limit) {
+    const uint32x4_t bits = vandq_u32(vcgtq_f32(a.v, vdupq_n_f32(limit)), uint32x4_t { 1, 2, 4, 8 });
+    return vaddvq_u32(bits);
 }
 
 inline vec v_add_mask(vec a, vec mask) {
@@ -390,6 +458,21 @@ inline vec v_load_f16(const char * p) {
     return res;
 }
 
+inline void v_store_u8(uint8_t * p, vec a) {
+    for (int i = 0; i < vec::n; ++i) {
+        p[i] = uint8_t(a.v[i]);
+    }
+}
+
+template <int LEN>
+inline vec v_swap(vec a) {
+    return v_each([&](int i) { return a.v[i ^ LEN]; });
+}
+
+inline vec v_load_u16(const uint16_t * p) {
+    return v_each([&](int i) { return float(p[i]); });
+}
+
 inline vec v_load_i8(const char * p) {
     return v_each([&](int i) { return float(int8_t(p[i])); });
 }
@@ -407,6 +490,14 @@ inline vec v_scale2(vec a, vec n) {
 inline vec v_unless_below(vec x, float limit, vec a) {
     return v_each([&](int i) { return x.v[i] < limit ? 0.0f : a.v[i]; });
 }
+inline uint32_t v_above(vec a, float limit) {
+    uint32_t res = 0;
+    for (int i = 0; i < vec::n; ++i) {
+        res |= uint32_t(a.v[i] > limit) << i;
+    }
+    return res;
+}
+
 inline vec v_add_mask(vec a, vec mask) {
     return v_each([&](int i) { return mask.v[i] == -INFINITY ? mask.v[i] : a.v[i] + mask.v[i]; });
 }

@@ -10,7 +10,7 @@
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
-static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676502; // "h2opage", and the version in the last byte
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676503; // "h2opage", and the version in the last byte
 
 static uint64_t checksum_of(const void * data, size_t size) {
     llama_h2o_checksum res;
@@ -96,7 +96,7 @@ void llama_h2o_archive_page_header::start(int32_t begin, int32_t p, uint64_t tex
 }
 
 uint64_t llama_h2o_archive_page_header::text() const {
-    return checksum_of(this, offsetof(llama_h2o_archive_page_header, shift));
+    return checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum_k));
 }
 
 bool llama_h2o_archive_page_header::is_whole() const {

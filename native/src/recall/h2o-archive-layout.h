@@ -18,7 +18,7 @@ struct llama_h2o_archive_layer {
 // whoever reads K does not touch V.
 class llama_h2o_archive_layout {
 public:
-    static constexpr uint32_t N_PAGE  = 64;   // tokens
+    static constexpr uint32_t N_PAGE  = 128;  // tokens
     static constexpr uint64_t PADDING = 4096; // bytes
 
     // throws std::runtime_error where rows cannot be of this type
@@ -74,9 +74,6 @@ struct llama_h2o_archive_page_header {
 
     int32_t token[N_PAGE]; // at position N_PAGE * page + i
     uint64_t text_before;  // text() of the page before; 0 where the archive begins
-
-    // Likewise. It is of the rows and not of the text: those that are computed again may have another.
-    int32_t shift[N_PAGE];
 
     // set where the page is written to a file
     uint64_t checksum_k;

@@ -142,11 +142,19 @@ void llama_h2o_archive::append_pages() {
 }
 
 void llama_h2o_archive::restore_pages() {
-    for (size_t n = n_whole(); n > 0; --n) {
-        if (page_begin() >= restored_begin && page_begin() < restored_end) {
-            file->restore(pages.front().memory.get());
+    while (n_in_file < n_whole()) {
+        const uint32_t page = page_begin() + uint32_t(n_in_file);
+        if (page >= restored_begin && page < restored_end) {
+            auto & restored = pages[n_in_file];
+            file->restore(restored.memory.get());
+            restored.data = file->page(page);
+            spare         = std::move(restored.memory);
+            ++n_in_file;
+        } else {
+            while (page_begin() <= page) {
+                drop_first_page();
+            }
         }
-        drop_first_page();
     }
 }
 
@@ -217,14 +225,13 @@ void llama_h2o_archive::begin_page() {
     append_page(std::move(memory));
 }
 
-void llama_h2o_archive::append_token(int32_t shift, int32_t id) {
+void llama_h2o_archive::append_token(int32_t id) {
     const uint32_t i = uint32_t(pos_next) % N_PAGE;
     if (i == 0 || pages.empty()) {
         begin_page();
     }
 
     auto & header   = llama_h2o_archive_header(pages.back().memory.get());
-    header.shift[i] = shift;
     header.token[i] = id;
     ++header.count;
     ++pos_next;
@@ -238,14 +245,14 @@ void llama_h2o_archive::remove_last_token() {
     --pos_next;
 }
 
-void llama_h2o_archive::extend(uint32_t n, int32_t shift, const int32_t * token_ids) {
+void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
     expect(write_error.empty(), write_error.c_str());
     expect(n <= uint32_t(std::numeric_limits<int32_t>::max() - pos_next), "an archive ends at position 2147483647");
 
     const int32_t p0 = pos_next;
     try {
         for (uint32_t i = 0; i < n; ++i) {
-            append_token(shift, token_ids[i]);
+            append_token(token_ids[i]);
         }
     } catch (const std::bad_alloc &) {
         take_back(p0);
@@ -295,12 +302,6 @@ const llama_h2o_archive::held_page & llama_h2o_archive::page_at(uint32_t page) c
     return pages[page - page_begin()];
 }
 
-const llama_h2o_archive::held_page & llama_h2o_archive::page_with(int32_t p) const {
-    expect_held(p);
-
-    return page_at(page_of(p));
-}
-
 const char * llama_h2o_archive::k(uint32_t page, uint32_t ikv, uint32_t head) const {
     return page_at(page).data + layout.offset_k(ikv, head);
 }
@@ -309,22 +310,10 @@ const char * llama_h2o_archive::v(uint32_t page, uint32_t ikv, uint32_t head) co
     return page_at(page).data + layout.offset_v(ikv, head);
 }
 
-void llama_h2o_archive::get_k(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
-    const char * rows = page_with(p).data + layout.offset_k(ikv, head);
-    llama_h2o_to_floats(type(), rows + p % N_PAGE * row_size_k(ikv), row, layers()[ikv].n_embd_k);
-}
-
-void llama_h2o_archive::get_v(uint32_t ikv, uint32_t head, int32_t p, float * row) const {
-    const char * rows = page_with(p).data + layout.offset_v(ikv, head);
-    llama_h2o_to_floats(type(), rows + p % N_PAGE * row_size_v(ikv), row, layers()[ikv].n_embd_v);
-}
-
-int32_t llama_h2o_archive::shift(int32_t p) const {
-    return llama_h2o_archive_header(page_with(p).data).shift[p % N_PAGE];
-}
-
 int32_t llama_h2o_archive::token(int32_t p) const {
-    return llama_h2o_archive_header(page_with(p).data).token[p % N_PAGE];
+    expect_held(p);
+
+    return llama_h2o_archive_header(page_at(page_of(p)).data).token[p % N_PAGE];
 }
 
 void llama_h2o_archive::release(uint32_t page) const {

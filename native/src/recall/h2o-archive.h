@@ -99,14 +99,14 @@ public:
     // empty, and the next token is the one at position p: what lies before it is not in the archive
     void begin_at(int32_t p);
 
-    // Makes room for the next n tokens, whose keys are rotated to the positions p - shift. Their rows follow, see below;
-    // then end_extend(). With a file, too, memory is needed for all pages that this touches. Where the limit is reached the
-    // oldest page goes: what is newest in a text is asked for most, and an archive has to be contiguous to be read as a
-    // text. So only rows from first() on can be set.
+    // Makes room for the next n tokens. Their rows follow, see below; then end_extend(). With a file, too, memory is needed
+    // for all pages that this touches. Where the limit is reached the oldest page goes: what is newest in a text is asked for
+    // most, and an archive has to be contiguous to be read as a text. So only rows from first() on can be set.
     //   token_ids   [n]
-    void extend(uint32_t n, int32_t shift, const int32_t * token_ids);
+    void extend(uint32_t n, const int32_t * token_ids);
 
-    // of the tokens of the last extend()
+    // Of the tokens of the last extend(). Keys are rotated to the position in their page, p mod N_PAGE, wherever the text
+    // has them, and never mixed, also where the cache is quantised.
     //   row   [n_embd_k] or [n_embd_v]
     void set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row);
     void set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row);
@@ -126,15 +126,10 @@ public:
     const char * k(uint32_t page, uint32_t ikv, uint32_t head) const;
     const char * v(uint32_t page, uint32_t ikv, uint32_t head) const;
 
-    //   row   [n_embd_k] or [n_embd_v]
-    void get_k(uint32_t ikv, uint32_t head, int32_t p, float * row) const;
-    void get_v(uint32_t ikv, uint32_t head, int32_t p, float * row) const;
-
-    int32_t shift(int32_t p) const;
     int32_t token(int32_t p) const;
 
-    // A page that was read is not read for a while: the memory that it takes is given back where the file has it. The
-    // system reads ahead, so without this V of all pages comes to be loaded, too.
+    // A page that was read as a whole is not, for a while: the memory that it takes is given back where the file has it.
+    // The system reads ahead, so without this V of all pages comes to be loaded, too.
     void release(uint32_t page) const;
 
     //
@@ -157,8 +152,9 @@ public:
     lost_rows lost() const;
 
     // Has lost rows computed again, by the same text from the start: a page of them that the file lacks, or that is damaged,
-    // is put there when it has all its tokens; no other page changes, and none is held. Comes after clear(), and ends with it;
-    // a state of before has them all again.
+    // is put there when it has all its tokens; no other page changes. The pages of lost rows are held as the file has them
+    // then, as they were when the text was read first; no other whole page is. Comes after clear(), and ends with it; a
+    // state of before has them all again.
     void restore(const lost_rows & lost);
 
     //
@@ -219,7 +215,7 @@ private:
     void drop_first_page();
     void append_page(page_memory memory);
     void begin_page();
-    void append_token(int32_t shift, int32_t id);
+    void append_token(int32_t id);
     void remove_last_token();
     void write_pages();
     void append_pages();
@@ -230,6 +226,5 @@ private:
 
     void expect_held(int32_t p) const;
     const held_page & page_at(uint32_t page) const;
-    const held_page & page_with(int32_t p) const;
     char * page_to_set(int32_t p);
 };

@@ -6,6 +6,10 @@ would never evict anything. Compared with the full cache are the loss (negative 
 the token that came), the divergence KL(full || cache) of the predictions, and whether both have the
 same token on top (llama-perplexity's `--kl-divergence`).
 
+Caches are compared at equal rows: those that stay, and those that a token finds among the evicted
+ones. What sinks and a window alone lose against the full cache is the gap that others close a share
+of.
+
 Position i of the arrays is the prediction of token i + 1 of the text.
 """
 
@@ -35,7 +39,7 @@ from .fidelity_figures import (
 )
 from .full_predictions import FullPredictions
 from .metrics import FloatArray, divergence, surprises
-from .reading import predictions
+from .reading import CHUNK, found_share, predictions
 
 # Positions that are left out where nothing else is asked for: at most so many, or a quarter.
 LONGEST_SKIP = 1024
@@ -52,6 +56,7 @@ class FidelitySettings(QualitySettings):
         first: first token, counted from `start`, whose prediction counts; None for `LONGEST_SKIP`,
             or a quarter of a shorter text.
         stretch: tokens of the parts that have a perplexity of their own.
+        at_once: most tokens that are evaluated at once (see reading.predictions).
     """
 
     texts: tuple[NamedText, ...]
@@ -59,6 +64,7 @@ class FidelitySettings(QualitySettings):
     start: int = 0
     first: int | None = None
     stretch: int = 2048
+    at_once: int = CHUNK
 
     def __post_init__(self) -> None:
         """Refuse what leaves nothing to compare.
@@ -77,13 +83,15 @@ class FidelitySettings(QualitySettings):
                 )
         if self.stretch < 1 or self.start < 0:
             raise SettingsError("give a --stretch of 1 or more tokens and a --start of 0 or more")
+        if self.at_once < 1:
+            raise SettingsError(f"--at-once {self.at_once}: give 1 or more tokens")
 
     def first_of(self, tokens: int) -> int:
         """The first token that counts in a text of this length."""
         return min(LONGEST_SKIP, tokens // 4) if self.first is None else self.first
 
     def options(self) -> dict[str, Any]:
-        return {"start": self.start}
+        return {"start": self.start, "at-once": self.at_once}
 
     def record(self) -> dict[str, Any]:
         texts = [{"name": one.name, "sha256": one.digest} for one in self.texts]
@@ -193,7 +201,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
         """The arrays of one cache; without a reference kl and same_top are empty."""
         sequence = self._sequence(job.text, job.tokens)
         parts: dict[str, list[Any]] = {name: [] for name in self.arrays}
-        for start, log_probs in predictions(llm, sequence[:-1]):
+        for start, log_probs in predictions(llm, sequence[:-1], self._settings.at_once):
             n = len(log_probs)
             parts["nll"].append(surprises(log_probs, sequence[start + 1 : start + 1 + n]))
             if full is not None:
@@ -244,7 +252,7 @@ class Fidelity(Measurement[FidelitySettings, FidelityJob, FidelityUnit, Fidelity
         )
 
     def _streaming_like(self, job: FidelityJob) -> MeasuredCache | None:
-        """Sinks and a window with the budget of a cache, if it was asked for; without recall."""
+        """Sinks and a window with the budget of a cache, if it was asked for."""
         own = (job.cache.budget, job.cache.positions)
         return next(
             (
@@ -285,4 +293,5 @@ def _unit(job: FidelityJob, llm: Llama | None) -> FidelityUnit:
         pinned=cache.pinned,
         compactions=0 if kv is None else kv.compactions,
         rebases=0 if kv is None else kv.rebases,
+        attention=None if llm is None else found_share(llm),
     )

@@ -19,6 +19,9 @@ from .metrics import BLOCK, FloatArray, difference, gap_closed, perplexities, pe
 # a share of nothing but noise would be any number.
 CLEAR_GAP = 2
 
+# The heading of a column that is shown only where a cache has an archive.
+FOUND = "attention found"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FidelityUnit(Unit):
@@ -28,6 +31,8 @@ class FidelityUnit(Unit):
         text, tokens: which.
         positions, heavy, recent, pinned: of the cache.
         compactions, rebases: while it was read.
+        attention: share of the attention that rows got which were found; None for a cache without
+            an archive, or where they were not needed.
     """
 
     text: str
@@ -38,6 +43,7 @@ class FidelityUnit(Unit):
     pinned: int
     compactions: int = 0
     rebases: int = 0
+    attention: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class FidelitySummary(OfCache):
             this cache does not lose; None where their loss is not clear (see CLEAR_GAP).
         kl_mean, kl_median, kl_90, kl_99: of KL(full || cache); None without a valid reference.
         same_top: share of positions with the full cache's token on top.
+        attention: see FidelityUnit; of the whole text.
         stretches: perplexity of each part of the text; None where no token of it counts.
     """
 
@@ -75,6 +82,7 @@ class FidelitySummary(OfCache):
     kl_90: float | None = field(metadata=column("KL 90 %", ".4f"))
     kl_99: float | None = field(metadata=column("KL 99 %", ".4f"))
     same_top: float | None = field(metadata=column("same top token", ".1%"))
+    attention: float | None = field(default=None, metadata=column(FOUND, ".1%"))
     stretches: tuple[float | None, ...]
 
     @property
@@ -123,8 +131,7 @@ def summed_up(
     """
     nll, kl, same_top = (arrays[name][first - 1 :] for name in ("nll", "kl", "same_top"))
     to_full = difference(nll, full, BLOCK)
-    is_baseline = is_streaming(unit.policy) and not unit.recall
-    to_streaming = difference(nll, None if is_baseline else streaming, BLOCK)
+    to_streaming = difference(nll, None if is_streaming(unit.policy) else streaming, BLOCK)
     quantiles: Sequence[float | None] = [None] * 3
     if kl.size:
         quantiles = [float(value) for value in np.quantile(kl, (0.5, 0.9, 0.99))]
@@ -146,6 +153,7 @@ def summed_up(
         kl_90=quantiles[1],
         kl_99=quantiles[2],
         same_top=float(same_top.mean()) if kl.size else None,
+        attention=unit.attention,
         stretches=perplexities(arrays["nll"], first, stretch),
     )
 
@@ -191,14 +199,16 @@ def fidelity_tables(summaries: Sequence[FidelitySummary], stretch: int) -> list[
     tables = []
     for tokens, own in grouped(summaries, lambda one: one.tokens).items():
         n_texts = len({one.text for one in own})
-        names, figures = columns_of(FidelitySummary)[:1], columns_of(FidelitySummary)[1:]
+        names, *figures = columns_of(FidelitySummary)
+        if all(one.attention is None for one in own):
+            figures = [one for one in figures if one[0] != FOUND]
         if n_texts > 1:
-            names = (("text and cache", lambda one: one.text_and_cache),)
+            names = ("text and cache", lambda one: one.text_and_cache)
         title = f"{own[0].text if n_texts == 1 else f'{n_texts} texts'}, {tokens:,} tokens"
-        columns = [*names, *figures]
+        columns = [names, *figures]
         tables.append(table_of(f"{title}, over those from {own[0].first:,} on", own, columns))
         if len(own[0].stretches) > 1:
-            columns = [*names, *map(_stretch_column, _ends(own[0], stretch), count())]
+            columns = [names, *map(_stretch_column, _ends(own[0], stretch), count())]
             tables.append(table_of(f"{title}, perplexity up to token", own, columns))
         if n_texts > 1:
             title = f"{n_texts} texts together, {tokens:,} tokens"
@@ -213,7 +223,7 @@ def fidelity_picture(summaries: Sequence[FidelitySummary], stretch: int, file_fo
     axes = figure.subplots(max(1, len(shown)), 2, squeeze=False)
     for ((text, tokens), own), (by_rows, by_token) in zip(shown.items(), axes, strict=False):
         has_kl = all(one.kl_mean is not None for one in own)
-        lines = grouped([one for one in own if one.rows], _policy_and_positions)
+        lines = grouped([one for one in own if one.rows], lambda one: one.but_for_budget)
         draw_lines(
             by_rows,
             {
@@ -246,8 +256,3 @@ def _stretch_column(end: int, index: int) -> Column[FidelitySummary]:
 
 def _text_and_tokens(one: FidelitySummary) -> tuple[str, int]:
     return one.text, one.tokens
-
-
-def _policy_and_positions(one: FidelitySummary) -> str:
-    """Caches that differ in their budget only are on one line."""
-    return one.policy_and_recall + (", dense" if one.positions == "dense" else "")

@@ -209,11 +209,11 @@ class Instructions(
             )
         check_budgets(self._caches, self.tokens, trained)
         for cache in self._caches:
-            if not cache.is_full and cache.rows - cache.recent < self._n_opening:
+            if not cache.is_full and cache.kept < self._n_opening:
                 raise SettingsError(
                     f"the system prompt takes up to {self._n_opening} tokens, and {cache.name} has "
-                    f"{cache.rows - cache.recent} rows that are not recent: give a larger --budget "
-                    "or a smaller --recent-share"
+                    f"{cache.kept} rows that stay and are not recent: give a larger --budget, or a "
+                    "smaller --recent-share or --recall"
                 )
 
     def wanted(self) -> list[InstructionJob]:

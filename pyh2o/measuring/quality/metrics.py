@@ -141,6 +141,25 @@ def share_within(
 # -------------------------------------------------------------------------------------------------
 
 
+def first_sentence(text: str) -> str:
+    """A text up to the end of its first sentence or line, without that end."""
+    return re.split(r"[.!?](?:\s|$)|\n", text.strip(), maxsplit=1)[0]
+
+
+def overlap(reference: str, answer: str) -> float:
+    """F1 of the words of an answer, 0 to 1, as in SQuAD (Rajpurkar et al. 2016).
+
+    Upper and lower case are equal, and neither articles nor punctuation count.
+    """
+    own, right = (Counter(_counting(text)) for text in (answer, reference))
+    n_common = (own & right).total()
+    return 2 * n_common / (own.total() + right.total()) if n_common else 0.0
+
+
+def _counting(text: str) -> list[str]:
+    return [word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the")]
+
+
 def words_of(text: str) -> list[str]:
     """Words and punctuation marks in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())

@@ -46,15 +46,18 @@ class Prompt:
     Attributes:
         context: what can be read before any question is known.
         turns: the questions.
+        apart: whether each of them stands behind the context alone.
     """
 
     context: list[int]
     turns: list[Turn]
+    apart: bool = False
 
     @property
     def n_tokens(self) -> int:
         """Of the text up to the last answer."""
-        return len(self.context) + sum(len(turn.read) for turn in self.turns)
+        sizes = [len(turn.read) for turn in self.turns]
+        return len(self.context) + (max(sizes) if self.apart else sum(sizes))
 
 
 class Prompter:
@@ -72,19 +75,21 @@ class Prompter:
 
     def prompt(self, sample: Sample) -> Prompt:
         """The tokens of a sample."""
-        first, *others = sample.questions
-        tokens = self._asked(sample.context + first.text)
+        of_context = sample.questions if sample.apart else sample.questions[:1]
+        all_asked = [self._asked(sample.context + one.text) for one in of_context]
         # The same for every question.
         other = self._asked(sample.context + _OTHER_QUESTION)
-        pairs = enumerate(zip(tokens, other, strict=False))
-        n_context = next((i for i, (a, b) in pairs if a != b), len(other))
-        context = tokens[:n_context]
+        n_context = min(_n_common(tokens, other) for tokens in all_asked)
+        context = other[:n_context]
         spelt = Spelt(self._llm, context)
-        turns = [self._turn(spelt, tokens[n_context:], first)]
-        for question in others:
+        turns = [
+            self._turn(spelt, tokens[n_context:], question)
+            for tokens, question in zip(all_asked, of_context, strict=True)
+        ]
+        for question in sample.questions[len(of_context) :]:
             asked = [*turns[-1].answer, *self._asked_next(question.text)]
             turns.append(self._turn(spelt, asked, question))
-        return Prompt(context, turns)
+        return Prompt(context, turns, sample.apart)
 
     def _turn(self, spelt: Spelt, asked: list[int], question: Question) -> Turn:
         prefix = question.prefix.lstrip() if self.is_chat else question.prefix
@@ -113,6 +118,12 @@ class Prompter:
 
     def _text(self, text: str) -> list[int]:
         return plain_tokens(self._llm, text)
+
+
+def _n_common(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens two texts have in common."""
+    pairs = enumerate(zip(tokens, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(other)))
 
 
 class Spelt:

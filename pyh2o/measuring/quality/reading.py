@@ -12,7 +12,7 @@ from ...errors import ContextLimitError
 from ...generation.logits import check_logits
 from ...generation.sampling import Sampling
 from ...llama import Llama
-from .metrics import FloatArray, log_softmax, share_within, surprises
+from .metrics import FloatArray, log_softmax, surprises
 
 # What a model says without any doubt: always the likeliest token.
 GREEDY = Sampling(temperature=0.0, repeat_penalty=1.0)
@@ -21,16 +21,20 @@ GREEDY = Sampling(temperature=0.0, repeat_penalty=1.0)
 CHUNK = 128
 
 
-def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatArray]]:
+def predictions(
+    llm: Llama, tokens: Sequence[int], at_once: int = CHUNK
+) -> Iterator[tuple[int, FloatArray]]:
     """Evaluate tokens after the text so far, and say what the model expects behind each of them.
 
-    Rows are evicted and recalled exactly when they would be if the tokens came one at a time: no
-    chunk is larger than the room there is, and behind a compaction none is larger than the slack.
-    Only a re-base, which evicts nothing, comes up to a chunk earlier.
+    Rows are evicted exactly when they would be if the tokens came one at a time: no chunk is larger
+    than the room there is, and behind a compaction none is larger than the slack. Only a re-base,
+    which evicts nothing, comes up to a chunk earlier. The tokens of a chunk look for evicted rows
+    together, as those of a prompt do, so that a token may find what a later one asks for.
 
     Args:
         llm: the model.
         tokens: to evaluate.
+        at_once: most tokens of a chunk; with 1 each looks for itself, as when a text is written.
 
     Yields:
         Number of the first token of a chunk and log-probabilities [n_chunk, n_vocab] of what
@@ -51,13 +55,11 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
         start = 0
         while start < len(tokens):
             room = llm.room_in_batch() or llm.kv.slack
-            chunk = tokens[start : start + min(CHUNK, room, llm.room_until_recall())]
+            chunk = tokens[start : start + min(at_once, CHUNK, room)]
             logits = _decode(llm, batch, chunk)
             for row in logits:
                 check_logits(row)  # a mean would be none either
-            log_probs = log_softmax(logits)
-            llm._refresh_recall(len(chunk))
-            yield start, log_probs
+            yield start, log_softmax(logits)
             start += len(chunk)
     finally:
         llama_cpp.llama_batch_free(batch)
@@ -65,6 +67,8 @@ def predictions(llm: Llama, tokens: Sequence[int]) -> Iterator[tuple[int, FloatA
 
 def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray:
     """Negative log-likelihood of each token of an answer, in nats; the text stays as it is.
+
+    No token finds more than it would if the model wrote the answer.
 
     Args:
         llm: the model, whose text ends before `last`.
@@ -78,25 +82,19 @@ def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray
         feed = [last, *answer[:-1]]
         parts = [
             surprises(log_probs, answer[start : start + len(log_probs)])
-            for start, log_probs in predictions(llm, feed)
+            for start, log_probs in predictions(llm, feed, 1 if llm.recalls else CHUNK)
         ]
     return np.concatenate(parts)
 
 
-def share_recalled(llm: Llama, places: Sequence[tuple[int, int]]) -> float | None:
-    """Share of places in the text that are recalled as a whole, as far as they may be evicted.
+def spans_recalled(llm: Llama) -> list[tuple[int, int]]:
+    """Passages that were looked at among the evicted ones since a prompt began to be read."""
+    return [(span.start, span.end) for span in llm.recalled()] if llm.recalls else []
 
-    Args:
-        llm: the model.
-        places: first position and the one behind the last.
 
-    Returns:
-        None for a cache without recall, or if all rows of all places are still there.
-    """
-    if not llm.recalls:
-        return None
-    kv, spans = llm.kv, [(span.start, span.end) for span in llm.recalled()]
-    return share_within(places, spans, before=kv.unarchived + kv.archived)
+def found_share(llm: Llama) -> float | None:
+    """The share of attention that rows got which were found; None for a cache without recall."""
+    return llm.kv.found_share if llm.recalls else None
 
 
 @contextmanager
@@ -114,12 +112,10 @@ def taken_back(llm: Llama) -> Iterator[None]:
         return
     # To remove the tail alone would leave the attention that it paid in the scores.
     state, tokens = llm.kv_state(), llm.input_ids[:n_tokens].tolist()
-    holds_recalled = llm._holds_recalled
     try:
         yield
     finally:
         llm.load_kv_state(state, tokens)
-        llm._holds_recalled = holds_recalled
 
 
 def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> FloatArray:

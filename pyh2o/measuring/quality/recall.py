@@ -9,6 +9,8 @@ A text may have several questions. Each is asked behind those before it and the 
 them, whatever the model has answered.
 
 A weak model fails most tasks with any cache: the likelihood of the right answer is measured, too.
+Of a cache with an archive it is told whether the passages that have the answer in them are among
+those that were looked at most, and how much attention the rows got that were found.
 
 Differences from RULER, besides those of the tasks: the answer's prefix ends without a space, which
 the tokens of most models begin words with; where there is a chat template, the prefix comes behind
@@ -30,8 +32,9 @@ from ..measurement import Job, Measurement, Progress, QualitySettings, told_of
 from ..model import NamedText, open_for_tokens, trained_context
 from ..results import ResultFile
 from ..tables import TextTable
+from .metrics import first_sentence, overlap, share_within
 from .prompts import Prompt, Prompter, Turn, greedy_answer
-from .reading import answer_surprises, share_recalled, taken_back
+from .reading import answer_surprises, found_share, spans_recalled, taken_back
 from .recall_figures import (
     Answered,
     RecallSummary,
@@ -103,7 +106,7 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
 
     def __init__(self, settings: RecallSettings, file: ResultFile, progress: Progress) -> None:
         super().__init__(settings, file, progress)
-        self._tasks = [task_named(name) for name in settings.tasks]
+        self._tasks = self._named_tasks()
         self._caches = {tokens: settings.caches.for_text(tokens) for tokens in settings.tokens}
         with open_for_tokens(settings.model) as llm:
             self._check_lengths(trained_context(llm))
@@ -116,6 +119,9 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
             )
         if not prompter.is_chat:
             self.notes += ("the model has no chat template: it goes on with the plain text",)
+
+    def _named_tasks(self) -> list[Task]:
+        return [task_named(name) for name in self._settings.tasks]
 
     def _check_lengths(self, trained: int) -> None:
         for tokens in self._settings.tokens:
@@ -138,7 +144,7 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
             for tokens in settings.tokens:
 
                 def fits(sample: Sample, task: Task = task, tokens: int = tokens) -> bool:
-                    prompt = prompter.prompt(sample)
+                    prompt = prompter.prompt(sample.longest)
                     answer = max(task.answer_tokens, len(prompt.turns[-1].answer))
                     return prompt.n_tokens + answer <= tokens
 
@@ -180,10 +186,15 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
                 # Together with all that comes before it, and the cache is compacted behind it.
                 llm.reset()
             llm.read(unread[:-1])
-            answers.append(_answered(llm, job, question, turn))
+            answers.append(answered(llm, job.task, question, turn))
             if job.question != "before":
                 unread = unread[-1:]
+        return self._unit_with(answers, llm, job)
+
+    def _unit_with(self, answers: list[Answered], llm: Llama, job: RecallJob) -> RecallUnit:
+        """The unit of a job that is done."""
         self._progress.advance(f"{job.task.name}, {_title(job.question, job.cache)}", job.tokens)
+        _, prompt = self._samples[job.task.name, job.tokens, job.sample]
         return RecallUnit(
             **told_of(job.cache, llm),
             task=job.task.name,
@@ -204,16 +215,22 @@ class Recall(Measurement[RecallSettings, RecallJob, RecallUnit, RecallSummary]):
         return recall_picture(summaries, file_format)
 
 
-def _answered(llm: Llama, job: RecallJob, question: Question, turn: Turn) -> Answered:
+def answered(llm: Llama, task: Task, question: Question, turn: Turn) -> Answered:
     """What comes behind a question that was read but for its last token; nothing of it stays."""
     last = turn.read[-1]
-    found = share_recalled(llm, turn.places)
+    with taken_back(llm):
+        passages = spans_recalled(llm)
+        answer = greedy_answer(llm, last, task.answer_tokens)
+        passages += spans_recalled(llm)
+        attention = found_share(llm)
+        kv = llm.kv
     nll = float(answer_surprises(llm, last, turn.answer).mean(dtype=np.float64))
     rival = None
     if turn.rival:
         rival = float(answer_surprises(llm, last, turn.rival).mean(dtype=np.float64))
-    with taken_back(llm):
-        answer = greedy_answer(llm, last, job.task.answer_tokens)
+    found = None
+    if llm.recalls:
+        found = share_within(turn.places, passages, before=kv.unarchived + kv.archived)
     return Answered(
         references=list(question.references),
         answer=answer,
@@ -222,6 +239,9 @@ def _answered(llm: Llama, job: RecallJob, question: Question, turn: Turn) -> Ans
         wrong=question.is_wrong(answer) if question.wrong else None,
         margin=None if rival is None else rival - nll,
         found=found,
+        attention=attention,
+        kind=question.kind,
+        overlap=overlap(question.answer, first_sentence(answer)) if question.kind else None,
     )
 
 

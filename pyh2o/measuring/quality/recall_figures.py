@@ -29,7 +29,12 @@ class Answered:
         wrong: whether it gives what it must not; None where there is nothing of that kind.
         margin: how much larger the mean loss of such a wrong answer is than that of the right one.
         found: share of the places with the answer, as far as rows of them may be evicted, that
-            were recalled as a whole; None without any, or for a cache that recalls nothing.
+            were as a whole among the passages looked at most; None without any, or for a cache
+            without an archive.
+        attention: share of the question's and the answer's attention that rows got which were
+            found; None for such a cache.
+        kind: of what was asked for (see samples.Question).
+        overlap: F1 of the words of the answer's first sentence; None where nothing has a kind.
     """
 
     references: list[str]
@@ -39,6 +44,9 @@ class Answered:
     wrong: bool | None = None
     margin: float | None = None
     found: float | None = None
+    attention: float | None = None
+    kind: str = ""
+    overlap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,8 @@ class RecallUnit(Unit):
     """One sample, with the answers to all its questions.
 
     Attributes:
-        task, tokens, question, sample: which; the question of the full cache is "".
+        task, tokens, question, sample: which; the question of the full cache is "", and so it is of
+            all where it comes after the text in any case.
         prompt_tokens: of the text up to the last answer.
         answers: to its questions, in their order.
     """
@@ -86,7 +95,8 @@ class RecallSummary(OfCache):
         nll: mean loss of the right answers' tokens.
         nll_to_full, nll_to_full_error: mean difference to the full cache's, sample by sample, and
             its standard error; None where there is none.
-        wrong, margin, found: means of those of the answers that have one (see Answered).
+        overlap, wrong, margin, found, attention: means of those of the answers that have one (see
+            Answered).
         by_question: score of the first question of a text, of the second, and so on, in percent;
             empty where texts have different numbers of them.
     """
@@ -97,12 +107,14 @@ class RecallSummary(OfCache):
     samples: int
     score: float = field(metadata=column("score", ".1f"))
     score_of_full: float | None = field(metadata=column("of full", ".0%"))
+    overlap: float | None = field(metadata=column("overlap", ".2f"))
     nll: float = field(metadata=column("NLL of the answer", ".3f"))
     nll_to_full: float | None = field(metadata=column("NLL - full", "+±"))
     nll_to_full_error: float | None
     wrong: float | None = field(metadata=column("wrong answer given", ".0%"))
     margin: float | None = field(metadata=column("NLL of the wrong one - right one", "+.3f"))
-    found: float | None = field(metadata=column("recalled", ".0%"))
+    found: float | None = field(metadata=column("passage found", ".0%"))
+    attention: float | None = field(metadata=column("attention found", ".1%"))
     by_question: tuple[float, ...]
 
 
@@ -143,7 +155,9 @@ def _summary(task: str, units: list[RecallUnit], full: list[RecallUnit] | None) 
         nll_to_full_error=to_full[1],
         wrong=_mean([one.wrong for one in answers]),
         margin=_mean([one.margin for one in answers]),
+        overlap=_mean([one.overlap for one in answers]),
         found=_mean([one.found for one in answers]),
+        attention=_mean([one.attention for one in answers]),
         by_question=_by_question(units),
     )
 
@@ -160,14 +174,21 @@ def _by_question(units: list[RecallUnit]) -> tuple[float, ...]:
     return tuple(float(score) for score in 100 * scores.mean(axis=0))
 
 
-def recall_tables(summaries: Sequence[RecallSummary]) -> list[TextTable]:
-    """A table for each task and length, and one of its questions where a text has several."""
+def recall_tables(
+    summaries: Sequence[RecallSummary], of: tuple[str, str] = ("sample", "samples")
+) -> list[TextTable]:
+    """A table for each task and length, and one of its questions where a text has several.
+
+    Args:
+        summaries: the figures.
+        of: what they are means of, one and many.
+    """
     tables = []
     for (task, tokens), own in grouped(summaries, lambda one: (one.task, one.tokens)).items():
         name = "all tasks" if task == ALL else task
         title = f"{name}, {tokens:,} tokens"
-        n = samples(max(one.samples for one in own), "sample", "samples")
-        # Few tasks have wrong answers of a kind, and few caches recall.
+        n = samples(max(one.samples for one in own), *of)
+        # Few tasks have wrong answers of a kind, and not every cache has an archive.
         columns = [one for one in columns_of(RecallSummary) if any(map(one[1], own))]
         tables.append(table_of(f"{title}, {n}", own, columns))
         n_questions = len(own[0].by_question)
@@ -208,4 +229,5 @@ def recall_picture(summaries: Sequence[RecallSummary], file_format: str) -> byte
 
 def _line(one: RecallSummary) -> str:
     """Caches that differ in their budget only are on one line."""
-    return f"{one.policy_and_recall}, question {one.question}, {one.tokens:,} tokens"
+    question = f", question {one.question}" if one.question else ""
+    return f"{one.but_for_budget}{question}, {one.tokens:,} tokens"

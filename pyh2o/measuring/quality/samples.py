@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import SettingsError
 
@@ -23,6 +23,7 @@ class Question:
         wrong: pattern, in any case, of what must not be given in the place of the answer; "" where
             anything but the answer is equally wrong.
         rival: a wrong answer of that kind, whose likelihood is compared with the right one's.
+        kind: of what is asked for, where a text has questions of several kinds.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Question:
     places: tuple[str, ...] = ()
     wrong: str = ""
     rival: str = ""
+    kind: str = ""
 
     @property
     def answer(self) -> str:
@@ -55,10 +57,20 @@ class Sample:
         context: the text, with what is said before it.
         questions: asked one after the other in the same text, each behind the right answers to
             those before it.
+        apart: each is asked behind the context alone instead.
     """
 
     context: str
     questions: tuple[Question, ...]
+    apart: bool = False
+
+    @property
+    def longest(self) -> Sample:
+        """The longest that is asked at once."""
+        if not self.apart:
+            return self
+        asked = max(self.questions, key=lambda one: len(one.text + one.prefix + one.answer))
+        return replace(self, questions=(asked,))
 
 
 # A sample with a haystack of so many units; the same random numbers give the same needles.

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from ...cache.settings import DEFAULT_POLICY, EvictionSettings, whole_blocks
 from ...errors import SettingsError
-from ..caches import FULL_CACHE, STREAMING, Compute, MeasuredCache, budget_name, parts_of
+from ..caches import (
+    FULL_CACHE,
+    STREAMING,
+    Compute,
+    MeasuredCache,
+    budget_name,
+    parts_of,
+    recall_name,
+)
 
 # Bytes of an element of the cache by its type; quantised types come in blocks of 32 with a scale.
 ELEMENT_BYTES: dict[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
@@ -36,8 +44,9 @@ class BenchSettings:
         transformers: also Hugging Face transformers, and kvpress where it is installed.
         openvino: also OpenVINO GenAI, without and with its own eviction.
         policies: what makes a row worth keeping.
-        recalls: evicted rows that come back beside those of a budget: fractions or counts likewise;
-            0 is a cache without an archive.
+        recalls: rows of a budget that are found among the evicted ones: fractions or counts
+            likewise; 0 is a cache without an archive, None the part that the settings have by
+            default.
     """
 
     model: Path
@@ -51,7 +60,7 @@ class BenchSettings:
     transformers: bool = False
     openvino: bool = False
     policies: tuple[str, ...] = (DEFAULT_POLICY,)
-    recalls: tuple[float | int, ...] = (0,)
+    recalls: tuple[float | int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -109,8 +118,8 @@ def caches_to_compare(
 
     Every cache is made for the same window, however short the text is: that is what someone who
     wants that window has to allocate. The stock modes with as much text as a budget has rows are
-    there to tell what fewer rows bring from what evicting costs. A cache that recalls stands beside
-    one without an archive that has as many rows in all.
+    there to tell what fewer rows bring from what evicting costs. Caches of a budget have as many
+    rows in all, however many of them are found.
 
     Args:
         settings: what is asked for.
@@ -120,73 +129,55 @@ def caches_to_compare(
     Raises:
         SettingsError: a budget that makes no sense with this window.
     """
-    budgets = {budget: _evicting(budget, settings, n_ctx_train) for budget in settings.budgets}
+    parts = product(settings.budgets, settings.recalls)
+    evicting = [_evicting(*part, settings, n_ctx_train) for part in parts]
+    budgets = {cache.budget: cache for cache in evicting}.values()
     cells = whole_blocks(settings.full_tokens)
     caches = [*_stock("full", cells)]
     if "q8_0" in settings.kv_types:
         q8 = replace(FULL_CACHE, name="full, q8_0", cells=cells, kv_type="q8_0")
         caches.append(replace(q8, flash_attention=True))
-    for cache in _with_recall(budgets, settings, n_ctx_train):
+    for cache in evicting:
         for policy, kv_type in product(settings.policies, dict.fromkeys(settings.kv_types)):
             name = cache.name
             if settings.policies != (DEFAULT_POLICY,):
                 name = f"{policy}, {name}"
             name = name if kv_type == "f16" else f"{name}, {kv_type}"
             caches.append(replace(cache, name=name, policy=policy, kv_type=kv_type))
-    caches += [_sinks_and_window(cache, settings.window, n_ctx_train) for cache in budgets.values()]
-    for rows in dict.fromkeys(cache.rows for cache in budgets.values()):
+    caches += [_sinks_and_window(cache, settings.window, n_ctx_train) for cache in budgets]
+    for rows in dict.fromkeys(cache.rows for cache in budgets):
         if rows < settings.histories[-1]:
             caches += _stock(f"full at {rows} rows", whole_blocks(rows + settings.generated), rows)
     if settings.transformers:
         tokens = settings.text_tokens
         caches.append(MeasuredCache("transformers", "transformers", cells=tokens))
-        for cache in budgets.values() if kvpress else ():
+        for cache in budgets if kvpress else ():
             name = f"kvpress, {cache.budget}"
             caches.append(MeasuredCache(name, "kvpress", rows=cache.rows, cells=tokens))
     if settings.openvino:
         # It evicts when a prompt has been read, so either needs room for all of it.
         caches.append(MeasuredCache("openvino", "openvino", cells=cells))
-        for cache in budgets.values():
+        for cache in budgets:
             name = f"openvino, {cache.budget}"
             caches.append(MeasuredCache(name, "openvino", rows=cache.rows, cells=cells))
     return caches
 
 
-def _evicting(budget: float | int, settings: BenchSettings, n_ctx_train: int) -> MeasuredCache:
-    """Half heavy, half recent."""
+def _evicting(
+    budget: float | int, recall: float | int | None, settings: BenchSettings, n_ctx_train: int
+) -> MeasuredCache:
+    """Half heavy, half recent, less what is found."""
     window = settings.window
     if budget > (window if isinstance(budget, int) else 1):
         raise SettingsError(
             f"--budget {budget} is more than the window of {window} tokens: give a fraction up to "
             "1.0 or fewer rows, or raise --ctx"
         )
-    name = budget_name(budget)
-    cache = MeasuredCache(name, policy=DEFAULT_POLICY, budget=name, **parts_of(budget, window))
+    words = budget_name(budget)
+    name = ", ".join(filter(None, (words, recall_name(recall))))
+    parts = parts_of(budget, window, recall=recall)
+    cache = MeasuredCache(name, policy=DEFAULT_POLICY, budget=words, **parts)
     return _resolved(cache, window, n_ctx_train)
-
-
-def _with_recall(
-    budgets: dict[float | int, MeasuredCache], settings: BenchSettings, n_ctx_train: int
-) -> list[MeasuredCache]:
-    """The caches of the budgets with each recall, then those without that have as many rows."""
-    window = settings.window
-    caches = []
-    for (budget, cache), recall in product(budgets.items(), settings.recalls):
-        rows = recall if isinstance(recall, int) else int(recall * window)
-        if cache.rows + rows > window:
-            raise SettingsError(
-                f"--budget {budget} and --recall {recall} are {cache.rows + rows} rows together, "
-                f"more than the window of {window} tokens: give less of one, or raise --ctx"
-            )
-        if rows:
-            name = f"{cache.budget}, recall {budget_name(recall)}"
-            cache = _resolved(replace(cache, name=name, recall=rows), window, n_ctx_train)
-        caches.append(cache)
-    found = {cache.rows for cache in caches if not cache.recall}
-    for rows in dict.fromkeys(cache.rows + cache.recall for cache in caches):
-        if rows not in found:
-            caches.append(_evicting(rows, settings, n_ctx_train))
-    return caches
 
 
 def _sinks_and_window(cache: MeasuredCache, window: int, n_ctx_train: int) -> MeasuredCache:
@@ -196,13 +187,16 @@ def _sinks_and_window(cache: MeasuredCache, window: int, n_ctx_train: int) -> Me
             f"a budget of {cache.rows} rows has no room for {SINKS} sinks and a window: give a "
             "larger --budget"
         )
+    # To this policy the newest rows are the heavy ones, and there may be too many (`_resolved`).
+    heavy = (cache.rows - SINKS) // 2
     sinks = replace(
         cache,
         name=f"sinks + window, {cache.budget}",
         policy=STREAMING,
-        heavy=0,
-        recent=cache.rows - SINKS,
+        heavy=heavy,
+        recent=cache.rows - SINKS - heavy,
         pinned=SINKS,
+        recall=0,
     )
     return _resolved(sinks, window, n_ctx_train)
 
@@ -210,7 +204,9 @@ def _sinks_and_window(cache: MeasuredCache, window: int, n_ctx_train: int) -> Me
 def _resolved(cache: MeasuredCache, window: int, n_ctx_train: int) -> MeasuredCache:
     """With the cells that it allocates, and with no more heavy rows than it has positions for."""
     budget = EvictionSettings(**cache.eviction()).resolve(window, n_ctx_train)
-    return replace(cache, cells=budget.cells, heavy=budget.heavy, rows=budget.rows)
+    surplus = cache.rows - budget.rows - budget.recall
+    heavy, rows = cache.heavy - surplus, cache.rows - surplus
+    return replace(cache, cells=budget.cells, heavy=heavy, rows=rows)
 
 
 def _stock(name: str, cells: int, text: int | None = None) -> list[MeasuredCache]:

@@ -244,7 +244,7 @@ def _kv_bytes(cache: MeasuredCache, first: MeasuredCache, ready: Ready) -> int:
 def _archive_bytes(
     cache: MeasuredCache, ready: Ready, first: MeasuredCache, settings: BenchSettings
 ) -> int:
-    """What the archive of a cache that recalls will take: all that it reads."""
+    """What the archive of a cache that has one will take: all that it reads."""
     if not cache.recall:
         return 0
     rows = full_bytes(ready.use, first.kv_type, settings.text_tokens)

@@ -19,8 +19,8 @@ from .turns import CacheRun, Round
 
 # The heading of a column that is shown only where a GPU was used.
 GPU_MEMORY = "GPU MiB"
-# Those of columns that are shown only where rows were recalled.
-RECALLING = ("archive", "recall s")
+# Those of columns that are shown only where a cache has an archive.
+RECALLING = ("archive", "attention found")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ class Figures:
         share_of_full: of Basis.full_bytes.
         peak_bytes: most memory of its process so far.
         device_bytes: memory of GPUs that its weights, cache and work space take.
-        archive_bytes: memory of the archive that it recalls from.
-        recalled: rows that are recalled while it generates.
-        recall_seconds: that the end of the text took to find and fetch them; None if it has none.
+        archive_bytes: memory of the archive that rows are found in.
+        found_share: share of attention that these got, over the text so far; None without one.
         read_per_second: tokens, over the stretch of text up to here; None without one.
         first_token_seconds: from an empty cache to the first token after so much text.
         generated_per_second: tokens.
@@ -75,7 +74,7 @@ class Figures:
         compaction_share: of the time of all rounds.
         compaction_seconds: of one compaction; None if there was none.
         bytes_per_token: that have to be read from memory for a token: weights, rows and
-            scores, windows and states.
+            scores, windows and states. What is looked at to find rows is not counted.
         roofline_per_second: tokens, if nothing but that took time; None if it is not known.
         roofline_share: of it that was reached, by the median.
     """
@@ -93,8 +92,7 @@ class Figures:
     archive_bytes: int = field(
         default=0, metadata=column(RECALLING[0], lambda one: one.archive_shown)
     )
-    recalled: int = 0
-    recall_seconds: float | None = field(default=None, metadata=column(RECALLING[1], ".3f"))
+    found_share: float | None = field(default=None, metadata=column(RECALLING[1], ".1%"))
     read_per_second: float | None = field(metadata=column("read tok/s", ".0f"))
     first_token_seconds: float = field(metadata=column("first token s", ".2f"))
     generated_per_second: Range = field(metadata=column("generate tok/s (range)", ".1f"))
@@ -188,10 +186,7 @@ def _figures(run: CacheRun, best: CacheRun | None, basis: Basis) -> Figures:
         peak_bytes=run.peak_bytes,
         device_bytes=run.use.bytes_device,
         archive_bytes=run.use.bytes_archive,
-        recalled=run.use.recalled,
-        recall_seconds=run.readings[-1].recall_seconds
-        if run.use.recalled and run.readings
-        else None,
+        found_share=run.use.found_share,
         read_per_second=_read_per_second(run),
         first_token_seconds=_reading_seconds(run) + 1 / speeds.median,
         generated_per_second=speeds,

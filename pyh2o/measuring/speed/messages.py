@@ -52,13 +52,13 @@ class KVUse:
         bytes_rows: allocated for K and V of the layers that see the whole text.
         bytes_scores: allocated for scores.
         cells: cells allocated.
-        used: cells in use, those of recalled rows too.
+        used: rows that a token attends to: those in cells, and those found in the archive.
         bytes_device: memory of GPUs that weights, caches and work space take.
         compactions: compactions so far.
         compaction_seconds: time they took.
-        bytes_archive: memory of the archive that rows are recalled from.
-        recalled: rows recalled now.
-        recall_seconds: time of all recalls so far.
+        bytes_archive: memory of the archive that rows are found in.
+        found_share: share of attention, over the text so far, that rows got which were found; None
+            for a cache without an archive.
         bytes_fixed: allocated for windows and recurrent states.
     """
 
@@ -70,8 +70,7 @@ class KVUse:
     compactions: int = 0
     compaction_seconds: float = 0.0
     bytes_archive: int = 0
-    recalled: int = 0
-    recall_seconds: float = 0.0
+    found_share: float | None = None
     bytes_fixed: int = 0
 
     @property
@@ -81,7 +80,7 @@ class KVUse:
 
     @property
     def bytes_in_use(self) -> float:
-        """What attention to all cells in use reads: their rows and scores."""
+        """What attention to all of these rows reads: themselves and their scores."""
         return self.bytes_total * self.used / self.cells if self.cells else 0.0
 
 

@@ -28,8 +28,8 @@ def head(report: Report) -> str:
 def history_table(report: Report, result: HistoryResult) -> TextTable:
     """The figures of a history, below which is said why a cache has none, and what to know.
 
-    The memory of a GPU is shown only where one was used, and what recall takes only where a cache
-    recalls.
+    The memory of a GPU is shown only where one was used, and what recall takes and brings only
+    where a cache has an archive.
     """
     hidden = set() if any(figures.device_bytes for figures in result.figures) else {GPU_MEMORY}
     hidden |= set() if any(cache.recall for cache in report.caches) else {*RECALLING}

@@ -32,13 +32,11 @@ class Reading:
         stretch: tokens from the history before to this one.
         tokens: those that were read now; a cache that could not go back has the others already.
         seconds: of all pieces.
-        recall_seconds: of these seconds.
     """
 
     stretch: int
     tokens: int
     seconds: float
-    recall_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -208,19 +206,17 @@ class Turns:
                 player.readings = []
         before = [player.position for player in playing]
         seconds = [0.0] * len(playing)
-        recalling = [0.0] * len(playing)
         left = [player.cache.target(history) - player.position for player in playing]
         for index, tokens, last in reading_turns(left):
             player = playing[index]
             done = self._turn(player, Read(tokens, last), "reads", tokens)
             if done is not None:
                 seconds[index] += done.seconds
-                recalling[index] += done.after.recall_seconds - done.before.recall_seconds
-        for player, start, *taken in zip(playing, before, seconds, recalling, strict=True):
+        for player, start, taken in zip(playing, before, seconds, strict=True):
             target = player.cache.target(history)
             if target > player.target:
                 stretch = target - player.target
-                player.readings.append(Reading(stretch, player.position - start, *taken))
+                player.readings.append(Reading(stretch, player.position - start, taken))
                 player.target = target
 
     def _generate(self, playing: Sequence[_Player]) -> None:

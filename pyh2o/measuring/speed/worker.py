@@ -69,12 +69,7 @@ class LlamaModel:
         return self._llm.n_tokens
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
-        if last:
-            self._llm.read(tokens)
-        else:
-            # a part of a prompt: only its end asks what is to come back
-            self._llm._drop_recalled()
-            self._llm.eval(tokens)
+        self._llm.eval(tokens)
         self._synchronize(self._llm.ctx)
 
     def generate(self, token: int) -> None:
@@ -84,7 +79,6 @@ class LlamaModel:
     def go_back(self, position: int) -> None:
         if position == 0:
             self._llm.reset()
-            self._llm._holds_recalled = True
         else:
             self._llm.remove_tail(position)
 
@@ -94,13 +88,12 @@ class LlamaModel:
             bytes_rows=kv.bytes_k + kv.bytes_v,
             bytes_scores=kv.bytes_scores,
             cells=kv.cells,
-            used=kv.used + kv.recalled,
+            used=kv.used + min(kv.limits.recall, kv.archived),
             bytes_device=self._llm.device_bytes,
             compactions=kv.compactions,
             compaction_seconds=kv.compaction_seconds,
             bytes_archive=kv.bytes_archive,
-            recalled=kv.recalled,
-            recall_seconds=kv.recall_seconds,
+            found_share=kv.found_share if self._llm.recalls else None,
             bytes_fixed=kv.bytes_fixed,
         )
 

@@ -47,7 +47,7 @@ class OpenSession:
         chat: as given.
         kind: "conversation" or "story".
         seen: what was seen of its cache.
-        recalled: what was recalled for the last answer; None if nobody knows.
+        recalled: evicted passages that the last answer has looked at; None if nobody knows.
         answering: whether an answer is made, or waits for a place.
         stopping: set to end that at its next token.
         gone: whether it was removed, or let go.

@@ -202,7 +202,7 @@ def never_begun() -> dict[str, Any]:
 
 
 def recalled_of(place: Place) -> list[dict[str, Any]]:
-    """What is recalled now in a place."""
+    """The evicted passages that the last answer in a place has looked at."""
     return [
         {"start": each.start, "end": each.end, "text": each.text, "mass": each.weight}
         for each in place.recalled()

@@ -277,7 +277,7 @@ class SessionWork:
         return found
 
     def recalled(self) -> list[Json]:
-        """What was recalled for the last answer."""
+        """The evicted passages that the last answer has looked at."""
 
         def seen(session: OpenSession, place: Place) -> list[Json]:
             if session.recalled is None and session.watched() is None:

@@ -30,7 +30,8 @@ def test_whole_pages_are_there_again(
 ) -> None:
     archive, tokens = Archive(native, kind), dict[int, Token]()
     archive.open_file(path)
-    for n in (3, 60, 1, 1, 300):
+    steps = (3, N_PAGE - 4, 1, 1, 5 * N_PAGE - 20)
+    for n in steps:
         append(archive, tokens, rng, n)
         assert_holds(archive, tokens)
     archive.flush()
@@ -39,7 +40,7 @@ def test_whole_pages_are_there_again(
     assert archive.write_error == ""
     archive.close()
 
-    n_pages = 365 // N_PAGE
+    n_pages = sum(steps) // N_PAGE
     archive = Archive(native, kind)
     archive.open_file(path)
     assert path.stat().st_size == HEADER + n_pages * archive.page_bytes()
@@ -106,7 +107,7 @@ def test_rows_in_the_file_cannot_be_set(
     archive, tokens = opened(native, path), dict[int, Token]()
     append(archive, tokens, rng, N_PAGE + 1)
     with pytest.raises(ArchiveError, match="in the archive's file"):
-        archive.set(3, random_token(rng, 0, SMALL))
+        archive.set(3, random_token(rng, SMALL))
     assert_holds(archive, tokens)
     archive.close()
 
@@ -119,15 +120,15 @@ def loaded_of_files() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
 def test_what_was_read_is_given_back(native: ctypes.CDLL, path: Path) -> None:
-    archive = Archive(native, layers=((8, 128, 128),))
+    archive = Archive(native, layers=((4, 128, 128),))
     archive.open_file(path)
     for _ in range(64):
-        archive.call("extend", N_PAGE, 0, pointer(np.zeros(N_PAGE, np.int32)))
+        archive.call("extend", N_PAGE, pointer(np.zeros(N_PAGE, np.int32)))
         archive.call("end_extend")
     archive.close_file()
     archive.open_file(path)
     before, size = loaded_of_files(), 64 * archive.page_bytes()
-    for page, head in product(range(64), range(8)):
+    for page, head in product(range(64), range(4)):
         archive.page(page, 0, head)
     assert loaded_of_files() > before + size / 2
     archive.release()
@@ -200,15 +201,33 @@ def test_a_damaged_header_is_refused(
     archive.close()
 
 
+def with_number(data: bytes, at: int, number: bytes) -> bytes:
+    """A file with another number in its header, which is right but for that."""
+    result = bytearray(data)
+    result[at : at + len(number)] = number
+    numbers = 56 + 12 * len(SMALL)  # bytes in front of the checksum
+    result[numbers : numbers + 8] = checksum(result[:numbers])
+    return bytes(result)
+
+
+def test_a_file_of_another_version_is_refused(
+    native: ctypes.CDLL, rng: np.random.Generator, path: Path
+) -> None:
+    """Its keys may be rotated otherwise."""
+    written(native, path, rng, N_PAGE)
+    data = with_number(path.read_bytes(), 8, b"\x02\0\0\0")
+    path.write_bytes(data)
+    with pytest.raises(ArchiveError, match=f"^{path} is an archive of another version$"):
+        opened(native, path)
+    assert path.read_bytes() == data
+
+
 def test_a_limit_that_no_file_can_reach_is_refused(
     native: ctypes.CDLL, rng: np.random.Generator, path: Path
 ) -> None:
     """Places were counted beyond what numbers hold, and pages lay in those of others."""
     written(native, path, rng, 3 * N_PAGE)
-    data = bytearray(path.read_bytes())
-    numbers = 56 + 12 * len(SMALL)  # bytes in front of the checksum; the limit is among them
-    data[32:40] = b"\xff" * 8
-    data[numbers : numbers + 8] = checksum(data[:numbers])
+    data = with_number(path.read_bytes(), 32, b"\xff" * 8)
     path.write_bytes(data)
     with pytest.raises(ArchiveError, match="damaged"):
         opened(native, path)

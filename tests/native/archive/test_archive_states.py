@@ -25,15 +25,15 @@ NUMBERS |= {"page": (28, "I"), "text": (32, "Q")}
 SIZE = 40
 
 
-@pytest.mark.parametrize("begin", [0, 77])
-@pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 200])
+@pytest.mark.parametrize("begin", [0, N_PAGE + 13])
+@pytest.mark.parametrize("n", [0, 1, N_PAGE - 13, N_PAGE, 3 * N_PAGE + 8])
 def test_a_state_has_all_that_is_in_memory(
     native: ctypes.CDLL, rng: np.random.Generator, begin: int, n: int
 ) -> None:
     archive, tokens = Archive(native, "q8_0"), dict[int, Token]()
     archive.begin_at(begin)
     if n:
-        append(archive, tokens, rng, n, 3)
+        append(archive, tokens, rng, n)
     other = Archive(native, "q8_0")
     append(other, {}, rng, 100)
     assert other.read_state(archive.state()) == 0
@@ -49,12 +49,13 @@ def test_a_state_may_have_more_than_the_limit(
     native: ctypes.CDLL, rng: np.random.Generator
 ) -> None:
     archive, tokens = Archive(native), dict[int, Token]()
-    append(archive, tokens, rng, 300)
+    n = 4 * N_PAGE + 44
+    append(archive, tokens, rng, n)
     other = Archive(native, max_bytes=2 * archive.page_bytes())
-    n_missing = 300 // N_PAGE * N_PAGE - N_PAGE
+    n_missing = 3 * N_PAGE
     assert other.read_state(archive.state()) == n_missing
     assert other.numbers["n_dropped"] == n_missing
-    assert_holds(other, {p: tokens[p] for p in range(n_missing, 300)})
+    assert_holds(other, {p: tokens[p] for p in range(n_missing, n)})
     archive.close()
     other.close()
 
@@ -63,10 +64,10 @@ def test_a_state_of_memory_goes_to_a_file(
     native: ctypes.CDLL, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     archive, tokens = Archive(native), dict[int, Token]()
-    append(archive, tokens, rng, 150)
+    append(archive, tokens, rng, 2 * N_PAGE + 22)
     other = Archive(native)
     other.open_file(tmp_path / "archive")
-    append(other, {}, rng, 300)
+    append(other, {}, rng, 5 * N_PAGE)
     assert other.read_state(archive.state()) == 0
     assert_holds(other, tokens)
     other.close_file()
@@ -81,14 +82,14 @@ def test_a_state_without_its_file_begins_behind_it(
 ) -> None:
     archive, tokens = Archive(native), dict[int, Token]()
     archive.open_file(tmp_path / "archive")
-    append(archive, tokens, rng, 150)
+    append(archive, tokens, rng, 2 * N_PAGE + 22)
     state = archive.state()
     assert len(state) == SIZE + archive.page_bytes()
     other = Archive(native)
     assert other.read_state(state) == 2 * N_PAGE
-    tail = {p: tokens[p] for p in range(2 * N_PAGE, 150)}
+    tail = {p: tokens[p] for p in range(2 * N_PAGE, 2 * N_PAGE + 22)}
     assert_holds(other, tail)
-    append(other, tail, rng, 100)
+    append(other, tail, rng, 2 * N_PAGE)
     assert_holds(other, tail)
     archive.close()
     other.close()
@@ -105,26 +106,27 @@ def test_a_state_that_makes_no_sense_changes_nothing(
     native: ctypes.CDLL, rng: np.random.Generator
 ) -> None:
     archive, tokens = Archive(native), dict[int, Token]()
-    archive.begin_at(70)
-    append(archive, tokens, rng, 100)  # pages 1 and 2
+    begin, end = N_PAGE + 6, 2 * N_PAGE + 42
+    archive.begin_at(begin)
+    append(archive, tokens, rng, end - begin)  # pages 1 and 2
     state, page = archive.state(), archive.page_bytes()
     other, others = Archive(native), dict[int, Token]()
-    append(other, others, rng, 90)
+    append(other, others, rng, N_PAGE + 26)
     for damaged, reason in (
         (changed(state, magic=1), "another version"),
         (changed(state, begin=-1), "positions that are out of range"),
-        (changed(state, begin=71), "positions that are out of range"),
-        (changed(state, first=171), "positions that are out of range"),
+        (changed(state, begin=begin + 1), "positions that are out of range"),
+        (changed(state, first=end + 1), "positions that are out of range"),
         (changed(state, next=-(2**31)), "positions that are out of range"),
         (changed(state, page=0), "pages that are out of range"),
         (changed(state, page=3), "pages that are out of range"),
         (changed(state, page=2**32 - 1), "pages that are out of range"),
-        (changed(state, first=170), "pages that are out of range"),
+        (changed(state, first=end), "pages that are out of range"),
         (changed(state, page=2), "pages that do not go together"),
-        (changed(state, begin=69), "pages that do not go together"),
-        (changed(state, first=71), "pages that do not go together"),
-        (changed(state, next=171), "pages that do not go together"),
-        (changed(state, next=193), "pages that do not go together"),
+        (changed(state, begin=begin - 1), "pages that do not go together"),
+        (changed(state, first=begin + 1), "pages that do not go together"),
+        (changed(state, next=end + 1), "pages that do not go together"),
+        (changed(state, next=3 * N_PAGE + 1), "pages that do not go together"),
         (changed(state, next=2**31 - 1), "pages that do not go together"),
         (changed(state, text=1), "pages that do not go together"),
         (state[:SIZE] + state[SIZE + page :] + state[SIZE : SIZE + page], "do not go together"),

@@ -1,5 +1,6 @@
 // The archive of recall, for ctypes. What returns a number returns 0 where something was thrown; archive_error() says what.
 
+#include "kernels/h2o-row-floats.h"
 #include "recall/h2o-archive.h"
 
 #include <algorithm>
@@ -60,8 +61,8 @@ int32_t archive_begin_at(llama_h2o_archive * archive, int32_t p) {
     return try_to([&] { archive->begin_at(p); });
 }
 
-int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, int32_t shift, const int32_t * token_ids) {
-    return try_to([&] { archive->extend(n, shift, token_ids); });
+int32_t archive_extend(llama_h2o_archive * archive, uint32_t n, const int32_t * token_ids) {
+    return try_to([&] { archive->extend(n, token_ids); });
 }
 
 int32_t archive_end_extend(llama_h2o_archive * archive) {
@@ -81,13 +82,18 @@ int32_t archive_set(llama_h2o_archive * archive, int32_t p, const float * k, con
     });
 }
 
+// Likewise, of a token that is held.
 int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, float * v) {
     return try_to([&] {
+        const uint32_t page = llama_h2o_archive::page_of(p);
+        const uint32_t i    = uint32_t(p) % llama_h2o_archive::N_PAGE;
         for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
             const auto & layer = archive->layers()[ikv];
             for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
-                archive->get_k(ikv, head, p, k);
-                archive->get_v(ikv, head, p, v);
+                const char * k_row = archive->k(page, ikv, head) + i * archive->row_size_k(ikv);
+                const char * v_row = archive->v(page, ikv, head) + i * archive->row_size_v(ikv);
+                llama_h2o_to_floats(archive->type(), k_row, k, layer.n_embd_k);
+                llama_h2o_to_floats(archive->type(), v_row, v, layer.n_embd_v);
             }
         }
     });
@@ -103,11 +109,8 @@ int32_t archive_page(
     });
 }
 
-int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * shift, int32_t * token) {
-    return try_to([&] {
-        *shift = archive->shift(p);
-        *token = archive->token(p);
-    });
+int32_t archive_token(const llama_h2o_archive * archive, int32_t p, int32_t * token) {
+    return try_to([&] { *token = archive->token(p); });
 }
 
 //

@@ -48,7 +48,7 @@ def test_a_turn_writes_no_more_than_what_is_new(path: Path, tmp_path: Path) -> N
     conversation, file = talk(path), tmp_path / "chat"
     conversation.save(file)
     whole = archive_of(file).read_bytes()
-    page = (len(whole) - 4096) // (conversation.llm.kv.archived // 64)
+    page = (len(whole) - 4096) // (conversation.llm.kv.archived // 128)
     sizes = []
     for i in range(3):
         go_on(conversation, f"more {i}")
@@ -56,7 +56,7 @@ def test_a_turn_writes_no_more_than_what_is_new(path: Path, tmp_path: Path) -> N
         sizes.append(file.stat().st_size)
     kv, data = conversation.llm.kv, archive_of(file).read_bytes()
     assert data[: len(whole)] == whole
-    assert len(data) == 4096 + kv.archived // 64 * page
+    assert len(data) == 4096 + kv.archived // 128 * page
     assert len(data) > len(whole) + 6 * page
     assert max(sizes) - min(sizes) < 3 * page
     conversation.save(tmp_path / "portable", portable=True)
@@ -171,7 +171,7 @@ def test_a_session_opens_whatever_has_become_of_its_archive(
     assert 0 < loaded.llm.kv.archived < archived
     lost = archived - loaded.llm.kv.archived
     trouble = loaded.llm.archive_trouble
-    assert f"{lost} tokens before position {lost} cannot be recalled" in trouble
+    assert f"{lost} tokens before position {lost} cannot be found" in trouble
     assert "\n" not in trouble
     go_on(loaded)
     loaded.save(file)
@@ -228,7 +228,7 @@ def test_another_archive_is_not_taken(path: Path, tmp_path: Path) -> None:
     two.llm.close()
     shutil.copy(tmp_path / "two.archive", tmp_path / "one.archive")
     loaded = Conversation.load(tmp_path / "one", opened(path))
-    assert "cannot be recalled" in loaded.llm.archive_trouble
+    assert "cannot be found" in loaded.llm.archive_trouble
 
 
 def test_a_full_disk_ends_archiving_and_not_the_conversation(path: Path, tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ def test_they_stay_where_an_answer_fails(llm: Llama, change: str) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError
 
-    evaluate, llm.eval_part = llm.eval_part, fail
+    evaluate, llm.eval = llm.eval, fail
     with pytest.raises(RuntimeError):
         said(getattr(conversation, change)(*([] if change == "regenerate" else ["other"])))
-    llm.eval_part = evaluate
+    llm.eval = evaluate
     assert conversation.answers == before
 
 

@@ -39,7 +39,7 @@ def test_copied_files_go_on_as_the_saved_ones(path: Path, tmp_path: Path) -> Non
         for loaded in (first, second):
             assert_equal(expected, go_on(loaded, word))
             loaded.save(tmp_path / ("chat" if loaded is first else "copy"))
-    assert memory.llm.kv.recalled > 0
+    assert memory.llm.kv.found_share > 0
     assert (first.llm.archive_trouble, second.llm.archive_trouble) == ("", "")
     assert names(tmp_path) == {"chat", "chat.archive", "copy", "copy.archive"}
 

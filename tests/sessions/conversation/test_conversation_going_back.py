@@ -70,8 +70,7 @@ def test_another_answer_with_the_same_seed_is_the_same(
         assert conversation.turns[-1].answer == turn.answer
         for layer in range(2):
             np.testing.assert_array_equal(rows[layer], llm.kv_rows(layer))
-        # what was read of the message, and with recall the tail twice
-        assert sum(evaluated) < LONG + 3 * WORTH
+        assert sum(evaluated) < LONG + 3 * WORTH  # with what was read of the message
         check_positions(conversation)
 
 
@@ -132,10 +131,10 @@ def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: s
     def fail(*_: Any) -> None:
         raise RuntimeError
 
-    evaluate, llm.eval_part = llm.eval_part, fail
+    evaluate, llm.eval = llm.eval, fail
     with pytest.raises(RuntimeError):
         said(conversation.regenerate() if change == "regenerate" else conversation.edit("other"))
-    llm.eval_part = evaluate
+    llm.eval = evaluate
     assert (conversation.turns, text_of(conversation)) == before
     assert llm.kv_state() == state
 

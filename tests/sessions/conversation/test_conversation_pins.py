@@ -127,11 +127,11 @@ def test_pins_go_with_what_they_are_in(llm: Llama) -> None:
     assert texts(conversation) == []
 
 
-@pytest.mark.parametrize("settings", [PINNING, {**PINNING, "recall": 40}])
+@pytest.mark.parametrize("settings", [PINNING, {**PINNING, "hh": 160, "recall": 40}])
 def test_another_answer_leaves_the_pins_of_its_message(
     path: Path, settings: dict[str, Any]
 ) -> None:
-    """Also where the end of the message is read again, and an answer that goes on keeps its own."""
+    """And an answer that goes on keeps its own."""
     conversation = Conversation(tiny_llama(path, **settings))
     said(conversation.say(MESSAGE, max_tokens=SHORT))
     (turn,) = conversation.turns

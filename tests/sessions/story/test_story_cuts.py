@@ -67,7 +67,7 @@ def test_a_story_that_recalls_and_was_cut_is_the_same(
     settings = {"hh": 20, "recent": 20, "slack": 8, "recall": 30, "recall_type": "f16"}
     llms = [tiny_llama(model, n_ctx=1024, **settings) for _ in range(2)]
     expected = whole(llms[0], 700, sampling=Sampling(seed=6))
-    assert llms[0].kv.recalls > 1
+    assert llms[0].kv.found_share > 0
     pieces = cuts(rng, 700, 6)
     assert in_pieces(llms, tmp_path / "s.h2o", pieces, sampling=Sampling(seed=6)) == expected
     assert (tmp_path / "s.h2o.archive").stat().st_size > 100_000

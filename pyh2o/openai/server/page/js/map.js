@@ -12,7 +12,7 @@ export const STATES = [
   { id: "held", colour: [0, 114, 178], words: "Held by some heads: the stronger, the more of them" },
   { id: "recent", colour: [86, 180, 233], words: "Recent: held by all" },
   { id: "pinned", colour: [230, 159, 0], words: "Pinned: stays" },
-  { id: "recalled", colour: [204, 121, 167], words: "Recalled for the last answer" },
+  { id: "recalled", colour: [204, 121, 167], words: "Recalled: the last answer looked at it" },
   { id: "unread", colour: null, words: "Not read yet" },
 ];
 
@@ -35,16 +35,13 @@ export class MemoryMap {
       this.shares[position] = Math.round(FULL * Math.min(1, kept.rows[i] / this.pairs));
       this.states[position] = position >= answer.recent_from ? RECENT : HELD;
     });
-    this.fill(answer.pinned, PINNED, true);
-    this.fill(answer.recalled, RECALLED, true);
+    this.fill(answer.recalled, RECALLED);
+    this.fill(answer.pinned, PINNED);
     this.states.fill(UNREAD, answer.kv?.position ?? tokens);
   }
 
-  fill(spans, state, isHeld = false) {
-    for (const [start, end] of spans ?? []) {
-      this.states.fill(state, start, end);
-      if (isHeld) this.shares.fill(FULL, start, end);
-    }
+  fill(spans, state) {
+    for (const [start, end] of spans ?? []) this.states.fill(state, start, end);
   }
 
   /** How strongly a token is shown, 0 to 1: what is held by few is still seen. */
@@ -52,6 +49,7 @@ export class MemoryMap {
     const state = this.states[position];
     if (state === LOST || state === UNREAD) return 0;
     if (state === ARCHIVED) return 0.35;
+    if (state === PINNED || state === RECALLED) return 1;
     return 0.3 + 0.7 * this.shares[position] / FULL;
   }
 
@@ -70,7 +68,7 @@ export class MemoryMap {
     const read = this.n - unread;
     const still = unread ? ` ${counted(unread, "token")} still to be read.` : "";
     if (!read) return still.trim();
-    const held = this.n - totals[UNREAD] - totals[LOST] - totals[ARCHIVED];
+    const held = this.answer.kept.positions.length;
     const words = ["forgotten", "only in the archive", "held by some heads", "recent", "pinned", "recalled"];
     const parts = words.map((what, state) => [totals[state], what]).filter(([n]) => n)
       .reverse().map(([n, what]) => `${count(n)} ${what}`);

@@ -32,7 +32,7 @@ export class Numbers {
       ["Memory", given(kv.bytes, (n) => `${bytes(n)}, full cache ${bytes(kv.bytes_full)}`)],
       ["Archive", given(kv.bytes_archive || null, bytes)],
       ["Compactions", given(kv.compactions, count)],
-      ["Missed mass", given(kv.missed_mass, percent)],
+      ["Attention found", given(kv.found_share, percent)],
       ["Speed", given(kv.tokens_per_second, speed)],
       ["First token", given(kv.first_token_seconds, (n) => `after ${seconds(n)}`)],
     ];

@@ -1,6 +1,6 @@
 #include "llama-h2o-calls.h"
 
-#include "cache/h2o-recall.h"
+#include "cache/h2o-archiving.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -19,46 +19,27 @@ static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
     });
 }
 
-int32_t llama_h2o_recall(llama_context * ctx, int32_t seq_id, uint32_t n_rows, uint32_t n_asking) {
-    if (n_asking == 0) {
+int32_t llama_h2o_get_found(llama_context * ctx, int32_t seq_id, int32_t p0, uint32_t n, double * weights) {
+    if (p0 < 0 || (n > 0 && !weights)) {
         return LLAMA_H2O_ERR_ARGUMENT;
     }
 
     return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        const auto & st = parts.streams[s];
-
-        // all cells are the text's for the while
-        if (llama_h2o::of(ctx)->is_enlarged()) {
-            return LLAMA_H2O_ERR_ENLARGED;
+        parts.ctx.synchronize();
+        for (uint32_t i = 0; i < n; ++i) {
+            weights[i] = parts.streams[s].index->weight(int64_t(p0) + i);
         }
-        if (st.archive->next() > st.archive->first() && st.question.find_last(1, 1).empty()) {
-            return LLAMA_H2O_ERR_NO_QUERIES;
-        }
-
-        return int32_t(llama_h2o_recall_rows(parts, s, n_rows, n_asking));
-    });
-}
-
-int32_t llama_h2o_drop_recalled(llama_context * ctx, int32_t seq_id) {
-    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        llama_h2o_drop_rows(parts, s);
 
         return LLAMA_H2O_OK;
     });
 }
 
-int32_t llama_h2o_get_recalled(llama_context * ctx, int32_t seq_id, llama_h2o_recalled_span * spans, uint32_t n_spans) {
-    if (n_spans > 0 && !spans) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
+int32_t llama_h2o_forget_found(llama_context * ctx, int32_t seq_id) {
+    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
+        parts.ctx.synchronize();
+        parts.streams[s].forget_found();
 
-    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) {
-        const auto & all = parts.streams[s].recalled.spans;
-        for (size_t i = 0; i < all.size() && i < n_spans; ++i) {
-            spans[i] = { all[i].p0, all[i].p1, all[i].weight };
-        }
-
-        return int32_t(all.size());
+        return LLAMA_H2O_OK;
     });
 }
 
@@ -67,14 +48,19 @@ template <typename F>
 static int32_t change_archive(llama_context * ctx, int32_t seq_id, F fn) {
     return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) -> int32_t {
         auto & st = parts.streams[s];
+
+        int32_t res = LLAMA_H2O_OK;
+        parts.ctx.synchronize();
+        st.index->suspend();
         try {
             fn(st);
         } catch (const std::runtime_error & err) {
             st.archive_trouble = err.what();
-            return LLAMA_H2O_ERR_ARCHIVE_FILE;
+            res                = LLAMA_H2O_ERR_ARCHIVE_FILE;
         }
+        llama_h2o_update_index(parts, s); // its pages may lie elsewhere now
 
-        return LLAMA_H2O_OK;
+        return res;
     });
 }
 
@@ -93,12 +79,9 @@ int32_t llama_h2o_archive_open(llama_context * ctx, int32_t seq_id, const char *
 }
 
 int32_t llama_h2o_archive_close(llama_context * ctx, int32_t seq_id) {
-    return with_archive(ctx, seq_id, [](llama_h2o_parts & parts, uint32_t s) -> int32_t {
-        llama_h2o_drop_rows(parts, s);
-        parts.streams[s].archive->close_file();
-        parts.streams[s].archive_trouble.clear();
-
-        return LLAMA_H2O_OK;
+    return change_archive(ctx, seq_id, [](llama_h2o_stream & st) {
+        st.archive->close_file();
+        st.archive_trouble.clear();
     });
 }
 

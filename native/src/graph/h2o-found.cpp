@@ -1,0 +1,104 @@
+#include "graph/h2o-found.h"
+
+#include "kernels/h2o-kernel.h"
+
+#include "llama-graph.h"
+
+#include <algorithm>
+
+// tensors of the op, in the order of ggml_tensor.src; the last one may be missing
+enum found_src { SRC_Q, SRC_LOGITS, SRC_MASK, SRC_SINKS, N_SRC };
+
+static llama_h2o_attention::operand operand_of(const ggml_tensor * t) {
+    return { static_cast<const char *>(t->data), t->type, t->nb[1], t->nb[2], t->nb[3] };
+}
+
+static llama_h2o_attention read_beside(
+        ggml_tensor * const * src, const llama_h2o_layer & layer, const ggml_tensor * space, uint32_t n_slots) {
+    const ggml_tensor * q     = src[SRC_Q];
+    const ggml_tensor * sinks = src[SRC_SINKS];
+
+    llama_h2o_attention attn = {};
+
+    attn.n_embd_head_k = layer.shape.k.n_embd_head;
+    attn.n_embd_head_v = layer.shape.v.n_embd_head;
+    attn.n_head        = q->ne[2];
+    attn.n_head_kv     = layer.shape.n_head_kv;
+    attn.n_kv          = src[SRC_LOGITS]->ne[0];
+    attn.n_tokens      = q->ne[1];
+    attn.n_stream      = q->ne[3];
+    attn.scale         = layer.attention.kq_scale;
+    attn.n_slots       = n_slots;
+    attn.q             = operand_of(q);
+    attn.logits        = operand_of(src[SRC_LOGITS]);
+    attn.mask          = operand_of(src[SRC_MASK]);
+    attn.sinks         = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+    attn.search        = layer.attention.searched();
+
+    if (space) {
+        attn.out  = static_cast<float *>(space->data);
+        attn.work = attn.out + (size_t(attn.n_embd_head_v) + 1) * q->ne[2] * q->ne[1] * q->ne[3];
+    }
+
+    return attn;
+}
+
+static void beside(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const auto & layer = *static_cast<const llama_h2o_layer *>(userdata);
+
+    const uint32_t n_embd = layer.shape.k.n_embd_head;
+    const auto * kernel   = llama_h2o_best_kernel(n_embd, layer.shape.v.n_embd_head);
+
+    kernel->beside(read_beside(dst->src, layer, dst, dst->ne[1]), ith, nth);
+}
+
+ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
+        llama_h2o_layer & layer,
+        ggml_tensor * q,
+        ggml_tensor * k,
+        ggml_tensor * kq_mask) {
+    if (!layer.attention.searched()) {
+        return nullptr;
+    }
+
+    ggml_context * ctx = graph.ctx0;
+
+    ggml_tensor * logits = ggml_mul_mat(ctx, k, q);
+    ggml_prec_set_acc(logits, GGML_PREC_F32);
+
+    ggml_tensor * src[N_SRC] = { q, logits, kq_mask, layer.attention.sinks };
+
+    // one column per thread, so that the op knows for how many there is room
+    const uint32_t n_slots = std::max(graph.cparams.n_threads, graph.cparams.n_threads_batch);
+    const int64_t n_result = (int64_t(layer.shape.v.n_embd_head) + 1) * q->ne[1] * q->ne[2] * q->ne[3];
+    const int64_t n_work   = llama_h2o_beside_size(read_beside(src, layer, nullptr, n_slots));
+
+    ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, (n_result + n_work + n_slots - 1) / n_slots, n_slots, 1, 1,
+            src, layer.attention.sinks ? N_SRC : N_SRC - 1, beside, GGML_N_TASKS_MAX, &layer);
+
+    const int64_t n_row = int64_t(layer.shape.v.n_embd_head) + 1;
+
+    return ggml_view_4d(ctx, cur, n_row, q->ne[2], q->ne[1], q->ne[3], n_row * sizeof(float),
+            n_row * q->ne[2] * sizeof(float), n_row * q->ne[2] * q->ne[1] * sizeof(float), 0);
+}
+
+// Elements of every row from one on, in one piece.
+static ggml_tensor * part_of(ggml_context * ctx, ggml_tensor * found, int64_t first, int64_t n, bool tokens_first) {
+    ggml_tensor * cur = ggml_view_4d(ctx, found, n, found->ne[1], found->ne[2], found->ne[3], found->nb[1],
+            found->nb[2], found->nb[3], first * sizeof(float));
+
+    return ggml_cont(ctx, tokens_first ? ggml_permute(ctx, cur, 0, 2, 1, 3) : cur);
+}
+
+ggml_tensor * llama_h2o_build_kept(ggml_context * ctx, ggml_tensor * found) {
+    return part_of(ctx, found, found->ne[0] - 1, 1, true);
+}
+
+ggml_tensor * llama_h2o_build_with_found(
+        ggml_context * ctx, ggml_tensor * found, ggml_tensor * cur, bool tokens_first) {
+    const int64_t n_embd = found->ne[0] - 1;
+
+    ggml_tensor * kept = part_of(ctx, found, n_embd, 1, tokens_first);
+
+    return ggml_add(ctx, ggml_mul(ctx, cur, kept), part_of(ctx, found, 0, n_embd, tokens_first));
+}

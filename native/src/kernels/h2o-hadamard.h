@@ -1,0 +1,68 @@
+// The Hadamard transform of rows, its own inverse, for vectors of any width.
+
+#pragma once
+
+#include "kernels/h2o-simd.h"
+
+namespace {
+
+// Sums of elements i and i ^ LEN in the place of the lower one, differences in that of the higher.
+template <int LEN>
+inline vec v_butterfly(vec a) {
+    alignas(64) static constexpr auto signs = [] {
+        struct {
+            float v[vec::n];
+        } res = {};
+        for (int i = 0; i < vec::n; ++i) {
+            res.v[i] = i & LEN ? -1.0f : 1.0f;
+        }
+        return res;
+    }();
+
+    return v_fma(a, v_load(signs.v), v_swap<LEN>(a));
+}
+
+// of every vector
+inline vec v_hadamard(vec a) {
+    a = v_butterfly<2>(v_butterfly<1>(a));
+    if constexpr (vec::n >= 8) {
+        a = v_butterfly<4>(a);
+    }
+    if constexpr (vec::n >= 16) {
+        a = v_butterfly<8>(a);
+    }
+
+    return a;
+}
+
+// Mixes a row in blocks of n_mix elements, a power of two that divides n_embd.
+inline void hadamard(float * row, uint32_t n_embd, uint32_t n_mix) {
+    const float scale = 1.0f / std::sqrt(float(n_mix));
+
+    uint32_t len = 1;
+    if (n_mix >= vec::n) {
+        for (uint32_t i = 0; i < n_embd; i += vec::n) {
+            v_store(row + i, v_mul(v_hadamard(v_load(row + i)), v_set(scale)));
+        }
+        len = vec::n;
+    } else {
+        for (uint32_t i = 0; i < n_embd; ++i) {
+            row[i] *= scale;
+        }
+    }
+
+    for (; len < n_mix; len *= 2) {
+        for (uint32_t first = 0; first < n_embd; first += 2 * len) {
+            float * lo = row + first;
+            float * hi = lo + len;
+            for (uint32_t i = 0; i < len; ++i) {
+                const float a = lo[i];
+                const float b = hi[i];
+                lo[i]         = a + b;
+                hi[i]         = a - b;
+            }
+        }
+    }
+}
+
+} // namespace

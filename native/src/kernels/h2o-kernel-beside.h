@@ -1,0 +1,178 @@
+// Found rows for those who attend to the cells in another way, and only know the logits of these.
+
+#pragma once
+
+#include "kernels/h2o-search-impl.h"
+
+namespace {
+
+// Tokens that look together, of a KV head.
+struct beside_group {
+    uint32_t s;
+    uint32_t h;
+    uint32_t row; // first query
+    uint32_t n;
+};
+
+struct beside_work {
+    uint32_t * best; // [room]
+    float * logits;  // [max_asking][n_find]
+    float * looking; // of search_work
+
+    static size_t size(const llama_h2o_attention & a) {
+        return candidates::room(a.search->n_find) + size_t(a.max_asking()) * a.search->n_find + search_work::size(a);
+    }
+
+    beside_work(const llama_h2o_attention & a, uint32_t ith) {
+        best    = reinterpret_cast<uint32_t *>(a.work + ith * size(a));
+        logits  = reinterpret_cast<float *>(best + candidates::room(a.search->n_find));
+        looking = logits + size_t(a.max_asking()) * a.search->n_find;
+    }
+};
+
+inline float cap_logit(const llama_h2o_attention & a, float x) {
+    const float cap = a.search->cap;
+
+    return cap > 0.0f ? cap * std::tanh(x / cap) : x;
+}
+
+// the result of a query; what is left to the cells comes behind it
+inline float * beside_output(const llama_h2o_attention & a, const beside_group & g, uint32_t r) {
+    const uint32_t token = (g.row + r) / a.n_group();
+    const uint32_t head  = g.h * a.n_group() + (g.row + r) % a.n_group();
+
+    return a.out + (size_t(g.s * a.n_tokens + token) * a.n_head + head) * (a.n_embd_head_v + 1);
+}
+
+// The logarithm of the sum of the exponentials of a query's logits.
+float beside_lse(const llama_h2o_attention & a, const beside_group & g, uint32_t r) {
+    const uint32_t row   = g.row + r;
+    const uint32_t token = row / a.n_group();
+    const uint32_t head  = g.h * a.n_group() + row % a.n_group();
+    const auto * x       = reinterpret_cast<const float *>(
+            a.logits.data + g.s * a.logits.nb_stream + head * a.logits.nb_head + token * a.logits.nb_row);
+    const char * mask = mask_of(a, g.s, row);
+    const bool is_f16 = a.mask.type == GGML_TYPE_F16;
+
+    const auto logit = [&](uint32_t j) {
+        const float m = is_f16 ? load_f16(mask + j * sizeof(ggml_fp16_t)) : reinterpret_cast<const float *>(mask)[j];
+        return m == MINUS_INF ? m : cap_logit(a, x[j] * a.scale) + m;
+    };
+
+    float top = a.sinks ? a.sinks[head] : MINUS_INF;
+    for (uint32_t j = 0; j < a.n_kv; ++j) {
+        const float y = logit(j);
+        top           = y > top ? y : top;
+    }
+    float sum = a.sinks ? std::exp(a.sinks[head] - top) : 0.0f;
+    for (uint32_t j = 0; j < a.n_kv; ++j) {
+        sum += std::exp(logit(j) - top);
+    }
+
+    return top + std::log(sum);
+}
+
+inline float beside_dot(const float * x, const float * y, uint32_t n) {
+    vec sum = v_set(0.0f);
+    for (uint32_t i = 0; i < n; i += W) {
+        sum = v_fma(v_load(x + i), v_load(y + i), sum);
+    }
+
+    return v_sum(sum);
+}
+
+uint32_t beside_look(
+        const llama_h2o_attention & a, const beside_work & w, const search_work & look, const beside_group & g) {
+    const uint32_t n_embd = a.n_embd_head_k;
+
+    for (uint32_t r = 0; r < g.n; ++r) {
+        unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries + r * n_embd);
+        look.lse[r] = beside_lse(a, g, r);
+    }
+
+    const auto & text = *a.search->texts[g.s];
+    candidates best { look.scores, w.best, a.search->n_find, g.n };
+    search_pages(*a.search, text, look, n_embd, a.scale, g.h, { 0, text.n_pages }, best);
+
+    return best.n;
+}
+
+void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const beside_group & g, uint32_t ith) {
+    const search_work look(w.looking, a);
+
+    const auto & text       = *a.search->texts[g.s];
+    const uint32_t n_embd   = a.n_embd_head_k;
+    const uint32_t n_embd_v = a.n_embd_head_v;
+    const uint32_t n_find   = a.search->n_find;
+    const uint32_t n_found  = beside_look(a, w, look, g);
+
+    for (uint32_t first = 0; first < n_found; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_found - first);
+        read_found_keys(*a.search, text, g.h, w.best + first, n, n_embd, look.keys);
+        for (uint32_t r = 0; r < g.n; ++r) {
+            float * q = look.queries;
+            unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, q);
+            for (uint32_t j = 0; j < n; ++j) {
+                const float x                            = beside_dot(q, look.keys + j * n_embd, n_embd);
+                w.logits[size_t(r) * n_find + first + j] = cap_logit(a, x * a.scale);
+            }
+        }
+    }
+
+    // shares of the found rows
+    for (uint32_t r = 0; r < g.n; ++r) {
+        float * x       = w.logits + size_t(r) * n_find;
+        float * out     = beside_output(a, g, r);
+        const float lse = n_found > 0 ? beside_lse(a, g, r) : 0.0f;
+
+        float top = lse;
+        for (uint32_t j = 0; j < n_found; ++j) {
+            top = x[j] > top ? x[j] : top;
+        }
+        float sum = std::exp(lse - top);
+        for (uint32_t j = 0; j < n_found; ++j) {
+            x[j]  = std::exp(x[j] - top);
+            sum  += x[j];
+        }
+        for (uint32_t j = 0; j < n_found; ++j) {
+            x[j]                         /= sum;
+            text.weights[ith][w.best[j]] += x[j] * x[j];
+            text.shares[ith]             += x[j];
+        }
+        for (uint32_t i = 0; i < n_embd_v; ++i) {
+            out[i] = 0.0f;
+        }
+        out[n_embd_v] = std::exp(lse - top) / sum;
+    }
+
+    for (uint32_t first = 0; first < n_found; first += TILE) {
+        const uint32_t n = min_u32(TILE, n_found - first);
+        read_found_values(*a.search, text, g.h, w.best + first, n, n_embd_v, look.values);
+        for (uint32_t r = 0; r < g.n; ++r) {
+            float * out = beside_output(a, g, r);
+            for (uint32_t j = 0; j < n; ++j) {
+                const vec share = v_set(w.logits[size_t(r) * n_find + first + j]);
+                for (uint32_t i = 0; i < n_embd_v; i += W) {
+                    v_store(out + i, v_fma(v_load(look.values + j * n_embd_v + i), share, v_load(out + i)));
+                }
+            }
+        }
+    }
+}
+
+void beside_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
+    const beside_work w(a, ith);
+
+    const uint32_t size     = a.is_few() ? a.n_rows() : a.n_together() * a.n_group();
+    const uint32_t n_groups = (a.n_rows() + size - 1) / size;
+    const range mine        = share(a.n_pairs() * n_groups, ith, nth);
+
+    for (uint32_t i = mine.begin; i < mine.end; ++i) {
+        const uint32_t pair = i / n_groups;
+        const uint32_t row  = i % n_groups * size;
+
+        beside_group_of(a, w, { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(size, a.n_rows() - row) }, ith);
+    }
+}
+
+} // namespace

@@ -1,0 +1,82 @@
+// Rows beside the cells: which of the archived keys of a KV head its queries would attend to most. The queries of every
+// token look for them, as far as a bit an element says; attention to those that are found is exact.
+//
+// The code of a key k, turned to where it counts, is the signs of r = H(k - c), where c is the mean key of its page and H the
+// Hadamard transform, and the scale
+// |r|^2 / sum|r|. With it a query q has the logit q.c + scale * (Hq . signs), give or take: the estimate of RaBitQ (Gao and
+// Long, SIGMOD 2024), with that transform for its random rotation. Of four elements' signs there are sixteen kinds, so a table
+// that is made once for a query gives four elements at a time, for a vector of keys (the fast scan of André,
+// Kermarrec and Le Scouarnec, VLDB 2015).
+
+#pragma once
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+
+// keys of a page of the archive
+constexpr uint32_t LLAMA_H2O_PAGE = 128;
+
+// How the codes of a page lie, of one KV head with keys of n_embd elements: in one piece.
+struct llama_h2o_code_layout {
+    uint32_t n_embd;
+
+    // elements of a row that are mixed at a time: the largest power of two that divides them
+    constexpr uint32_t n_mix() const { return n_embd & (~n_embd + 1); }
+    // of four elements
+    constexpr uint32_t n_groups() const { return (n_embd + 3) / 4; }
+
+    // [n_groups][PAGE/2] the signs of a group, 1 for what is not negative: those of key j in the low half of byte j, those of
+    // key j + PAGE/2 in the high one
+    static constexpr size_t signs() { return 0; }
+    // F16 [PAGE], 0 where there is no key
+    constexpr size_t scales() const { return size_t(n_groups()) * LLAMA_H2O_PAGE / 2; }
+    // F16 [n_embd]
+    constexpr size_t centre() const { return scales() + LLAMA_H2O_PAGE * sizeof(ggml_fp16_t); }
+    // uint64_t [PAGE/64], a bit for every key that can be found
+    constexpr size_t hidden() const { return (centre() + n_embd * sizeof(ggml_fp16_t) + 63) / 64 * 64; }
+
+    constexpr size_t size() const { return hidden() + 64; }
+};
+
+// What the queries of a text look at. Pages count from its first one.
+struct llama_h2o_search_text {
+    uint32_t n_pages;
+    const char * const * pages; // [n_pages] of the archive
+
+    // [n_head_kv] codes of the head's pages, one after the other
+    const char * const * codes;
+    // [n_head_kv] where the rows of a head begin in a page
+    const uint64_t * keys;
+    const uint64_t * values;
+
+    // Keys of a page count as if they were turned on to its place in the text: by these cosines, and by these sines for
+    // the partners of elements, negative for the first one of a pair. Pages before n_unturned stay as they are.
+    uint32_t n_unturned;
+    const float * turns; // [n_pages - n_unturned][2][n_turn_dims]
+
+    // How much rows were looked at: squared shares of attention, and all shares, both sums over query heads.
+    float * const * weights; // [n_slots][n_pages*PAGE]
+    double * shares;         // [n_slots]
+};
+
+// What the queries of a layer look for.
+struct llama_h2o_search {
+    uint32_t n_find; // rows that a KV head finds at most
+
+    ggml_type type; // of archived rows: F32, F16, Q8_0 or Q4_0
+    size_t nb_k;    // bytes of a row
+    size_t nb_v;
+
+    uint32_t n_turn_dims; // elements of a key that are turned
+    uint32_t first_turn;  // the first one
+    bool turn_neox;       // pairs are (i, i + n_turn_dims/2), not (2*i, 2*i + 1)
+
+    // Queries, unlike archived keys, are mixed by a Hadamard matrix in blocks of so many elements; 0: they are not.
+    uint32_t n_query_mix;
+
+    float cap; // soft cap of the logits; 0: none
+
+    const llama_h2o_search_text * const * texts; // [n_stream]
+};

@@ -1,0 +1,300 @@
+#include "recall/h2o-index.h"
+
+#include "kernels/h2o-kernel.h"
+#include "kernels/h2o-row-floats.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+static constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
+
+static_assert(PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
+
+llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes) : texts(shapes.size()) {
+    for (const auto & shape : shapes) {
+        const size_t n = shape.n_head_kv;
+
+        layers.push_back({ { shape.n_embd_k }, std::vector<std::vector<char>>(n), std::vector<const char *>(n),
+                std::vector<uint64_t>(n), std::vector<uint64_t>(n), 0 });
+    }
+    turnings.push_back({ {}, 0, false, {} });
+    set_slots(1);
+}
+
+void llama_h2o_index::set_angles(uint32_t ikv, const std::vector<double> & angles, uint32_t first_turn, bool neox) {
+    const auto same = std::find_if(turnings.begin(), turnings.end(), [&](const turning & other) {
+        return other.angles == angles && other.first_turn == first_turn && other.neox == neox;
+    });
+
+    layers[ikv].turning = size_t(same - turnings.begin());
+    if (same == turnings.end()) {
+        turnings.push_back({ angles, first_turn, neox, {} });
+    }
+}
+
+void llama_h2o_index::set_slots(uint32_t n_slots) {
+    weights.resize(std::max<size_t>(n_slots, weights.size()), std::vector<float>(pages.size() * PAGE));
+    shares.resize(weights.size(), 0.0);
+    set_texts();
+}
+
+//
+// what is in the archive
+//
+
+void llama_h2o_index::suspend() {
+    for (auto & text : texts) {
+        text.n_pages = 0;
+    }
+}
+
+void llama_h2o_index::drop_front(uint32_t n_pages) {
+    n_dead += n_pages;
+    begin  += n_pages;
+
+    const size_t n_live  = pages.size() - n_pages;
+    const bool is_mostly = n_dead > n_live; // dead: worth moving the others
+    for (auto & layer : layers) {
+        for (auto & codes : layer.pages) {
+            if (is_mostly) {
+                codes.erase(codes.begin(), codes.begin() + std::ptrdiff_t(n_dead * layer.layout.size()));
+            }
+        }
+    }
+    n_dead = is_mostly ? 0 : n_dead;
+
+    for (auto & row : weights) {
+        row.erase(row.begin(), row.begin() + std::ptrdiff_t(n_pages) * PAGE);
+    }
+    pages.erase(pages.begin(), pages.begin() + n_pages);
+}
+
+bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shift) {
+    suspend();
+
+    const uint32_t page_begin = archive.page_begin();
+    const uint32_t page_end   = archive.page_end();
+    const uint32_t n_pages    = page_end - page_begin;
+    const uint32_t end        = begin + uint32_t(pages.size());
+
+    const bool goes_on = archive.first() >= first && archive.next() >= next && page_begin < end;
+    if (goes_on) {
+        drop_front(page_begin - begin);
+    } else {
+        drop_front(uint32_t(pages.size()));
+        begin = page_begin;
+    }
+
+    // the page that the last token is in, and where the first one is another, that one's
+    fresh = goes_on ? llama_h2o_archive::page_of(next) : begin;
+    if (archive.first() != first) {
+        fresh = begin;
+    }
+    bool has_changed = fresh < page_end && (archive.next() != next || archive.first() != first);
+    // and those that count elsewhere now
+    for (uint32_t page = begin; text_shift != shift && page < page_end; ++page) {
+        const int32_t start = int32_t(page * PAGE);
+        if (std::max(start - text_shift, 0) != std::max(start - shift, 0)) {
+            fresh       = std::min(fresh, page);
+            has_changed = true;
+            break;
+        }
+    }
+
+    first = archive.first();
+    next  = archive.next();
+    shift = text_shift;
+
+    pages.resize(n_pages);
+    for (uint32_t i = 0; i < n_pages; ++i) {
+        pages[i] = archive.k(begin + i, 0, 0);
+    }
+    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
+        auto & layer = layers[ikv];
+        for (uint32_t head = 0; head < layer.pages.size(); ++head) {
+            layer.pages[head].resize((n_dead + n_pages) * layer.layout.size());
+            if (n_pages > 0) {
+                layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
+                // a part of the key where it has none of its own
+                const bool has_values = archive.layers()[ikv].n_embd_v > 0;
+                layer.values[head] = has_values ? uint64_t(archive.v(begin, ikv, head) - pages[0]) : layer.keys[head];
+            }
+        }
+    }
+    for (auto & row : weights) {
+        row.resize(size_t(n_pages) * PAGE);
+    }
+    set_turns();
+    set_texts();
+
+    return has_changed;
+}
+
+// To where its page counts.
+void llama_h2o_index::turn_key(uint32_t ikv, uint32_t page, float * key) const {
+    const auto & text = texts[ikv];
+    const auto & one  = turnings[layers[ikv].turning];
+    const size_t n    = 2 * one.angles.size();
+    if (page < text.n_unturned || n == 0) {
+        return;
+    }
+
+    const float * cosines = text.turns + (page - text.n_unturned) * 2 * n;
+    const float * sines   = cosines + n;
+
+    float * x = key + one.first_turn;
+    for (size_t k = 0; k < n / 2; ++k) {
+        const size_t i = one.neox ? k : 2 * k;
+        const size_t j = one.neox ? k + n / 2 : 2 * k + 1;
+        const float a  = x[i];
+        const float b  = x[j];
+        x[i]           = a * cosines[i] + b * sines[i];
+        x[j]           = b * cosines[j] + a * sines[j];
+    }
+}
+
+void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
+    auto & layer = layers[ikv];
+
+    const uint32_t n_embd = layer.layout.n_embd;
+    const size_t row_size = archive.row_size_k(ikv);
+
+    const auto & kernel = *llama_h2o_best_kernel(n_embd, n_embd);
+
+    std::vector<float> keys(size_t(PAGE) * n_embd);
+    std::vector<float> space(2 * n_embd);
+    for (uint32_t page = fresh; page < begin + pages.size(); ++page) {
+        const int32_t start = int32_t(page * PAGE);
+        const uint32_t i0   = uint32_t(std::max(first - start, 0));
+        const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
+
+        for (uint32_t head = 0; head < layer.pages.size(); ++head) {
+            const char * rows = archive.k(page, ikv, head);
+            for (uint32_t i = i0; i < i1; ++i) {
+                float * key = keys.data() + size_t(i) * n_embd;
+                llama_h2o_to_floats(archive.type(), rows + i * row_size, key, n_embd);
+                turn_key(ikv, page - begin, key);
+            }
+            char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
+            kernel.encode(keys.data(), i0, i1, n_embd, codes, space.data());
+        }
+        archive.release(page);
+    }
+}
+
+void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held) {
+    auto & layer = layers[ikv];
+
+    const auto bits = [&](uint32_t page) {
+        char * codes = layer.pages[head].data() + (n_dead + page) * layer.layout.size();
+        return reinterpret_cast<uint64_t *>(codes + layer.layout.hidden());
+    };
+
+    for (uint32_t page = 0; page < pages.size(); ++page) {
+        const int32_t start = int32_t((begin + page) * PAGE);
+        for (int32_t i = 0; i < int32_t(PAGE); i += 64) {
+            const int32_t p0 = std::clamp(first - start - i, 0, 64);
+            const int32_t p1 = std::clamp(next - start - i, 0, 64);
+
+            const auto below = [](int32_t n) {
+                return n < 64 ? (uint64_t(1) << n) - 1 : ~uint64_t(0);
+            };
+            bits(page)[i / 64] = below(p1) & ~below(p0);
+        }
+    }
+    for (const int32_t pos : held) {
+        if (pos >= first && pos < next) {
+            const uint32_t i               = uint32_t(pos) - begin * PAGE;
+            bits(i / PAGE)[i % PAGE / 64] &= ~(uint64_t(1) << i % 64);
+        }
+    }
+}
+
+//
+// where it counts
+//
+
+int32_t llama_h2o_index::place(uint32_t page) const {
+    return std::max(int32_t((begin + page) * PAGE) - shift, 0);
+}
+
+void llama_h2o_index::set_turns() {
+    const uint32_t n_pages = uint32_t(pages.size());
+
+    uint32_t n_unturned = 0;
+    while (n_unturned < n_pages && place(n_unturned) == 0) {
+        ++n_unturned;
+    }
+    for (auto & one : turnings) {
+        const size_t n = one.angles.size();
+        one.turns.resize(4 * n * (n_pages - n_unturned));
+
+        float * cosines = one.turns.data();
+        for (uint32_t page = n_unturned; page < n_pages; ++page, cosines += 4 * n) {
+            float * sines = cosines + 2 * n;
+            for (size_t i = 0; i < n; ++i) {
+                const double angle = one.angles[i] * place(page);
+
+                const size_t a = one.neox ? i : 2 * i;
+                const size_t b = one.neox ? i + n : 2 * i + 1;
+                cosines[a] = cosines[b] = float(std::cos(angle));
+                sines[b]                = float(std::sin(angle));
+                sines[a]                = -sines[b];
+            }
+        }
+    }
+    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
+        const bool turns      = !turnings[layers[ikv].turning].angles.empty();
+        texts[ikv].n_unturned = turns ? n_unturned : n_pages;
+    }
+}
+
+void llama_h2o_index::set_texts() {
+    weight_rows.clear();
+    for (auto & row : weights) {
+        weight_rows.push_back(row.data());
+    }
+    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
+        auto & layer = layers[ikv];
+        for (size_t head = 0; head < layer.pages.size(); ++head) {
+            layer.first[head] = layer.pages[head].data() + n_dead * layer.layout.size();
+        }
+
+        auto & text  = texts[ikv];
+        text.n_pages = uint32_t(pages.size());
+        text.pages   = pages.data();
+        text.codes   = layer.first.data();
+        text.keys    = layer.keys.data();
+        text.values  = layer.values.data();
+        text.turns   = turnings[layer.turning].turns.data();
+        text.weights = weight_rows.data();
+        text.shares  = shares.data();
+    }
+}
+
+//
+// what was looked at
+//
+
+double llama_h2o_index::weight(int64_t pos) const {
+    double res = 0.0;
+    for (const auto & row : weights) {
+        const int64_t i = pos - int64_t(begin) * PAGE;
+
+        res += i >= 0 && i < int64_t(row.size()) ? double(row[i]) : 0.0;
+    }
+
+    return res;
+}
+
+double llama_h2o_index::share() const {
+    return std::accumulate(shares.begin(), shares.end(), 0.0);
+}
+
+void llama_h2o_index::forget() {
+    for (auto & row : weights) {
+        std::fill(row.begin(), row.end(), 0.0f);
+    }
+    std::fill(shares.begin(), shares.end(), 0.0);
+}

@@ -1,0 +1,89 @@
+// What the queries of a text look through to find archived rows: codes of the keys (h2o-search.h), which of them a head does
+// not hold itself, and where the pages of the archive count.
+
+#pragma once
+
+#include "kernels/h2o-search.h"
+#include "recall/h2o-archive.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// Codes are a function of the rows in a page of the archive and of where the page counts, and nothing else: what is saved is
+// the archive. One thread at
+// a time changes the index, but for encode() and hide() of different layers.
+class llama_h2o_index {
+public:
+    explicit llama_h2o_index(const std::vector<llama_h2o_archive_layer> & layers);
+
+    // Nothing is found until follow(): the archive changes.
+    void suspend();
+
+    // Radians per position of the pairs of a layer's keys; none where keys are not turned.
+    //   first_turn   element of a key that they begin at
+    //   neox         pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
+    void set_angles(uint32_t ikv, const std::vector<double> & angles, uint32_t first_turn, bool neox);
+
+    // Takes up what has changed in the archive since the last time: its pages may have moved. encode() of all layers follows
+    // where it returns true, and then hide().
+    //   shift   of the text's rotary positions: keys count at those that are left, but never below 0
+    bool follow(const llama_h2o_archive & archive, int32_t shift);
+
+    void encode(const llama_h2o_archive & archive, uint32_t ikv);
+
+    // Archived rows are hidden from a head that does not hold them.
+    //   held   positions
+    void hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held);
+
+    // threads that may look at the same time
+    void set_slots(uint32_t n_slots);
+
+    // Valid as long as the index: for the op of a layer.
+    const llama_h2o_search_text & text(uint32_t ikv) const { return texts[ikv]; }
+
+    // how much was looked at rows since forget(): see llama_h2o_search_text
+    double weight(int64_t pos) const;
+    double share() const;
+    void forget();
+
+private:
+    struct layer_codes {
+        llama_h2o_code_layout layout;
+        std::vector<std::vector<char>> pages; // [n_head_kv] codes, with n_dead pages in front
+        std::vector<const char *> first;      // [n_head_kv] behind these
+        std::vector<uint64_t> keys;           // [n_head_kv] offsets in a page
+        std::vector<uint64_t> values;
+        size_t turning; // which of the turnings
+    };
+
+    // of layers whose keys are turned alike
+    struct turning {
+        std::vector<double> angles;
+        uint32_t first_turn; // element that they begin at
+        bool neox;
+        std::vector<float> turns; // see llama_h2o_search_text
+    };
+
+    std::vector<layer_codes> layers;
+    std::vector<turning> turnings;
+    std::vector<llama_h2o_search_text> texts; // of the layers
+
+    std::vector<const char *> pages; // of the archive
+    size_t n_dead  = 0;
+    uint32_t begin = 0; // first page
+    uint32_t fresh = 0; // first page that is to be encoded
+    int32_t first  = 0; // positions in the archive
+    int32_t next   = 0;
+    int32_t shift  = 0;
+
+    std::vector<std::vector<float>> weights; // [n_slots] by position, from the first page on
+    std::vector<float *> weight_rows;        // [n_slots]
+    std::vector<double> shares;              // [n_slots]
+
+    int32_t place(uint32_t page) const; // page counts from the first one
+    void drop_front(uint32_t n_pages);
+    void set_turns();
+    void turn_key(uint32_t ikv, uint32_t page, float * key) const;
+    void set_texts();
+};

@@ -1,0 +1,121 @@
+"""The passages that a person reads of what a text has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyh2o.llama.recalled import (
+    AROUND_PEAK,
+    MOST_OF_A_WORD,
+    MOST_PASSAGES,
+    passages,
+    spans_around_peaks,
+    whole_words,
+)
+
+
+class FakeLlama:
+    """A text of tokens that are pieces of it, and weights."""
+
+    def __init__(self, pieces: Sequence[str | bytes], weights: dict[int, float]) -> None:
+        self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
+        self.n_tokens = len(pieces)
+        self.input_ids = np.arange(self.n_tokens)
+        self.weights = np.zeros(self.n_tokens)
+        for position, weight in weights.items():
+            self.weights[position] = weight
+        self._cache: Any = self
+
+    def found(self, n_tokens: int) -> np.ndarray:
+        assert n_tokens == self.n_tokens
+        return self.weights
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.pieces[token] for token in tokens)
+
+
+def words(n: int) -> list[str]:
+    """Each of three tokens: " ab1c"."""
+    return [piece for i in range(n) for piece in (" a", f"b{i}", "c")]
+
+
+def test_nothing_was_looked_at() -> None:
+    assert passages(FakeLlama([], {})) == []  # type: ignore[arg-type]
+    assert passages(FakeLlama(words(50), {})) == []  # type: ignore[arg-type]
+
+
+def test_a_passage_has_whole_words_around_its_peak() -> None:
+    llm = FakeLlama(words(100), {151: 2.0, 154: 0.5})
+    (span,) = passages(llm)  # type: ignore[arg-type]
+    assert span.weight == 2.5
+    assert "ab50c" in span.text
+    assert span.text == llm.detokenize(range(span.start, span.end)).decode().strip()
+    assert all(word.startswith("ab") and word.endswith("c") for word in span.text.split())
+    assert AROUND_PEAK <= span.end - span.start < AROUND_PEAK + 6
+
+
+def test_the_strongest_passages_in_the_order_of_the_text() -> None:
+    peaks = {300 * i + 100: float(1 + i % 7) for i in range(12)}
+    found = passages(FakeLlama(words(1500), peaks))  # type: ignore[arg-type]
+    assert len(found) == MOST_PASSAGES
+    assert [span.start for span in found] == sorted(span.start for span in found)
+    strongest = sorted(peaks.values(), reverse=True)[:MOST_PASSAGES]
+    assert sorted((span.weight for span in found), reverse=True) == strongest
+
+
+def test_many_small_weights_side_by_side_are_a_peak_too() -> None:
+    weights = np.zeros(1000)
+    weights[100:116] = 1
+    weights[500] = 10
+    many, single = spans_around_peaks(weights)
+    assert many[0] <= 100 < 116 <= many[1]
+    assert single[0] <= 500 < single[1]
+
+
+def test_passages_that_overlap_are_one(rng: np.random.Generator) -> None:
+    (span,) = spans_around_peaks(np.where(abs(np.arange(400) - 200) < 40, 1.0, 0.0))
+    assert span[0] < 165 < 235 < span[1]
+    for _ in range(200):
+        weights = rng.random(int(rng.integers(1, 600))) ** int(rng.integers(1, 40))
+        spans = spans_around_peaks(weights)
+        assert 1 <= len(spans) <= MOST_PASSAGES
+        assert all(0 <= start < end <= len(weights) for start, end in spans)
+        assert all(before[1] < behind[0] for before, behind in pairwise(spans))
+
+
+def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> None:
+    for _ in range(100):
+        pieces = [str(rng.choice(["a", " b", "c ", "\n", ""])) for _ in range(rng.integers(1, 500))]
+        llm = FakeLlama(pieces, {int(i): 1.0 for i in rng.integers(0, len(pieces), 5)})
+        spans = passages(llm)  # type: ignore[arg-type]
+        assert all(0 <= span.start < span.end <= len(pieces) for span in spans)
+        assert all(before.end <= behind.start for before, behind in pairwise(spans))
+        assert all(span.text and span.text == span.text.strip() for span in spans)
+
+
+def test_special_tokens_have_no_text_and_end_words() -> None:
+    """As `Llama.detokenize` has it without `special`."""
+    assert whole_words([b"x", b"", b"y", b"z"], 2, 3) == (2, 4)
+    (span,) = passages(FakeLlama(["", "user", "\n", "Hi", "", ""], {3: 1.0}))  # type: ignore[arg-type]
+    assert (span.start, span.end, span.text) == (0, 6, "user\nHi")
+    assert passages(FakeLlama([""] * 9, {3: 1.0})) == []  # type: ignore[arg-type]
+
+
+def test_text_without_spaces_is_cut_somewhere() -> None:
+    """Also within a character whose bytes are tokens of their own."""
+    pieces = [bytes([byte]) for byte in "\N{CJK UNIFIED IDEOGRAPH-732B}".encode() * 100]
+    (span,) = passages(FakeLlama(pieces, {150: 1.0}))  # type: ignore[arg-type]
+    assert span.end - span.start == AROUND_PEAK + 2 * MOST_OF_A_WORD
+    assert "\N{CJK UNIFIED IDEOGRAPH-732B}" * 20 in span.text
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"), [(1, 2, (0, 3)), (3, 4, (3, 5)), (3, 5, (3, 5)), (0, 5, (0, 5))]
+)
+def test_whole_words(start: int, end: int, expected: tuple[int, int]) -> None:
+    assert whole_words([b"be", b"gin", b"s", b" a", b"b"], start, end) == expected

@@ -1,0 +1,365 @@
+"""Search in the NumPy reference: what tokens find, and what they pay to it, on tiny models."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from pyh2o.reference import ReferenceLlama, as_float16, as_float32
+from pyh2o.reference.codes import hadamard
+from pyh2o.reference.layers import Rope, rms_norm, split_heads
+from tiny_gguf import write_tiny_gguf
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+EXACT = 1e-9  # what float64 leaves of a difference
+
+# What `write_tiny_gguf` writes.
+N_LAYER, N_HEAD, N_HEAD_KV = 3, 4, 2
+GROUP = N_HEAD // N_HEAD_KV
+HEADS = [(layer, head) for layer in range(N_LAYER) for head in range(N_HEAD_KV)]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, seed: int) -> Path:
+    return write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed)
+
+
+def random_tokens(rng: np.random.Generator, n_tokens: int) -> IntArray:
+    return rng.integers(3, 384, n_tokens)
+
+
+def finding(path: Path, **settings: Any) -> ReferenceLlama:
+    """A model in float64 that rounds nothing; settings as of `ReferenceLlama.from_gguf`."""
+    settings = {"heavy": 24, "recent": 16, "recall": 12} | settings
+    return ReferenceLlama.from_gguf(
+        path,
+        dtype=np.float64,
+        cache_dtype=np.float64,
+        archive_rounding=lambda rows: rows.astype(np.float64),
+        **settings,
+    )
+
+
+# ---- with all of it found, nothing is forgotten ----
+
+
+@pytest.mark.parametrize("slack", [1, 7, 80])
+@pytest.mark.parametrize("n_head_kv", [1, 2, 4])
+def test_with_everything_found_it_is_the_full_cache(
+    tmp_path: Path, seed: int, rng: np.random.Generator, slack: int, n_head_kv: int
+) -> None:
+    """Tokens that come one by one, few together, and groups of many."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=seed, n_head_kv=n_head_kv)
+    tokens = random_tokens(rng, 300)
+    full = ReferenceLlama.from_gguf(path, dtype=np.float64, cache_dtype=np.float64)
+    model = finding(path, slack=slack, recall=1000)
+    np.testing.assert_allclose(model.eval(tokens), full.eval(tokens), atol=EXACT, rtol=0)
+    heads = [(layer, head) for layer in range(N_LAYER) for head in range(n_head_kv)]
+    for layer, head in heads:
+        held = model.positions(layer, head)
+        assert np.setdiff1d(np.arange(300), held).tolist() == (
+            model.found.positions[layer, head].tolist()
+        )
+    kept = {tuple(model.positions(layer, head)) for layer, head in heads}
+    assert len(kept) > 1, "heads that hold the same rows show little"
+    assert model.smallest_search_margin == np.inf
+
+
+def test_what_is_found_brings_the_answer_nearer(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 250)
+    full = ReferenceLlama.from_gguf(tiny, dtype=np.float64, cache_dtype=np.float64).eval(tokens)
+    off = [
+        np.abs(finding(tiny, slack=8, recall=n_rows).eval(tokens) - full)[60:].mean()
+        for n_rows in (0, 30, 120)
+    ]
+    assert off[0] > 1.1 * off[1] > 1.1**2 * off[2] > 0
+
+
+def test_hiding_and_dropping_agree(tiny: Path, rng: np.random.Generator) -> None:
+    dropping, masking = (
+        finding(tiny, slack=40, n_pos=110, keep_all=keep) for keep in (False, True)
+    )
+    for size in (30, 70, 1, 1, 40, 9, 100):
+        tokens = random_tokens(rng, size)
+        np.testing.assert_allclose(dropping.eval(tokens), masking.eval(tokens), atol=EXACT)
+        np.testing.assert_array_equal(dropping.found.positions, masking.found.positions)
+    assert dropping.n_rebases > 0
+
+
+def test_nothing_hidden_nothing_found(tiny: Path, rng: np.random.Generator) -> None:
+    """Bit for bit what it is without an archive, as long as no row is evicted."""
+    tokens = random_tokens(rng, 60)
+    model, without = finding(tiny, slack=20), finding(tiny, slack=20, recall=0)
+    for one in (model, without):
+        one.eval(tokens[:30])
+        one.compact()
+    np.testing.assert_array_equal(model.eval(tokens[30:60]), without.eval(tokens[30:60]))
+    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 0)
+    assert (model.n_looked, model.found_share) == (60, 0)
+    assert model.found_weights.tolist() == [0] * 60
+    assert np.abs(model.eval(tokens[:9]) - without.eval(tokens[:9])).max() > 1e-3
+    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 12)
+
+
+# ---- the choice ----
+
+
+def naive_shares(
+    shown: ReferenceLlama, layer: int, n_together: int
+) -> tuple[list[list[int]], FloatArray]:
+    """Found positions [n_head_kv][n_found] and shares of the last tokens, key by key.
+
+    Args:
+        shown: a model that has kept all keys, so they need not come from an archive; its policy
+            remembers the last queries.
+        layer: that has searched.
+        n_together: last tokens, which searched together.
+    """
+    cache, rope = shown._caches[layer], Rope(shown.weights)
+    assert cache.archive is not None
+    size, n_archived = shown.weights.hyperparameters.head_size, cache.archive.n_positions
+    tokens = range(shown.n_tokens - n_together, shown.n_tokens)
+    assert cache.queries.positions[-n_together:].tolist() == list(tokens)
+
+    def exact(query: FloatArray, keys: list[FloatArray]) -> FloatArray:
+        logits: FloatArray = np.array([query @ key for key in keys]) / np.sqrt(size)
+        return logits
+
+    all_found, all_shares = [], np.zeros((N_HEAD, n_together, 12))
+    for head in range(N_HEAD_KV):
+        held = {p: cache.keys[head, p] for p in shown.positions(layer, head).tolist()}
+        archived, codes = {}, {}
+        for first in range(0, n_archived, 128):
+            place, page = max(first - shown._shift, 0), range(first, min(first + 128, n_archived))
+            for p in page:
+                turn = place + p - first - cache.rotary_positions[head, p]
+                archived[p] = rope.rotate(cache.keys[head, p][None, None], np.array([turn]))[0, 0]
+            centre = np.mean([archived[p] for p in page], axis=0).astype(np.float16).astype(float)
+            for p in page:
+                r = hadamard(archived[p] - centre)
+                scale = np.float16((r**2).sum() / np.abs(r).sum())
+                codes[p] = centre, np.where(r >= 0, 1, -1).reshape(-1, 4), float(scale)
+        scores = dict.fromkeys(sorted(set(archived) - set(held)), -np.inf)
+        asking = list(product(range(GROUP * head, GROUP * (head + 1)), range(n_together)))
+        for member, i in asking:
+            query = cache.queries.rotated[member, i - n_together]
+            lse = np.log(np.exp(exact(query, [held[p] for p in held if p <= tokens[i]])).sum())
+            parts = hadamard(query).reshape(-1, 4)
+            most = np.abs(parts).sum(axis=1)
+            step = 2 * most.max() / 63
+            for p in scores:
+                centre, signs, scale = codes[p]
+                entries = np.rint(((parts * signs).sum(axis=1) + most) / step)
+                dot = step * entries.sum() - most.sum()
+                logit = (query @ centre + scale * dot) / np.sqrt(size)
+                scores[p] = max(scores[p], logit - lse)
+        found = sorted(sorted(scores, key=lambda p: (-scores[p], p))[:12])
+        all_found.append(found)
+        for member, i in asking:
+            query = cache.queries.rotated[member, i - n_together]
+            rows = [archived[p] for p in found] + [held[p] for p in held if p <= tokens[i]]
+            paid = np.exp(exact(query, rows))
+            all_shares[member, i] = (paid / paid.sum())[:12]
+    return all_found, all_shares
+
+
+@pytest.mark.parametrize("n_pos", [None, 130, 180])
+@pytest.mark.parametrize(("n_last", "n_together"), [(1, 1), (9, 9), (45, 13)])
+def test_a_head_finds_the_best_of_what_it_does_not_hold(
+    tiny: Path, rng: np.random.Generator, n_pos: int | None, n_last: int, n_together: int
+) -> None:
+    """Written a second time; two query heads, so 45 tokens are 32 and 13."""
+    policy = "snap:queries=16,pool=3"
+    model = finding(tiny, slack=45, keep_all=True, n_pos=n_pos, policy=policy)
+    model.eval(random_tokens(rng, 200))
+    model.eval(random_tokens(rng, n_last))
+    assert (model.n_rebases > 0) == (n_pos is not None)
+    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_together, 12)
+    for layer in range(N_LAYER):
+        positions, shares = naive_shares(model, layer, n_together)
+        assert model.found.positions[layer].tolist() == positions
+        np.testing.assert_allclose(model.found.shares[layer], shares, atol=EXACT)
+    margin = model.smallest_search_margin
+    assert 0 < margin < 1
+    model.eval(random_tokens(rng, 60), ubatch=1)
+    assert 0 <= model.smallest_search_margin <= margin
+
+
+# ---- what else looks at attention ----
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8])
+def test_scores_are_the_share_of_resident_rows(
+    tiny: Path, rng: np.random.Generator, n_tokens: int
+) -> None:
+    """A query gives the rows in use what it does not give to those found."""
+    model = finding(tiny, slack=16)
+    model.eval(random_tokens(rng, 96))
+    model.eval(random_tokens(rng, 1))
+    assert model.n_rows == 41
+    before = {pair: model.scores(*pair).sum() for pair in HEADS}
+    model.eval(random_tokens(rng, n_tokens))
+    assert model.n_rows == 41 + n_tokens
+    assert model.found.shares.shape == (N_LAYER, N_HEAD, n_tokens, 12)
+    found = model.found.shares.sum(axis=(2, 3)).reshape(N_LAYER, N_HEAD_KV, GROUP).mean(axis=2)
+    assert (found > 1e-6).all()
+    for pair in HEADS:
+        growth = model.scores(*pair).sum() - before[pair]
+        assert growth == pytest.approx(n_tokens - found[pair], rel=EXACT)
+
+
+def test_what_was_looked_at_is_added_up(tiny: Path, rng: np.random.Generator) -> None:
+    """Until it is forgotten; the archive stays."""
+    model = finding(tiny, slack=12)
+    model.eval(random_tokens(rng, 100), ubatch=1)
+    assert model.n_looked == 100  # also those before the first row was evicted
+    for _ in range(2):
+        model.forget_found()
+        assert (model.n_looked, model.found_share, model.found_weights.sum()) == (0, 0, 0)
+        weights, shares = np.zeros(model.n_tokens + 40), []
+        for size in (1, 5, 3, 8, 4, 1, 1, 8, 8, 1):
+            model.eval(random_tokens(rng, size), ubatch=8)
+            for layer, head in HEADS:
+                of_head = model.found.shares[layer, GROUP * head : GROUP * head + GROUP]
+                for i, position in enumerate(model.found.positions[layer, head]):
+                    weights[position] += (of_head[:, :, i] ** 2).sum()
+            shares.append(model.found.shares.sum(axis=3))
+        assert model.n_looked == 40
+        np.testing.assert_allclose(model.found_weights, weights, atol=EXACT)
+        mean = np.concatenate(shares, axis=2).mean()
+        assert 0.01 < model.found_share == pytest.approx(mean, rel=EXACT)
+
+
+def test_all_groups_of_a_chunk_are_added_up(tiny: Path, rng: np.random.Generator) -> None:
+    """Where all hidden rows are found, the weights sum to the full cache's squares."""
+    model = finding(tiny, slack=70, recall=1000)
+    model.eval(random_tokens(rng, 210))
+    model.forget_found()
+    model.eval(random_tokens(rng, 70))
+    assert model.n_looked == 70
+    last = model.found.shares  # of 6 after 64
+    assert last.shape[2] == 6
+    share_of_last = last.sum(axis=3).mean()
+    assert abs(model.found_share - share_of_last) > 1e-6
+    hidden = model.found.positions
+    assert set(np.flatnonzero(model.found_weights)) == set(hidden.ravel().tolist())
+    assert model.found_weights.sum() > (last**2).sum() > 0
+
+
+# ---- the archive ----
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_pos": 100}, {"dense": True}])
+def test_archived_keys_are_where_they_are_in_their_page(
+    tiny: Path, rng: np.random.Generator, settings: dict[str, Any]
+) -> None:
+    """The same for both heads, though each packs its older rows as it has room."""
+    model = finding(tiny, slack=8, **settings)
+    tokens = random_tokens(rng, 300)
+    model.eval(tokens)
+    assert (model.n_rebases > 0) == bool(settings)
+
+    archive = model._caches[0].archive
+    assert archive is not None
+    archived = np.arange(archive.n_positions)
+    assert archived.size > 256
+    layer, hyper = model.weights.layers[0], model.weights.hyperparameters
+    x = model.weights.embedding[tokens[archived]]
+    normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
+    keys = split_heads(normed @ layer.key.T, N_HEAD_KV)
+    expected = Rope(model.weights).rotate(keys, archived % 128)
+    np.testing.assert_allclose(archive.keys, expected, atol=EXACT)
+    values = split_heads(normed @ layer.value.T, N_HEAD_KV)
+    np.testing.assert_allclose(archive.values, values, atol=EXACT)
+
+
+def as_q8_0(rows: FloatArray) -> FloatArray:
+    q8_0 = GGMLQuantizationType.Q8_0
+    return dequantize(quantize(rows.astype(np.float32), q8_0), q8_0) if rows.size else rows
+
+
+@pytest.mark.parametrize("rounding", [as_float32, as_float16, as_q8_0])
+def test_rows_are_archived_as_it_rounds_them(
+    tiny: Path, rng: np.random.Generator, rounding: Any
+) -> None:
+    """Once in the cache's type, once in the archive's; keys of the first page are not turned."""
+    model = ReferenceLlama.from_gguf(
+        tiny,
+        heavy=24,
+        recent=16,
+        recall=12,
+        cache_dtype=np.float16,
+        archive_rounding=rounding,
+        keep_all=True,
+    )
+    model.eval(random_tokens(rng, 100))
+    for cache in model._caches:
+        archive = cache.archive
+        assert archive is not None
+        n_rows = archive.n_positions
+        assert n_rows == 99 - 16
+        np.testing.assert_array_equal(archive.keys, rounding(cache.keys)[:, :n_rows])
+        np.testing.assert_array_equal(archive.values, rounding(cache.values)[:, :n_rows])
+
+
+# ---- the text is taken back, or forgotten ----
+
+
+def test_a_tail_is_read_again_and_finds_the_same(tiny: Path, rng: np.random.Generator) -> None:
+    tokens, others = random_tokens(rng, 112), random_tokens(rng, 5)
+    model = finding(tiny, slack=30)
+    model.eval(tokens[:106])
+    logits = model.eval(tokens[106:])
+    found, margin = model.found, model.smallest_search_margin
+    archive = model._caches[0].archive
+    assert archive is not None
+    n_archived = archive.n_positions
+    for tail in (tokens[106:], others, tokens[106:]):
+        model.remove(106)
+        again = model.eval(tail)
+    np.testing.assert_array_equal(again, logits)
+    np.testing.assert_array_equal(model.found.positions, found.positions)
+    np.testing.assert_array_equal(model.found.shares, found.shares)
+    assert model.smallest_search_margin <= margin
+    assert archive.n_positions == n_archived
+    assert model.found_weights.size == model.n_tokens == 112
+
+
+def test_forgetting_the_text_empties_the_archive(tiny: Path, rng: np.random.Generator) -> None:
+    tokens = random_tokens(rng, 100)
+    model = finding(tiny, slack=8, n_pos=80)
+    first, found = model.eval(tokens), model.found
+    margin, n_looked = model.smallest_search_margin, model.n_looked
+    model.reset()
+
+    archive = model._caches[0].archive
+    assert archive is not None
+    assert archive.n_positions == 0
+    assert (model.n_looked, model.found_weights.size) == (0, 0)
+    assert model.found.positions.shape == (N_LAYER, N_HEAD_KV, 0)
+    assert model.smallest_search_margin == np.inf
+    np.testing.assert_array_equal(model.eval(tokens), first)
+    np.testing.assert_array_equal(model.found.positions, found.positions)
+    assert (model.smallest_search_margin, model.n_looked) == (margin, n_looked)
+
+
+def test_without_eviction_or_rows_to_find_there_is_no_archive(
+    tiny: Path, rng: np.random.Generator
+) -> None:
+    full = ReferenceLlama.from_gguf(tiny, recall=16)
+    off = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10)
+    for model in (full, off):
+        model.eval(random_tokens(rng, 40))
+        assert (model.n_looked, model.found_share) == (40, 0)
+        assert all(cache.archive is None for cache in model._caches)
+    with pytest.raises(ValueError, match="recall must be >= 0, not -1"):
+        ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, recall=-1)
