@@ -19,7 +19,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
     parser.add_argument("--rows", type=int, default=1024, help="heavy, recent and found ones")
     parser.add_argument("--recent", type=int, default=None, help="of these; default: half")
-    parser.add_argument("--recall", type=int, default=None, help="those found; default: a quarter")
+    parser.add_argument("--recall", type=int, default=None, help="those found; default: an eighth")
     parser.add_argument("--threads", type=int, default=physical_cores())
     return parser
 

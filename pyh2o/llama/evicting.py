@@ -29,8 +29,8 @@ from .drop_in import DropIn
 
 QUANTIZED_KV_TYPES = (llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0)
 
-# Of a KV head: so many queries of a batch look for evicted rows one by one. Of more, those of whole
-# tokens look together, up to so many (native/src/kernels/h2o-kernel.h).
+# Of a KV head: so many queries of a batch look for evicted rows together. Of more, those of whole
+# tokens do, up to so many (native/src/kernels/h2o-kernel.h).
 FEW_QUERIES = 16
 QUERIES_TOGETHER = 64
 

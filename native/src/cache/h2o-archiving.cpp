@@ -230,13 +230,8 @@ static std::vector<int32_t> held_by(
     return res;
 }
 
-void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
+static void update_index(llama_h2o_parts & parts, uint32_t s) {
     auto & st = parts.streams[s];
-    if (!st.archive) {
-        return;
-    }
-
-    const int64_t t_start_us = ggml_time_us();
 
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         const auto & rope = parts.layers[ikv].rope;
@@ -259,6 +254,20 @@ void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
             st.index->hide(ikv, head, held_by(parts, s, shape.first_head + head, used));
         }
     });
+}
 
+void llama_h2o_update_index(llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int64_t t_start_us = ggml_time_us();
+    try {
+        update_index(parts, s);
+    } catch (...) {
+        st.index->clear(); // nobody knows which codes are there
+        throw;
+    }
     st.count.t_archive_us += ggml_time_us() - t_start_us;
 }

@@ -385,9 +385,9 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     st.claims        = std::move(claims);
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;
-    st.count         = head.count;
 
     llama_h2o_update_index(parts, s);
+    st.count = head.count; // also of the time that this took
 }
 
 void llama_h2o_read_state(llama_io_read_i & io, llama_h2o_parts & parts, uint32_t s0, uint32_t s1) {

@@ -75,6 +75,8 @@ ggml_tensor * llama_h2o_build_found(const llm_graph_context & graph,
 
     ggml_tensor * cur = ggml_custom_4d(ctx, GGML_TYPE_F32, (n_result + n_work + n_slots - 1) / n_slots, n_slots, 1, 1,
             src, layer.attention.sinks ? N_SRC : N_SRC - 1, beside, GGML_N_TASKS_MAX, &layer);
+    // there are backends that say they can do anything
+    ggml_backend_sched_set_tensor_backend(graph.sched, cur, graph.backend_cpu);
 
     const int64_t n_row = int64_t(layer.shape.v.n_embd_head) + 1;
 

@@ -43,6 +43,24 @@ void llama_h2o_index::set_slots(uint32_t n_slots) {
 // what is in the archive
 //
 
+void llama_h2o_index::clear() {
+    for (auto & layer : layers) {
+        for (auto & codes : layer.pages) {
+            codes.clear();
+        }
+    }
+    for (auto & row : weights) {
+        row.clear();
+    }
+    pages.clear();
+    n_dead = 0;
+    begin  = 0;
+    first  = 0;
+    next   = 0;
+    shift  = 0;
+    suspend();
+}
+
 void llama_h2o_index::suspend() {
     for (auto & text : texts) {
         text.n_pages = 0;
@@ -88,7 +106,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
 
     // the page that the last token is in, and where the first one is another, that one's
     fresh = goes_on ? llama_h2o_archive::page_of(next) : begin;
-    if (archive.first() != first) {
+    if (archive.first() != first && archive.first() % int32_t(PAGE) != 0) {
         fresh = begin;
     }
     bool has_changed = fresh < page_end && (archive.next() != next || archive.first() != first);

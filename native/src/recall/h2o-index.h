@@ -20,6 +20,9 @@ public:
     // Nothing is found until follow(): the archive changes.
     void suspend();
 
+    // As if there had been no archive yet: after a failure amid follow(), encode() or hide().
+    void clear();
+
     // Radians per position of the pairs of a layer's keys; none where keys are not turned.
     //   first_turn   element of a key that they begin at
     //   neox         pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
