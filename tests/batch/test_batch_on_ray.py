@@ -40,7 +40,8 @@ pytestmark = [
     pytest.mark.real,
 ]
 
-SETTINGS = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "attention": "ops", **EXACT_ROWS}
+SETTINGS: dict[str, Any] = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8, "recall": 8}
+SETTINGS |= {"attention": "ops", **EXACT_ROWS}
 MANNER = Manner(Sampling(seed=3))
 SHARE = ray_cluster.Share(workers=2, cpus=1)
 
