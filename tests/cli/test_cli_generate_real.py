@@ -131,7 +131,7 @@ def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
     n_read = re.search(r"read ([\d,]+) tokens at", exact.notes)
     assert n_read is not None
     assert n_read[1] == said[1]
-    assert "KV 51/56 cells" in exact.notes
+    assert "KV 59/64 cells" in exact.notes
     refused = run(*arguments, "--prefill", "exact", "--prefill-mib", "1", stdin="word " * 2000)
     assert (refused.code, refused.text) == (1, "")
     assert re.fullmatch(r"error: an exact prefill of .* 1 allowed: .*\n", refused.notes)

@@ -83,7 +83,7 @@ def test_serve_talks_to_openai_s_client(program: Callable[..., Program]) -> None
     address = server.address()
     client = new_client(address)
     assert server.notes.startswith(
-        "tiny · 2 texts at once, each: KV 0/256 cells · budget 48 (16 heavy + 32 recent)"
+        "tiny · 2 texts at once, each: KV 0/256 cells · budget 56 (24 heavy + 32 recent)"
     )
     assert [model.id for model in client.models.list()] == ["tiny"]
     chunks = list(chat(client, stream=True, seed=1, max_tokens=300))
