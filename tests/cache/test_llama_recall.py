@@ -78,7 +78,7 @@ def test_it_is_on_by_default(path: Path) -> None:
     llm = Llama(str(path), n_ctx=256, n_threads=1)
     assert llm.recalls
     assert llm.budget is not None
-    assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 12, 12)
+    assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
     assert (llm.settings.recall, llm.settings.recall_mib) == (None, ARCHIVE_MIB)
 
 

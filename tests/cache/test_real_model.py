@@ -69,7 +69,7 @@ def storyteller(path: Path) -> Iterator[Llama]:
 
 def test_long_story_in_a_small_cache_stays_text(path: Path, storyteller: Llama) -> None:
     kv = storyteller.kv
-    assert kv.used <= kv.capacity == 205
+    assert kv.used <= kv.capacity == 231
     assert kv.tokens_evicted > 350
 
     text = storyteller.input_ids[: storyteller.n_tokens].tolist()

@@ -81,7 +81,7 @@ def test_instructions_are_the_same_in_every_run(chat_path: Path) -> None:
 
 def test_refused_instructions(path: Path, chat_path: Path) -> None:
     small = CacheSettings(("h2o",), (100,), 0.5)
-    with pytest.raises(SettingsError, match=r"system prompt takes .* h2o, 100 rows has 25 rows"):
+    with pytest.raises(SettingsError, match=r"system prompt takes .* h2o, 100 rows has 38 rows"):
         Instructions(instruction_settings(chat_path, caches=small), results(), Quiet())
     with pytest.raises(SettingsError, match=r"--turns 99 may come to \d+ tokens, more than the"):
         Instructions(instruction_settings(chat_path, turns=99), results(), Quiet())

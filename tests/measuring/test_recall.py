@@ -141,7 +141,7 @@ def test_recall(path: Path, tmp_path: Path) -> None:
     assert len(units) == 12
     for unit in units.values():
         assert 900 * 0.7 < unit["prompt_tokens"] <= 900 - 50
-        assert unit["recall"] == (unit["rows"] and 37)
+        assert unit["recall"] == (unit["rows"] and 18)
         (one,) = unit["answers"]
         assert one["answer"]
         found = [reference.lower() in one["answer"].lower() for reference in one["references"]]

@@ -107,4 +107,4 @@ def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ) as llm:
         assert set(asked) == {"someone/tiny/tiny.gguf"}
         assert type(llm) is Llama
-        assert (llm.kv.heavy, llm.kv.recent, llm.kv.slack) == (12, 24, 16)
+        assert (llm.kv.heavy, llm.kv.recent, llm.kv.slack) == (18, 24, 16)
