@@ -111,7 +111,7 @@ enum llama_h2o_limits {
 
 // Of the states that are written. They are read by the version that wrote them.
 enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 11,
+    LLAMA_H2O_STATE_VERSION = 12,
 };
 
 enum llama_h2o_positions {

@@ -18,7 +18,7 @@ from .cache import LayerCache
 from .compaction import RotaryPlace, compact
 from .eviction import EvictionParameters, Span
 from .layers import Rope, rms_norm, split_heads, swiglu
-from .search import Found, Looks, search_chunk
+from .search import Found, Heads, Looks, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -170,6 +170,7 @@ class ReferenceLlama:
             np.empty((hyper.n_layer, hyper.n_head_kv, 0), dtype=np.int64),
             np.empty((hyper.n_layer, hyper.n_head, 0, 0)),
         )
+        self._heads = Heads(hyper.n_layer, hyper.n_head_kv, self._recall)
         self.forget_found()
 
     @property
@@ -383,11 +384,12 @@ class ReferenceLlama:
         """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
         weights, hyper = self.weights, self.weights.hyperparameters
         positions = self.n_tokens + np.arange(tokens.size)
+        self._heads.prepare(tokens.size, self._caches[0].hidden(0).size)
         x = weights.embedding[tokens]
         found: list[list[tuple[IntArray, FloatArray]]] = []
-        for layer, cache in zip(weights.layers, self._caches, strict=True):
+        for il, (layer, cache) in enumerate(zip(weights.layers, self._caches, strict=True)):
             normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
-            mixed, of_layer = self._attention(normed, positions, layer, cache)
+            mixed, of_layer = self._attention(normed, positions, il, layer, cache)
             found.append(of_layer)
             x = x + mixed
             normed = rms_norm(x, layer.ffn_norm, hyper.rms_epsilon)
@@ -398,12 +400,13 @@ class ReferenceLlama:
             positions_found, shares = zip(*group, strict=True)
             self.found = Found(np.stack(positions_found), np.stack(shares))
             self._looks.add(self.found)
+            self._heads.add(self.found)
         normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
         logits: FloatArray = normed @ weights.output.T
         return logits
 
     def _attention(
-        self, x: FloatArray, positions: IntArray, layer: LayerWeights, cache: LayerCache
+        self, x: FloatArray, positions: IntArray, il: int, layer: LayerWeights, cache: LayerCache
     ) -> tuple[FloatArray, list[tuple[IntArray, FloatArray]]]:
         """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows.
 
@@ -423,17 +426,20 @@ class ReferenceLlama:
             cache,
             queries,
             positions,
-            n_rows=self._recall,
+            heads=self._heads,
+            layer=il,
             shift=self._shift,
             rotate=self._rope.rotate,
         ):
             visible = cache.visible(positions[together])
-            n_found = rows.positions.shape[1]
+            is_row = np.broadcast_to(
+                (rows.positions >= 0)[:, None], (*visible.shape[:2], rows.positions.shape[1])
+            )
             of_tokens, paid = attend(
                 queries[:, together],
                 np.concatenate([cache.keys, rows.keys], axis=1).astype(x.dtype),
                 np.concatenate([cache.values, rows.values], axis=1).astype(x.dtype),
-                np.pad(visible, ((0, 0), (0, 0), (0, n_found)), constant_values=True),
+                np.concatenate([visible, is_row], axis=2),
             )
             self.smallest_search_margin = min(self.smallest_search_margin, rows.margin)
             outputs.append(of_tokens)

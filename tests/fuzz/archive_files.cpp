@@ -44,8 +44,7 @@ static void make_pages_right(bytes & file, const llama_h2o_archive_layout & layo
         llama_h2o_archive_page_header header;
         std::memcpy(&header, page, sizeof(header));
         if (with_rows) {
-            header.checksum_k = layout.checksum_k(page);
-            header.checksum_v = layout.checksum_v(page);
+            header.checksum_rows = layout.checksum_rows(page);
         }
         header.set_checksum();
         std::memcpy(file.data() + at, &header, sizeof(header));

@@ -87,8 +87,7 @@ static bytes rows_of(const llama_h2o_archive & archive, uint32_t page) {
     };
     for (uint32_t ikv = 0; ikv < archive.layers().size(); ++ikv) {
         for (uint32_t head = 0; head < archive.layers()[ikv].n_head_kv; ++head) {
-            add(archive.k(page, ikv, head), N_PAGE * archive.row_size_k(ikv));
-            add(archive.v(page, ikv, head), N_PAGE * archive.row_size_v(ikv));
+            add(archive.k(page, ikv, head), N_PAGE * archive.row_size(ikv)); // V lies between
         }
     }
 

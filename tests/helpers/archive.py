@@ -214,14 +214,10 @@ class Archive:
         return k, v
 
     def page_bytes(self) -> int:
-        """Of a page: a header, and its two parts with their padding."""
-
-        def padded(part: int) -> int:
-            rows = np.zeros(elements(self.layers, part), np.float32)
-            size = quantize(rows, TYPES[self.kind]).nbytes * N_PAGE
-            return -(-size // PADDING) * PADDING
-
-        return PADDING + padded(1) + padded(2)
+        """Of a page: a header and its rows, with their padding."""
+        rows = (np.zeros(elements(self.layers, part), np.float32) for part in (1, 2))
+        size = sum(quantize(row, TYPES[self.kind]).nbytes for row in rows) * N_PAGE
+        return PADDING + -(-size // PADDING) * PADDING
 
 
 def append(archive: Archive, tokens: dict[int, Token], rng: np.random.Generator, n: int) -> None:

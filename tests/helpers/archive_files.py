@@ -11,7 +11,7 @@ from archive import N_PAGE, PADDING, Archive, Token, append, assert_holds
 
 SMALL = ((1, 32, 32),)
 HEADER = PADDING  # of the file, in bytes
-PAGE_HEADER = 568  # bytes with a meaning
+PAGE_HEADER = 560  # bytes with a meaning
 
 
 def opened(native: ctypes.CDLL, path: Path, max_pages: int = 0) -> Archive:

@@ -31,7 +31,7 @@ class RecallPart:
             *(("count", "<u4"), ("token", "<i4", N_PAGE), ("text_before", "<u8")),
         ]
     )
-    MAGIC = struct.pack("<Q", 0x68326F6172636803)
+    MAGIC = struct.pack("<Q", 0x68326F6172636804)
 
     def __init__(self, data: bytes, bytes_archive: int) -> None:
         self.at = at = data.index(self.MAGIC)
@@ -41,7 +41,10 @@ class RecallPart:
         at += bytes_archive
         n_tokens = int(np.frombuffer(data, "<u4", 1, at)[0])
         self.tokens: npt.NDArray[Any] = np.frombuffer(data, "<i4", n_tokens, at + 4).copy()
-        self.size = at + 4 + self.tokens.nbytes - self.at
+        at += 4 + self.tokens.nbytes
+        self.n_measured = np.frombuffer(data, "<u8", 1, at).copy()
+        self.gains = np.frombuffer(data, "<f8", N_LAYER * N_HEAD_KV, at + 8).copy()
+        self.size = at + 8 + self.gains.nbytes - self.at
 
     @property
     def page_size(self) -> int:
@@ -50,7 +53,8 @@ class RecallPart:
 
     def bytes(self) -> bytes:
         n_tokens = struct.pack("<I", len(self.tokens))
-        return self.archive.tobytes() + self.pages + n_tokens + self.tokens.tobytes()
+        heads = self.n_measured.tobytes() + self.gains.tobytes()
+        return self.archive.tobytes() + self.pages + n_tokens + self.tokens.tobytes() + heads
 
 
 class State:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from oracle import Step, assert_same_rows, clear_steps
+from oracle import Step, assert_same_rows, clear_steps, read
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.reference import ReferenceLlama, as_float32
@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "with queries of the policy": {"slack": 12, "n_head_kv": 2, "policy": "snap:queries=8,pool=3"},
     "with all keys": {"slack": 12, "n_head_kv": 2, "policy": "keydiff"},
 }
+# So long that of its heads only one in four looks for rows at the end.
+LONG = {"slack": 40, "n_head_kv": 4, "policy": "keydiff"}
 
 
 def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[ReferenceLlama, Llama]:
@@ -113,7 +115,8 @@ def test_tokens_find_what_the_reference_finds(
     # not a whole batch, for which native scores would be as if it had never been
     sizes += [-3, size, size, -5, *[size] * (60 // size)] if size > 8 else [size] * 5
     steps, reference = clear_steps(reference, rng, sizes)
-    assert reference.found.positions.shape[-1] == RECALL
+    # a token alone finds a quarter
+    assert reference.found.positions.shape[-1] == (RECALL if size > 1 else -(-RECALL // 4))
     assert steps[-1].found_share > 0.01
     with llm:
         assert_finds(llm, steps)
@@ -124,6 +127,44 @@ def test_tokens_find_what_the_reference_finds(
     _, llm = models(path, CASES[case], attention="ops", flash_attn=False)
     with llm:
         assert_finds(llm, steps)
+
+
+def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As in the reference, but for choices that are too close; states and marks know who looks."""
+    path = tmp_path / "tiny.gguf"
+    reference, _ = models(path, LONG)
+    tokens: list[int] = rng.integers(0, N_VOCAB, 680).tolist()
+    expected = np.concatenate(
+        [read(reference, np.array(tokens[at : at + 40])) for at in range(0, 680, 40)]
+    )
+    heads, finds = reference._heads, reference.found.positions[0]
+    assert heads.looks is not None
+    assert (finds >= 0).sum(axis=1).tolist() == np.where(heads.looks[0], 4 * RECALL, 0).tolist()
+    for attention in ("auto", *exact_kernels(path), "ops"):
+        _, llm = models(path, LONG, attention=attention, flash_attn=attention != "ops")
+        with llm:
+            for at in range(0, 680, 40):
+                llm.eval(tokens[at : at + 40])
+            off = np.abs(llm.scores[:680] - expected)
+            assert np.median(off[-80:]) < 1e-3
+            assert llm.kv.found_share == pytest.approx(reference.found_share, abs=1e-3)
+    _, llm = models(path, LONG)
+    _, other = models(path, LONG)
+    with llm, other:
+        for at in range(0, 570, 40):
+            llm.eval(tokens[at : min(at + 40, 570)])
+        other.load_kv_state(llm.kv_state(), tokens[:570])
+        for one in (llm, other):
+            logits = []
+            one._cache.mark()
+            for _ in range(2):
+                assert one.remove_tail(570)
+                one.eval(tokens[570:598])  # measured to the end
+                one.eval(tokens[598:602])
+                logits.append(one.scores[570:602].copy())
+            assert np.array_equal(*logits)
+            one.eval(tokens[602:])
+        assert np.array_equal(llm.scores[570:680], other.scores[570:680])
 
 
 # -------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {
 
     auto & st  = parts.streams[s];
     st.archive = std::make_shared<llama_h2o_archive>(layers, type, parts.params.archive_size);
-    st.index   = std::make_shared<llama_h2o_index>(layers);
+    st.index   = std::make_shared<llama_h2o_index>(layers, parts.params.recall);
 }
 
 int32_t llama_h2o_next_to_archive(const llama_h2o_stream & st) {

@@ -104,6 +104,9 @@ void llama_h2o::make_room(uint32_t s, uint32_t n_new, llama_pos p_first, llama_p
     }
 
     st.queries.note(p_first, p_last, st.rows.shift());
+    if (st.index) {
+        st.index->prepare(n_new);
+    }
     st.n_looked += n_new;
     llama_h2o_keep_credit_small(parts, s, p_last);
 }

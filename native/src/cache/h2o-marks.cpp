@@ -1,5 +1,6 @@
 #include "cache/h2o-marks.h"
 
+#include "cache/h2o-archiving.h"
 #include "cache/h2o-parts.h"
 
 #include "llama-context.h"
@@ -13,7 +14,7 @@ static llama_h2o_text_mark make_mark(llama_h2o_parts & parts, uint32_t s, llama_
     parts.ctx.synchronize();
 
     llama_h2o_text_mark res = { pos, st.pos_forgotten, parts.cells.head(s), parts.cells[s].used_max_p1(), st.queries,
-        {} };
+        {}, st.index ? st.index->gains() : llama_h2o_gains() };
     for (const auto & layer : parts.layers) {
         layer.tensors.for_each_collected(s, res.n_span, [&](ggml_tensor * tensor, size_t offset, size_t size) {
             res.collected.resize(res.collected.size() + size);
@@ -82,6 +83,9 @@ void llama_h2o_go_back_to_mark(llama_h2o_parts & parts, uint32_t s, llama_pos p0
     }
     st.pos_forgotten = mark.pos_forgotten;
     st.queries       = mark.queries;
+    if (st.index && !st.index->set_gains(mark.gains)) {
+        llama_h2o_update_index(parts, s);
+    }
 
     // here and not in llama.cpp, which would go on behind the first of the cells that it frees
     std::vector<uint32_t> freed;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cache/h2o-query-ring.h"
+#include "recall/h2o-index.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,8 @@ struct llama_h2o_text_mark {
     llama_h2o_query_ring queries;
 
     std::vector<uint8_t> collected; // of the layers, one after the other
+
+    llama_h2o_gains gains; // of the index, if there is one
 };
 
 // At the present end of a stream. Throws std::bad_alloc.

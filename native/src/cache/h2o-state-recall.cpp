@@ -5,6 +5,7 @@
 #include "cache/h2o-state-checks.h"
 
 #include <algorithm>
+#include <cmath>
 
 void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
     if (!st.archive) {
@@ -14,6 +15,10 @@ void llama_h2o_write_recall(llama_h2o_state_writer & out, const llama_h2o_stream
     st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
     out.write(uint32_t(st.tokens.size()));
     out.write(st.tokens);
+
+    const llama_h2o_gains gains = st.index->gains();
+    out.write(gains.n_tokens);
+    out.write(gains.squares);
 }
 
 void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
@@ -33,6 +38,14 @@ void llama_h2o_read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts,
     llama_h2o_expect(n_tokens <= parts.n_capacity(), "counts that are out of range");
     st.tokens.resize(n_tokens);
     in.read(st.tokens);
+
+    llama_h2o_gains gains = st.index->gains();
+    in.read(gains.n_tokens);
+    in.read(gains.squares);
+    llama_h2o_expect(std::all_of(gains.squares.begin(), gains.squares.end(),
+                             [](double x) { return std::isfinite(x) && x >= 0.0; }),
+            "gains that are no sums");
+    st.index->set_gains(gains);
 }
 
 void llama_h2o_check_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable) {

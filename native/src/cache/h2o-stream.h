@@ -74,6 +74,7 @@ struct llama_h2o_stream {
         if (archive) {
             archive->clear();
             index->follow(*archive, 0);
+            index->forget_gains();
             forget_found();
         }
         archive_trouble.clear();

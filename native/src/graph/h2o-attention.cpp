@@ -142,10 +142,9 @@ static void set_search(llama_h2o & h2o, llama_h2o_layer & layer, const llm_graph
     const auto & rope    = *layer.rope;
 
     llama_h2o_search & search = attention.search;
-    search.n_find             = h2o.parts.params.recall;
+    search.n_find             = h2o.parts.streams[s0].index->max_find();
     search.type               = archive.type();
-    search.nb_k               = archive.row_size_k(ikv);
-    search.nb_v               = layer.tensors.v ? archive.row_size_v(ikv) : search.nb_k;
+    search.nb_row             = archive.row_size(ikv);
     search.n_turn_dims        = rope.known ? uint32_t(2 * rope.angles.size()) : 0;
     search.first_turn         = rope.first;
     search.turn_neox          = rope.neox;

@@ -83,15 +83,19 @@ inline float beside_dot(const float * x, const float * y, uint32_t n) {
 
 uint32_t beside_look(
         const llama_h2o_attention & a, const beside_work & w, const search_work & look, const beside_group & g) {
+    const auto & text     = *a.search->texts[g.s];
     const uint32_t n_embd = a.n_embd_head_k;
+    const uint32_t n_find = text.n_find(g.h, g.n / a.n_group());
+    if (n_find == 0) {
+        return 0;
+    }
 
     for (uint32_t r = 0; r < g.n; ++r) {
         unmixed_query(*a.search, query(a, g.s, g.h, g.row + r), n_embd, look.queries + r * n_embd);
         look.lse[r] = beside_lse(a, g, r);
     }
 
-    const auto & text = *a.search->texts[g.s];
-    candidates best { look.scores, w.best, a.search->n_find, g.n };
+    candidates best { look.scores, w.best, n_find, g.n };
     search_pages(*a.search, text, look, n_embd, a.scale, g.h, { 0, text.n_pages }, best);
 
     return best.n;
@@ -135,9 +139,10 @@ void beside_group_of(const llama_h2o_attention & a, const beside_work & w, const
             sum  += x[j];
         }
         for (uint32_t j = 0; j < n_found; ++j) {
-            x[j]                         /= sum;
-            text.weights[ith][w.best[j]] += x[j] * x[j];
-            text.shares[ith]             += x[j];
+            x[j]                                /= sum;
+            text.weights[ith][w.best[j]]        += x[j] * x[j];
+            text.gains[ith * a.n_head_kv + g.h] += double(x[j]) * x[j];
+            text.shares[ith]                    += x[j];
         }
         for (uint32_t i = 0; i < n_embd_v; ++i) {
             out[i] = 0.0f;

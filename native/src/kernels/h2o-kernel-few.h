@@ -21,7 +21,7 @@ struct few_work {
     float * scores;     // [n_pairs][n_slots][room]       of what a thread has found
     uint32_t * best;    // [n_pairs][n_slots][room]       the rows
     uint32_t * n_best;  // [n_pairs][n_slots]
-    uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_slots*n_find] the best of all
+    uint32_t * found;   // [n_pairs][N_FOUND_PARTS][n_choices()] the best of all
     float * found_exps; // [n_pairs][n_rows][n_padded]
     float * looking;    // [n_slots] of search_work
 
@@ -46,7 +46,7 @@ struct few_work {
         scores     = outs + n_all * n_parts() * n_embd;
         best       = reinterpret_cast<uint32_t *>(scores + n_lists * candidates::room(n_find));
         found      = best + n_lists * candidates::room(n_find);
-        n_best     = found + n_lists * N_FOUND_PARTS * n_find;
+        n_best     = found + (a.search ? a.n_pairs() * N_FOUND_PARTS * n_choices() : 0);
         found_exps = reinterpret_cast<float *>(n_best + n_lists);
         looking    = found_exps + (a.search ? n_all * n_padded() : 0);
     }
@@ -57,14 +57,16 @@ struct few_work {
         w.n_all  = a.n_pairs() * n_rows;
 
         const size_t n_lists = a.search ? a.n_pairs() * w.n_slots : 0;
-        const size_t lists   = n_lists * (2 * candidates::room(w.n_find) + N_FOUND_PARTS * w.n_find + 1);
+        const size_t lists   = n_lists * (2 * candidates::room(w.n_find) + 1) +
+                               (a.search ? a.n_pairs() * N_FOUND_PARTS * w.n_choices() : 0);
 
         return w.n_all * (w.n_kv + w.n_parts() * (2 + w.n_embd) + (a.search ? w.n_padded() : 0)) + lists +
                w.n_slots * w.n_looking;
     }
 
     size_t n_parts() const { return n_slots + (n_looking > 0 ? N_FOUND_PARTS : 0); }
-    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; } // each part in whole vectors
+    size_t n_choices() const { return candidates::padded(n_slots * n_find); } // of all threads
+    size_t n_padded() const { return (n_find + 15) / 16 * 16 + 16; }          // each part in whole vectors
 
     float * exps_of(size_t pair, size_t row) const { return exps + (pair * n_rows + row) * n_kv; }
     float & top(size_t part, size_t i) const { return tops[part * n_all + i]; }
@@ -72,9 +74,7 @@ struct few_work {
     float * out(size_t part, size_t i) const { return outs + (part * n_all + i) * n_embd; }
 
     size_t first_of(size_t pair, size_t slot) const { return (pair * n_slots + slot) * candidates::room(n_find); }
-    uint32_t * found_of(size_t pair, size_t part) const {
-        return found + (pair * N_FOUND_PARTS + part) * n_slots * n_find;
-    }
+    uint32_t * found_of(size_t pair, size_t part) const { return found + (pair * N_FOUND_PARTS + part) * n_choices(); }
 };
 
 // The rows of a strip of cells, one strip ahead. A head's rows lie apart, and every head comes back to the same
@@ -372,9 +372,9 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const auto & text = *a.search->texts[s];
 
         const size_t first = w.first_of(pair, ith);
-        candidates best { w.scores + first, w.best + first, a.search->n_find, uint32_t(w.n_rows) };
+        candidates best { w.scores + first, w.best + first, text.n_find(h, a.n_tokens), uint32_t(w.n_rows) };
 
-        const range pages = share(text.n_pages, ith, nth);
+        const range pages = share(best.n_find > 0 ? text.n_pages : 0, ith, nth);
         if (pages.begin < pages.end) {
             for (uint32_t row = 0; row < w.n_rows; ++row) {
                 unmixed_query(*a.search, query(a, s, h, row), a.n_embd_head_k, look.queries + row * a.n_embd_head_k);
@@ -390,8 +390,8 @@ void few_look(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 }
 
 // The best rows of all threads, in their order, and which of them belong to a part.
-range few_choose(const few_work & w, const search_work & look, uint32_t pair, uint32_t part) {
-    candidates all { look.scores, w.found_of(pair, part), uint32_t(w.n_find), uint32_t(w.n_rows) };
+range few_choose(const few_work & w, const search_work & look, uint32_t pair, uint32_t part, uint32_t n_find) {
+    candidates all { look.scores, w.found_of(pair, part), n_find, uint32_t(w.n_rows) };
     for (uint32_t t = 0; t < w.n_slots; ++t) {
         const uint32_t n_best = w.n_best[pair * w.n_slots + t];
         std::copy_n(w.scores + w.first_of(pair, t), n_best, all.scores + all.n);
@@ -478,7 +478,7 @@ void few_found_part(
     const size_t i        = pair * w.n_rows;
     const auto & text     = *a.search->texts[pair / a.n_head_kv];
 
-    const range mine = few_choose(w, look, pair, part);
+    const range mine = few_choose(w, look, pair, part, text.n_find(h, a.n_tokens));
     const uint32_t n = mine.end - mine.begin;
 
     float * out = w.out(w.n_slots + part, i);
@@ -529,6 +529,7 @@ void few_found(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
 
 // Notes how much found rows were looked at.
 void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, uint32_t ith) {
+    const uint32_t h  = pair % a.n_head_kv;
     const auto & text = *a.search->texts[pair / a.n_head_kv];
     float * weights   = text.weights[ith];
 
@@ -536,7 +537,7 @@ void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, 
     for (uint32_t t = 0; t < w.n_slots; ++t) {
         n_found += w.n_best[pair * w.n_slots + t];
     }
-    n_found = min_u32(n_found, uint32_t(w.n_find));
+    n_found = min_u32(n_found, text.n_find(h, a.n_tokens));
 
     for (uint32_t part = 0; part < few_work::N_FOUND_PARTS; ++part) {
         const range mine      = share(n_found, part, few_work::N_FOUND_PARTS);
@@ -558,7 +559,8 @@ void few_note(const llama_h2o_attention & a, const few_work & w, uint32_t pair, 
             float squares[W];
             v_store(squares, sum);
             for (uint32_t k = 0; k < W && j + k < mine.end - mine.begin; ++k) {
-                weights[rows[j + k]] += squares[k];
+                weights[rows[j + k]]              += squares[k];
+                text.gains[ith * a.n_head_kv + h] += squares[k];
             }
         }
     }

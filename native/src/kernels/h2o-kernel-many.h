@@ -211,6 +211,10 @@ uint32_t many_look(
         const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, const float * sums) {
     const auto & text     = *a.search->texts[b.s];
     const uint32_t n_embd = a.n_embd_head_k;
+    const uint32_t n_find = text.n_find(b.h, b.n / a.n_group());
+    if (n_find == 0) {
+        return 0;
+    }
 
     const search_work look(w.looking, a);
 
@@ -219,7 +223,7 @@ uint32_t many_look(
         look.lse[r] = tops[r] + std::log(sums[r]);
     }
 
-    candidates best { look.scores, w.best, a.search->n_find, b.n };
+    candidates best { look.scores, w.best, n_find, b.n };
     search_pages(*a.search, text, look, n_embd, a.scale, b.h, { 0, text.n_pages }, best);
 
     return best.n;
@@ -339,8 +343,11 @@ void many_note(const llama_h2o_attention & a,
             sum             = v_add(sum, share);
             squares         = v_fma(share, share, squares);
         }
-        weights[w.best[j]] += v_sum(squares);
-        text.shares[ith]   += v_sum(sum);
+        const float squared = v_sum(squares);
+
+        weights[w.best[j]]                  += squared;
+        text.gains[ith * a.n_head_kv + b.h] += squared;
+        text.shares[ith]                    += v_sum(sum);
     }
 }
 

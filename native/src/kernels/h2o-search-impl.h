@@ -8,15 +8,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace {
 
 constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
 constexpr uint32_t HALF = PAGE / 2;
 
+constexpr uint32_t ALL_LANES = (1u << (W - 1) << 1) - 1;
+
 // Values of a table: as many as let four of them be added in a byte.
 constexpr float LEVELS     = 63.0f;
 constexpr uint32_t AT_ONCE = 4; // tables that are added so
+
+// Queries that look through a page together: as many as there are registers for their sums.
+#if !defined(H2O_PORTABLE) && defined(__AVX512BW__)
+constexpr int N_LOOK = 4;
+#else
+constexpr int N_LOOK = 1;
+#endif
+static_assert(N_LOOK <= 4, "see search_work");
 
 // Floats in the order of whole numbers.
 inline int32_t as_ordered(float x) {
@@ -45,8 +56,9 @@ struct candidates {
     uint32_t n  = 0;
     float least = MINUS_INF; // a row has to have more than this to be one of the best
 
-    // in whole vectors
-    static constexpr size_t room(size_t n_find) { return (2 * n_find + 2 * PAGE + 15) / 16 * 16; }
+    // in whole vectors of any width
+    static constexpr size_t padded(size_t n) { return (n + 15) / 16 * 16; }
+    static constexpr size_t room(size_t n_find) { return padded(2 * n_find + 2 * PAGE + 16); }
 
     uint32_t count_above(float limit) const {
         uint32_t res = 0;
@@ -83,28 +95,32 @@ struct candidates {
 
         least            = from_ordered(int32_t(high));
         uint32_t n_equal = n_find - n_high; // of the worst score, that stay
-        uint32_t k       = 0;
-        for (uint32_t i = 0; i < n; ++i) {
-            const bool equal  = scores[i] == least && n_equal > 0;
-            const bool stays  = scores[i] > least || equal;
-            scores[k]         = scores[i];
-            rows[k]           = rows[i];
-            n_equal          -= equal;
-            k                += stays;
+        uint32_t n_all   = std::exchange(n, 0);
+        for (uint32_t i = 0; i < n_all; i += W) {
+            const vec x          = v_load(scores + i);
+            const uint32_t lanes = n_all - i < W ? (1u << (n_all - i)) - 1 : ALL_LANES;
+
+            uint32_t above = v_above(x, least) & lanes;
+            uint32_t equal = ~(v_above(x, least) | v_above(v_sub(v_set(0.0f), x), -least)) & lanes;
+            for (; equal != 0 && n_equal > 0; equal &= equal - 1, --n_equal) {
+                above |= equal & -equal;
+            }
+            add(x, rows + i, above);
         }
-        n = k;
     }
 
     // with room for a page
     void make_room() {
-        if (n + PAGE > room(n_find)) {
+        if (n + PAGE + W > room(n_find)) {
             keep_best();
         }
     }
 
-    void add(float score, uint32_t row) {
-        scores[n] = score;
-        rows[n++] = row;
+    // those of a vector that have a bit
+    void add(vec x, const uint32_t * of, uint32_t bits) {
+        v_store_some(scores + n, x, bits);
+        v_store_some(reinterpret_cast<float *>(rows + n), v_load(reinterpret_cast<const float *>(of)), bits);
+        n += uint32_t(__builtin_popcount(bits));
     }
 };
 
@@ -123,22 +139,25 @@ struct search_work {
     float * lse;      // [max_asking] of the logits of resident rows
     float * steps;    // [max_asking] of the tables
     float * offsets;  // [max_asking]
-    float * logits;   // [max_asking][PAGE] estimates, less lse
+    float * tops;     // [PAGE] largest estimate of all queries, less lse
     uint8_t * tables; // [max_asking][n_groups][16]
-    uint16_t * sums;  // [PAGE]
+    uint16_t * sums;  // [N_LOOK][PAGE]
     float * scores;   // of candidates, of all threads
     float * keys;     // [TILE][n_embd] of found rows
     float * values;   // [TILE][n_embd_v]
 
+    // floats for the sums of as many queries as any kernel takes at a time: the size is the same for all
+    static constexpr size_t N_SUMS = 4 * PAGE / 2;
+
     static size_t size(const llama_h2o_attention & a) {
         const size_t n_padded   = (a.n_embd_head_k + 15) / 16 * 16;
         const size_t max_asking = a.max_asking();
-        return max_asking * (2 * n_padded + 3 + PAGE) + n_padded + PAGE / 2 +
+        return max_asking * (2 * n_padded + 3) + n_padded + PAGE + N_SUMS +
                TILE * (n_padded + size_t(a.n_embd_head_v)) + n_scores(a);
     }
 
     static size_t n_scores(const llama_h2o_attention & a) {
-        return std::max(candidates::room(a.search->n_find), size_t(a.n_slots) * a.search->n_find);
+        return std::max(candidates::room(a.search->n_find), candidates::padded(size_t(a.n_slots) * a.search->n_find));
     }
 
     search_work(float * space, const llama_h2o_attention & a) {
@@ -150,13 +169,12 @@ struct search_work {
         lse     = mixed + n_padded;
         steps   = lse + max_asking;
         offsets = steps + max_asking;
-        logits  = offsets + max_asking;
-        tables  = reinterpret_cast<uint8_t *>(
-                logits + max_asking * PAGE); // n_groups*16 bytes: as many floats as n_padded
-        sums   = reinterpret_cast<uint16_t *>(logits + max_asking * (PAGE + n_padded));
-        keys   = logits + max_asking * (PAGE + n_padded) + PAGE / 2;
-        values = keys + TILE * n_padded;
-        scores = values + TILE * a.n_embd_head_v;
+        tops    = offsets + max_asking;
+        tables  = reinterpret_cast<uint8_t *>(tops + PAGE); // n_groups*16 bytes: as many floats as n_padded
+        keys    = tops + PAGE + max_asking * n_padded;
+        values  = keys + TILE * n_padded;
+        sums    = reinterpret_cast<uint16_t *>(values + TILE * a.n_embd_head_v);
+        scores  = values + TILE * a.n_embd_head_v + N_SUMS;
     }
 };
 
@@ -237,49 +255,68 @@ inline void make_tables(const search_work & w, uint32_t i, uint32_t n_embd) {
     w.offsets[i] = all;
 }
 
-// The sums of a query's tables over the groups, for the keys of a page.
+// The sums of the tables of N queries over the groups, for the keys of a page: [N][PAGE].
 #if !defined(H2O_PORTABLE) && defined(__AVX512BW__)
 
+// of the keys of a half, in their order
+inline void store_sums(__m512i even, __m512i odd, uint16_t * sums) {
+    const __m512i lo = _mm512_unpacklo_epi16(even, odd);
+    const __m512i hi = _mm512_unpackhi_epi16(even, odd);
+
+    // lanes of 16 bytes lie apart
+    const __m512i first  = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    _mm512_storeu_si512(sums, _mm512_permutex2var_epi64(lo, first, hi));
+    _mm512_storeu_si512(sums + 32, _mm512_permutex2var_epi64(lo, second, hi));
+}
+
+template <int N>
 inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_groups, uint16_t * sums) {
     const __m512i low = _mm512_set1_epi8(15);
     const __m512i one = _mm512_set1_epi16(255);
 
-    __m512i even[2] = { _mm512_setzero_si512(), _mm512_setzero_si512() };
-    __m512i odd[2]  = { _mm512_setzero_si512(), _mm512_setzero_si512() };
+    __m512i even[N][2];
+    __m512i odd[N][2];
+    for (int q = 0; q < N; ++q) {
+        even[q][0] = even[q][1] = odd[q][0] = odd[q][1] = _mm512_setzero_si512();
+    }
     for (uint32_t g = 0; g < n_groups; g += AT_ONCE) {
-        __m512i a = _mm512_setzero_si512();
-        __m512i b = _mm512_setzero_si512();
+        __m512i a[N];
+        __m512i b[N];
+        for (int q = 0; q < N; ++q) {
+            a[q] = b[q] = _mm512_setzero_si512();
+        }
         for (uint32_t k = g; k < min_u32(g + AT_ONCE, n_groups); ++k) {
             const __m512i x = _mm512_loadu_si512(signs + k * HALF);
-            const __m512i t =
-                    _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(tables + k * 16)));
-            a = _mm512_add_epi8(a, _mm512_shuffle_epi8(t, _mm512_and_si512(x, low)));
-            b = _mm512_add_epi8(b, _mm512_shuffle_epi8(t, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
-        }
-        even[0] = _mm512_add_epi16(even[0], _mm512_and_si512(a, one));
-        odd[0]  = _mm512_add_epi16(odd[0], _mm512_srli_epi16(a, 8));
-        even[1] = _mm512_add_epi16(even[1], _mm512_and_si512(b, one));
-        odd[1]  = _mm512_add_epi16(odd[1], _mm512_srli_epi16(b, 8));
-    }
-    for (uint32_t k = 0; k < 2; ++k) {
-        const __m512i lo = _mm512_unpacklo_epi16(even[k], odd[k]);
-        const __m512i hi = _mm512_unpackhi_epi16(even[k], odd[k]);
+            const __m512i y = _mm512_and_si512(x, low);
+            const __m512i z = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
+            for (int q = 0; q < N; ++q) {
+                const __m128i * table = reinterpret_cast<const __m128i *>(tables + (q * n_groups + k) * 16);
+                const __m512i t       = _mm512_broadcast_i32x4(_mm_loadu_si128(table));
 
-        auto * res = reinterpret_cast<__m128i *>(sums + k * HALF);
-        _mm_storeu_si128(res + 0, _mm512_castsi512_si128(lo));
-        _mm_storeu_si128(res + 1, _mm512_castsi512_si128(hi));
-        _mm_storeu_si128(res + 2, _mm512_extracti32x4_epi32(lo, 1));
-        _mm_storeu_si128(res + 3, _mm512_extracti32x4_epi32(hi, 1));
-        _mm_storeu_si128(res + 4, _mm512_extracti32x4_epi32(lo, 2));
-        _mm_storeu_si128(res + 5, _mm512_extracti32x4_epi32(hi, 2));
-        _mm_storeu_si128(res + 6, _mm512_extracti32x4_epi32(lo, 3));
-        _mm_storeu_si128(res + 7, _mm512_extracti32x4_epi32(hi, 3));
+                a[q] = _mm512_add_epi8(a[q], _mm512_shuffle_epi8(t, y));
+                b[q] = _mm512_add_epi8(b[q], _mm512_shuffle_epi8(t, z));
+            }
+        }
+        for (int q = 0; q < N; ++q) {
+            even[q][0] = _mm512_add_epi16(even[q][0], _mm512_and_si512(a[q], one));
+            odd[q][0]  = _mm512_add_epi16(odd[q][0], _mm512_srli_epi16(a[q], 8));
+            even[q][1] = _mm512_add_epi16(even[q][1], _mm512_and_si512(b[q], one));
+            odd[q][1]  = _mm512_add_epi16(odd[q][1], _mm512_srli_epi16(b[q], 8));
+        }
+    }
+    for (int q = 0; q < N; ++q) {
+        store_sums(even[q][0], odd[q][0], sums + q * PAGE);
+        store_sums(even[q][1], odd[q][1], sums + q * PAGE + HALF);
     }
 }
 
 #elif !defined(H2O_PORTABLE) && defined(__AVX2__)
 
+template <int N>
 inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_groups, uint16_t * sums) {
+    static_assert(N == 1, "no registers for more");
+
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i one = _mm256_set1_epi16(255);
 
@@ -317,7 +354,10 @@ inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_gr
 
 #elif !defined(H2O_PORTABLE) && defined(__ARM_NEON) && defined(__aarch64__)
 
+template <int N>
 inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_groups, uint16_t * sums) {
+    static_assert(N == 1, "no registers for more");
+
     // of 16 bytes at a time
     for (uint32_t first = 0; first < HALF; first += 16) {
         uint16x8_t total[4] = { vdupq_n_u16(0), vdupq_n_u16(0), vdupq_n_u16(0), vdupq_n_u16(0) };
@@ -344,7 +384,10 @@ inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_gr
 
 #else
 
+template <int N>
 inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_groups, uint16_t * sums) {
+    static_assert(N == 1, "no registers for more");
+
     for (uint32_t j = 0; j < PAGE; ++j) {
         sums[j] = 0;
     }
@@ -359,64 +402,100 @@ inline void add_tables(const uint8_t * tables, const char * signs, uint32_t n_gr
 
 #endif
 
-// q.c, with the centre of a page
-inline float dot_centre(const float * q, const char * centre, uint32_t n_embd) {
-    vec sum = v_set(0.0f);
+// The centre of a page times N queries: four products.
+template <int N>
+inline void dot_centre(const float * q, const char * centre, uint32_t n_embd, float * res) {
+    vec sums[4] = { v_set(0.0f), v_set(0.0f), v_set(0.0f), v_set(0.0f) };
     for (uint32_t i = 0; i < n_embd; i += W) {
-        sum = v_fma(v_load(q + i), v_load_f16(centre + i * sizeof(ggml_fp16_t)), sum);
+        const vec c = v_load_f16(centre + i * sizeof(ggml_fp16_t));
+        for (int k = 0; k < N; ++k) {
+            sums[k] = v_fma(v_load(q + k * n_embd + i), c, sums[k]);
+        }
     }
-
-    return v_sum(sum);
+    v_store_sums(res, sums[0], sums[1], sums[2], sums[3]);
 }
 
-// Estimates of the logits of a page's keys for a query, less what resident rows have.
-inline void estimate_logits(const llama_h2o_search & s,
+// A row's score is the logit that the query which looks at it most is said to give it, beside what that query has among the
+// resident rows. Raises the scores of a page's rows to those that N queries from i on give them.
+template <int N>
+inline void raise_tops(const llama_h2o_search & s,
         const search_work & w,
         const char * codes,
         uint32_t i,
         uint32_t n_embd,
-        float scale,
-        float * res) {
+        float scale) {
+    static_assert(N <= 4, "a vector of sums");
+
     const llama_h2o_code_layout layout { n_embd };
 
-    add_tables(w.tables + size_t(i) * layout.n_groups() * 16, codes + layout.signs(), layout.n_groups(), w.sums);
+    add_tables<N>(w.tables + size_t(i) * layout.n_groups() * 16, codes + layout.signs(), layout.n_groups(), w.sums);
 
-    const float of_centre = dot_centre(w.queries + i * n_embd, codes + layout.centre(), n_embd) * scale;
-    const vec constant    = v_set(s.cap > 0.0f ? of_centre : of_centre - w.lse[i]);
-    const vec step        = v_set(w.steps[i] * scale);
-    const vec offset      = v_set(-w.offsets[i] * scale);
+    float of_centre[4];
+    dot_centre<N>(w.queries + size_t(i) * n_embd, codes + layout.centre(), n_embd, of_centre);
 
-    for (uint32_t j = 0; j < PAGE; j += W) {
-        const vec k = v_load_f16(codes + layout.scales() + j * sizeof(ggml_fp16_t));
-        v_store(res + j, v_fma(k, v_fma(v_load_u16(w.sums + j), step, offset), constant));
+    vec step[N];
+    vec offset[N];
+    vec constant[N];
+    for (int k = 0; k < N; ++k) {
+        step[k]     = v_set(w.steps[i + k] * scale);
+        offset[k]   = v_set(-w.offsets[i + k] * scale);
+        constant[k] = v_set(of_centre[k] * scale - (s.cap > 0.0f ? 0.0f : w.lse[i + k]));
     }
-    for (uint32_t j = 0; j < PAGE && s.cap > 0.0f; j += W) {
-        const vec capped = v_mul(v_tanh(v_mul(v_load(res + j), v_set(1.0f / s.cap))), v_set(s.cap));
-        v_store(res + j, v_sub(capped, v_set(w.lse[i])));
+    for (uint32_t j = 0; j < PAGE; j += W) {
+        const vec factor = v_load_f16(codes + layout.scales() + j * sizeof(ggml_fp16_t));
+
+        vec top = v_load(w.tops + j);
+        for (int k = 0; k < N; ++k) {
+            vec logit = v_fma(factor, v_fma(v_load_u16(w.sums + k * PAGE + j), step[k], offset[k]), constant[k]);
+            if (s.cap > 0.0f) {
+                const vec capped = v_mul(v_tanh(v_mul(logit, v_set(1.0f / s.cap))), v_set(s.cap));
+                logit            = v_sub(capped, v_set(w.lse[i + k]));
+            }
+            top = v_max(top, logit);
+        }
+        v_store(w.tops + j, top);
     }
 }
 
-// Adds the rows of a page that may be among the best. A row's score is the logit that the query which looks at it most is said to
-// give it, beside what that query has among the resident rows.
+// The scores of the rows of a page.
+inline void score_page(const llama_h2o_search & s,
+        const search_work & w,
+        const char * codes,
+        uint32_t n_asking,
+        uint32_t n_embd,
+        float scale) {
+    for (uint32_t j = 0; j < PAGE; j += W) {
+        v_store(w.tops + j, v_set(MINUS_INF));
+    }
+
+    uint32_t i = 0;
+    for (; i + N_LOOK <= n_asking; i += N_LOOK) {
+        raise_tops<N_LOOK>(s, w, codes, i, n_embd, scale);
+    }
+    if constexpr (N_LOOK > 1) {
+        if (n_asking - i == 3) {
+            raise_tops<3>(s, w, codes, i, n_embd, scale);
+        } else if (n_asking - i == 2) {
+            raise_tops<2>(s, w, codes, i, n_embd, scale);
+        } else if (n_asking - i == 1) {
+            raise_tops<1>(s, w, codes, i, n_embd, scale);
+        }
+    }
+}
+
+// Adds the rows of a page that may be among the best.
 inline void add_page(const search_work & w, const uint64_t * hidden, uint32_t first_row, candidates & best) {
     best.make_room();
 
+    uint32_t rows[PAGE];
+    for (uint32_t j = 0; j < PAGE; ++j) {
+        rows[j] = first_row + j;
+    }
     for (uint32_t j = 0; j < PAGE; j += W) {
-        uint32_t bits = uint32_t(hidden[j / 64] >> j % 64) & ((1u << (W - 1) << 1) - 1);
-        if (bits == 0) {
-            continue;
-        }
-
-        vec top = v_load(w.logits + j);
-        for (uint32_t i = 1; i < best.n_asking; ++i) {
-            top = v_max(top, v_load(w.logits + i * PAGE + j));
-        }
-
-        float scores[W];
-        v_store(scores, top);
-        for (bits &= v_above(top, best.least); bits != 0; bits &= bits - 1) {
-            const uint32_t k = uint32_t(__builtin_ctz(bits));
-            best.add(scores[k], first_row + j + k);
+        const vec x         = v_load(w.tops + j);
+        const uint32_t bits = uint32_t(hidden[j / 64] >> j % 64) & ALL_LANES & v_above(x, best.least);
+        if (bits != 0) {
+            best.add(x, rows + j, bits);
         }
     }
 }
@@ -446,9 +525,7 @@ inline void search_pages(const llama_h2o_search & s,
             continue;
         }
 
-        for (uint32_t i = 0; i < best.n_asking; ++i) {
-            estimate_logits(s, w, codes, i, n_embd, scale, w.logits + i * PAGE);
-        }
+        score_page(s, w, codes, best.n_asking, n_embd, scale);
         add_page(w, hidden, page * PAGE, best);
     }
     best.keep_best();
@@ -465,7 +542,7 @@ inline void read_found_keys(const llama_h2o_search & s,
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
             const uint32_t page = found[j] / PAGE;
-            const char * row    = text.pages[page] + text.keys[head] + found[j] % PAGE * s.nb_k;
+            const char * row    = text.pages[page] + text.keys[head] + found[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
@@ -485,7 +562,7 @@ inline void read_found_values(const llama_h2o_search & s,
         float * res) {
     row_types::with(s.type, [&](auto rows) {
         for (uint32_t j = 0; j < n; ++j) {
-            const char * row = text.pages[found[j] / PAGE] + text.values[head] + found[j] % PAGE * s.nb_v;
+            const char * row = text.pages[found[j] / PAGE] + text.values[head] + found[j] % PAGE * s.nb_row;
             for (uint32_t i = 0; i < n_embd; i += W) {
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
@@ -500,14 +577,9 @@ inline void fetch_found(const llama_h2o_search & s,
         const uint32_t * found,
         uint32_t n) {
     for (uint32_t j = 0; j < n; ++j) {
-        const char * page = text.pages[found[j] / PAGE];
-        const char * k    = page + text.keys[head] + found[j] % PAGE * s.nb_k;
-        const char * v    = page + text.values[head] + found[j] % PAGE * s.nb_v;
-        for (size_t i = 0; i < s.nb_k; i += 64) {
-            __builtin_prefetch(k + i);
-        }
-        for (size_t i = 0; i < s.nb_v; i += 64) {
-            __builtin_prefetch(v + i);
+        const char * row = text.pages[found[j] / PAGE] + text.keys[head] + found[j] % PAGE * s.nb_row;
+        for (size_t i = 0; i < s.nb_row; i += 64) {
+            __builtin_prefetch(row + i);
         }
     }
 }

@@ -47,7 +47,7 @@ struct llama_h2o_search_text {
 
     // [n_head_kv] codes of the head's pages, one after the other
     const char * const * codes;
-    // [n_head_kv] where the rows of a head begin in a page
+    // [n_head_kv] where the rows of a head begin in a page, K and V side by side
     const uint64_t * keys;
     const uint64_t * values;
 
@@ -56,18 +56,29 @@ struct llama_h2o_search_text {
     uint32_t n_unturned;
     const float * turns; // [n_pages - n_unturned][2][n_turn_dims]
 
-    // How much rows were looked at: squared shares of attention, and all shares, both sums over query heads.
+    // [n_head_kv] rows that a head finds at most: for a token alone, and for tokens that look together
+    const uint32_t * n_alone;
+    const uint32_t * n_together;
+
+    // How much rows were looked at: squared shares of attention, by row and by KV head, and all shares. All of them are sums
+    // over query heads.
     float * const * weights; // [n_slots][n_pages*PAGE]
+    double * gains;          // [n_slots][n_head_kv]
     double * shares;         // [n_slots]
+
+    uint32_t n_find(uint32_t head, uint32_t n_tokens) const {
+        const uint64_t n = uint64_t(n_tokens) * n_alone[head];
+
+        return n < n_together[head] ? uint32_t(n) : n_together[head];
+    }
 };
 
 // What the queries of a layer look for.
 struct llama_h2o_search {
-    uint32_t n_find; // rows that a KV head finds at most
+    uint32_t n_find; // rows that any KV head finds at most
 
     ggml_type type; // of archived rows: F32, F16, Q8_0 or Q4_0
-    size_t nb_k;    // bytes of a row
-    size_t nb_v;
+    size_t nb_row;  // from token to token
 
     uint32_t n_turn_dims; // elements of a key that are turned
     uint32_t first_turn;  // the first one

@@ -511,6 +511,19 @@ inline void v_store_sums(float * p, vec a, vec b, vec c, vec d) {
 
 #endif
 
+// The elements that have a bit, side by side. Up to the length of a vector anything may come behind them.
+inline void v_store_some(float * p, vec a, uint32_t bits) {
+#if !defined(H2O_PORTABLE) && defined(__AVX512F__)
+    v_store(p, { _mm512_maskz_compress_ps(__mmask16(bits), a.v) });
+#else
+    float x[vec::n];
+    v_store(x, a);
+    for (; bits != 0; bits &= bits - 1) {
+        *p++ = x[__builtin_ctz(bits)];
+    }
+#endif
+}
+
 // e^x for x <= 0, to 2 units in the last place, and exactly 0 below the smallest normal number; no number where x is
 // none, for which the order of the arguments of v_max() matters. The polynomial is that of expf() in the Cephes library.
 inline vec v_exp(vec x) {

@@ -10,7 +10,7 @@
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
 static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
-static constexpr uint32_t VERSION = 3;
+static constexpr uint32_t VERSION = 4;
 
 // memory is mapped in steps of this size
 static constexpr uint64_t EXTENT_BYTES = 1 << 28;
@@ -228,8 +228,7 @@ bool llama_h2o_archive_file::is_sound(uint32_t page) const {
     const char * data   = this->page(page);
     const auto & header = llama_h2o_archive_header(data);
 
-    return header.is_sound() && layout.checksum_k(data) == header.checksum_k &&
-           layout.checksum_v(data) == header.checksum_v;
+    return header.is_sound() && layout.checksum_rows(data) == header.checksum_rows;
 }
 
 //
@@ -262,9 +261,8 @@ void llama_h2o_archive_file::forget_others() {
 
 // The header last: a page without one does not count.
 void llama_h2o_archive_file::write(uint64_t i, char * page) {
-    auto & header     = *reinterpret_cast<llama_h2o_archive_page_header *>(page);
-    header.checksum_k = layout.checksum_k(page);
-    header.checksum_v = layout.checksum_v(page);
+    auto & header        = *reinterpret_cast<llama_h2o_archive_page_header *>(page);
+    header.checksum_rows = layout.checksum_rows(page);
     header.set_checksum();
 
     file.write(offset_of(i) + PADDING, page + PADDING, layout.size() - PADDING);

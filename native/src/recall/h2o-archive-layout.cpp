@@ -10,7 +10,7 @@
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
-static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676503; // "h2opage", and the version in the last byte
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676504; // "h2opage", and the version in the last byte
 
 static uint64_t checksum_of(const void * data, size_t size) {
     llama_h2o_checksum res;
@@ -35,7 +35,7 @@ static void check_type(ggml_type type) {
     }
 }
 
-static uint64_t row_size(ggml_type type, uint32_t n_embd) {
+static uint64_t row_bytes(ggml_type type, uint32_t n_embd) {
     const int64_t n_block = ggml_blck_size(type);
     if (n_embd % n_block != 0) {
         throw std::runtime_error("a head's row of " + std::to_string(n_embd) + " elements is not whole blocks of " +
@@ -54,18 +54,11 @@ llama_h2o_archive_layout::llama_h2o_archive_layout(std::vector<llama_h2o_archive
         if (layer.n_embd_k == 0) {
             throw std::runtime_error("a head's row of 0 elements cannot be archived");
         }
-        k.push_back({ end, row_size(type, layer.n_embd_k) });
-        end = k.back().offset(layer.n_head_kv);
+
+        const uint64_t size_k = row_bytes(type, layer.n_embd_k);
+        rows.push_back({ end, size_k, size_k + row_bytes(type, layer.n_embd_v) });
+        end = rows.back().offset(layer.n_head_kv);
     }
-
-    begin_v = padded(end);
-
-    end = begin_v;
-    for (const auto & layer : shapes) {
-        v.push_back({ end, row_size(type, layer.n_embd_v) });
-        end = v.back().offset(layer.n_head_kv);
-    }
-
     n_bytes = padded(end);
 }
 
@@ -79,12 +72,8 @@ uint64_t llama_h2o_archive_layout::checksum() const {
     return res.value();
 }
 
-uint64_t llama_h2o_archive_layout::checksum_k(const char * page) const {
-    return checksum_of(page + PADDING, begin_v - PADDING);
-}
-
-uint64_t llama_h2o_archive_layout::checksum_v(const char * page) const {
-    return checksum_of(page + begin_v, n_bytes - begin_v);
+uint64_t llama_h2o_archive_layout::checksum_rows(const char * page) const {
+    return checksum_of(page + PADDING, n_bytes - PADDING);
 }
 
 void llama_h2o_archive_page_header::start(int32_t begin, int32_t p, uint64_t text_before) {
@@ -96,7 +85,7 @@ void llama_h2o_archive_page_header::start(int32_t begin, int32_t p, uint64_t tex
 }
 
 uint64_t llama_h2o_archive_page_header::text() const {
-    return checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum_k));
+    return checksum_of(this, offsetof(llama_h2o_archive_page_header, checksum_rows));
 }
 
 bool llama_h2o_archive_page_header::is_whole() const {

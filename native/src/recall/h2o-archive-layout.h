@@ -14,8 +14,8 @@ struct llama_h2o_archive_layer {
     uint32_t n_embd_v; // 0 where V is a part of K
 };
 
-// A page is a header, the K rows of all layers and the V rows of all layers. Each part fills whole pages of memory, so that
-// whoever reads K does not touch V.
+// A page is a header, which fills a page of memory, and the rows of all layers. The K and V row of a token lie side by side:
+// what is found is read together, here and there.
 class llama_h2o_archive_layout {
 public:
     static constexpr uint32_t N_PAGE  = 128;  // tokens
@@ -31,34 +31,31 @@ public:
     // bytes of a page
     uint64_t size() const { return n_bytes; }
 
-    // bytes of one row
-    uint64_t row_size_k(uint32_t ikv) const { return k[ikv].row_size; }
-    uint64_t row_size_v(uint32_t ikv) const { return v[ikv].row_size; }
+    // bytes from a row of a head to that of the next token, of N_PAGE in the order of the text
+    uint64_t row_size(uint32_t ikv) const { return rows[ikv].size; }
 
-    // Where the N_PAGE rows of a head begin, one after the other in the order of the text.
-    uint64_t offset_k(uint32_t ikv, uint32_t head) const { return k[ikv].offset(head); }
-    uint64_t offset_v(uint32_t ikv, uint32_t head) const { return v[ikv].offset(head); }
+    // Where the first one begins.
+    uint64_t offset_k(uint32_t ikv, uint32_t head) const { return rows[ikv].offset(head); }
+    uint64_t offset_v(uint32_t ikv, uint32_t head) const { return rows[ikv].offset(head) + rows[ikv].size_k; }
 
     // of the shape itself
     uint64_t checksum() const;
 
-    // of a whole part
-    uint64_t checksum_k(const char * page) const;
-    uint64_t checksum_v(const char * page) const;
+    // of the rows of a page
+    uint64_t checksum_rows(const char * page) const;
 
 private:
-    struct rows {
+    struct layer_rows {
         uint64_t first; // of head 0, in bytes
-        uint64_t row_size;
+        uint64_t size_k;
+        uint64_t size; // of both
 
-        uint64_t offset(uint32_t head) const { return first + head * N_PAGE * row_size; }
+        uint64_t offset(uint32_t head) const { return first + head * N_PAGE * size; }
     };
 
     ggml_type type_rows;
     std::vector<llama_h2o_archive_layer> shapes;
-    std::vector<rows> k; // [n_layer]
-    std::vector<rows> v; // [n_layer]
-    uint64_t begin_v = 0;
+    std::vector<layer_rows> rows; // [n_layer]
     uint64_t n_bytes = 0;
 };
 
@@ -76,8 +73,7 @@ struct llama_h2o_archive_page_header {
     uint64_t text_before;  // text() of the page before; 0 where the archive begins
 
     // set where the page is written to a file
-    uint64_t checksum_k;
-    uint64_t checksum_v;
+    uint64_t checksum_rows;
     uint64_t checksum; // of all before it
 
     // a page without tokens, whose first one will be that at position p; all bytes are zero before

@@ -140,6 +140,9 @@ char * llama_h2o_map_memory(uint64_t size) {
     if (data == MAP_FAILED) {
         throw std::bad_alloc();
     }
+#ifdef MADV_HUGEPAGE
+    madvise(data, size, MADV_HUGEPAGE);
+#endif
 
     return static_cast<char *>(data);
 }

@@ -18,6 +18,10 @@ static void expect(bool is_so, const char * what) {
     }
 }
 
+// Bytes of memory for pages that is asked for at once: single rows are read, here and there, and there is a large page of
+// the system for many of them.
+static constexpr size_t SLAB = 16 << 20;
+
 static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
     if (max_bytes > 0 && max_bytes < page_size) {
         throw std::runtime_error("the archive's limit of " + std::to_string(max_bytes) +
@@ -25,10 +29,6 @@ static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
     }
 
     return max_bytes / page_size;
-}
-
-void llama_h2o_archive::free_page::operator()(char * data) const {
-    llama_h2o_unmap_memory(data, size);
 }
 
 llama_h2o_archive::llama_h2o_archive(std::vector<llama_h2o_archive_layer> layers, ggml_type type, uint64_t max_bytes) :
@@ -175,12 +175,21 @@ void llama_h2o_archive::begin_at(int32_t p) {
 }
 
 llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
-    page_memory res = std::move(spare);
-    if (!res) {
-        res = page_memory(llama_h2o_map_memory(layout.size()), { layout.size() });
+    if (spare) {
+        return std::exchange(spare, nullptr);
     }
 
-    return res;
+    if (n_in_slab == 0) {
+        const size_t n       = std::max<size_t>(1, SLAB / layout.size());
+        const size_t n_bytes = n * layout.size();
+
+        slab = page_memory(
+                llama_h2o_map_memory(n_bytes), [n_bytes](char * data) { llama_h2o_unmap_memory(data, n_bytes); });
+        n_in_slab = n;
+    }
+    --n_in_slab;
+
+    return page_memory(slab, slab.get() + n_in_slab * layout.size());
 }
 
 // For one more page.
@@ -284,12 +293,12 @@ char * llama_h2o_archive::page_to_set(int32_t p) {
 
 void llama_h2o_archive::set_k(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
     char * rows = page_to_set(p) + layout.offset_k(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size_k(ikv), layers()[ikv].n_embd_k);
+    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_k);
 }
 
 void llama_h2o_archive::set_v(uint32_t ikv, uint32_t head, int32_t p, const float * row) {
     char * rows = page_to_set(p) + layout.offset_v(ikv, head);
-    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size_v(ikv), layers()[ikv].n_embd_v);
+    llama_h2o_from_floats(type(), row, rows + p % N_PAGE * row_size(ikv), layers()[ikv].n_embd_v);
 }
 
 //

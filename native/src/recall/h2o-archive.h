@@ -35,8 +35,7 @@ public:
     // rows are of this type, and lie as it says
     ggml_type type() const { return layout.type(); }
     const std::vector<llama_h2o_archive_layer> & layers() const { return layout.layers(); }
-    uint64_t row_size_k(uint32_t ikv) const { return layout.row_size_k(ikv); }
-    uint64_t row_size_v(uint32_t ikv) const { return layout.row_size_v(ikv); }
+    uint64_t row_size(uint32_t ikv) const { return layout.row_size(ikv); }
 
     //
     // the file
@@ -173,13 +172,7 @@ public:
     int32_t read_state(const read_fn & read);
 
 private:
-    struct free_page {
-        uint64_t size;
-
-        void operator()(char * data) const;
-    };
-
-    using page_memory = std::unique_ptr<char, free_page>;
+    using page_memory = std::shared_ptr<char>; // of a slab
 
     struct held_page {
         page_memory memory;          // none where it is in the file
@@ -197,6 +190,8 @@ private:
     std::deque<held_page> pages; // from page_begin() on
     size_t n_in_file = 0;        // of these, at the front
     page_memory spare;           // of a page that was written, for the next one
+    page_memory slab;            // of pages that are not used yet
+    size_t n_in_slab = 0;
 
     int32_t pos_begin   = 0; // where the archive began
     int32_t pos_wanted  = 0; // where what is held would begin without damage

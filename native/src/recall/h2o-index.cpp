@@ -6,18 +6,24 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 static constexpr uint32_t PAGE = LLAMA_H2O_PAGE;
 
 static_assert(PAGE == llama_h2o_archive::N_PAGE, "a page of codes is one of the archive");
 
-llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes) : texts(shapes.size()) {
+llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & shapes, uint32_t n_find) :
+    texts(shapes.size()), n_mean(n_find) {
     for (const auto & shape : shapes) {
         const size_t n = shape.n_head_kv;
 
         layers.push_back({ { shape.n_embd_k }, std::vector<std::vector<char>>(n), std::vector<const char *>(n),
-                std::vector<uint64_t>(n), std::vector<uint64_t>(n), 0 });
+                std::vector<uint64_t>(n), std::vector<uint64_t>(n), 0, n_heads() });
+        n_hidden.resize(n_hidden.size() + n);
     }
+    n_alone.resize(n_heads());
+    n_together.resize(n_heads());
+    measured.squares.resize(n_heads());
     turnings.push_back({ {}, 0, false, {} });
     set_slots(1);
 }
@@ -34,8 +40,14 @@ void llama_h2o_index::set_angles(uint32_t ikv, const std::vector<double> & angle
 }
 
 void llama_h2o_index::set_slots(uint32_t n_slots) {
-    weights.resize(std::max<size_t>(n_slots, weights.size()), std::vector<float>(pages.size() * PAGE));
-    shares.resize(weights.size(), 0.0);
+    if (n_slots <= weights.size()) {
+        return;
+    }
+
+    weights.resize(n_slots, std::vector<float>(pages.size() * PAGE));
+    shares.resize(n_slots, 0.0);
+    measured = gains();
+    head_gains.assign(n_slots * n_heads(), 0.0);
     set_texts();
 }
 
@@ -52,6 +64,7 @@ void llama_h2o_index::clear() {
     for (auto & row : weights) {
         row.clear();
     }
+    std::fill(n_hidden.begin(), n_hidden.end(), 0);
     pages.clear();
     n_dead = 0;
     begin  = 0;
@@ -75,7 +88,7 @@ void llama_h2o_index::drop_front(uint32_t n_pages) {
     const bool is_mostly = n_dead > n_live; // dead: worth moving the others
     for (auto & layer : layers) {
         for (auto & codes : layer.pages) {
-            if (is_mostly) {
+            if (is_mostly && !codes.empty()) {
                 codes.erase(codes.begin(), codes.begin() + std::ptrdiff_t(n_dead * layer.layout.size()));
             }
         }
@@ -131,7 +144,7 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
-            layer.pages[head].resize((n_dead + n_pages) * layer.layout.size());
+            layer.pages[head].resize(looks_at(ikv, head) ? (n_dead + n_pages) * layer.layout.size() : 0);
             if (n_pages > 0) {
                 layer.keys[head] = uint64_t(archive.k(begin, ikv, head) - pages[0]);
                 // a part of the key where it has none of its own
@@ -176,7 +189,7 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
     auto & layer = layers[ikv];
 
     const uint32_t n_embd = layer.layout.n_embd;
-    const size_t row_size = archive.row_size_k(ikv);
+    const size_t row_size = archive.row_size(ikv);
 
     const auto & kernel = *llama_h2o_best_kernel(n_embd, n_embd);
 
@@ -188,6 +201,9 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
         const uint32_t i1   = uint32_t(std::min(next - start, int32_t(PAGE)));
 
         for (uint32_t head = 0; head < layer.pages.size(); ++head) {
+            if (!looks_at(ikv, head)) {
+                continue;
+            }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
                 float * key = keys.data() + size_t(i) * n_embd;
@@ -203,6 +219,9 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
 
 void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held) {
     auto & layer = layers[ikv];
+    if (!looks_at(ikv, head)) {
+        return;
+    }
 
     const auto bits = [&](uint32_t page) {
         char * codes = layer.pages[head].data() + (n_dead + page) * layer.layout.size();
@@ -221,11 +240,94 @@ void llama_h2o_index::hide(uint32_t ikv, uint32_t head, const std::vector<int32_
             bits(page)[i / 64] = below(p1) & ~below(p0);
         }
     }
+    uint32_t n_held = 0;
     for (const int32_t pos : held) {
         if (pos >= first && pos < next) {
             const uint32_t i               = uint32_t(pos) - begin * PAGE;
             bits(i / PAGE)[i % PAGE / 64] &= ~(uint64_t(1) << i % 64);
+            ++n_held;
         }
+    }
+    n_hidden[layer.first_head + head] = uint32_t(next - first) - n_held;
+}
+
+//
+// who looks
+//
+
+static uint32_t n_looking(uint32_t n_heads) {
+    return (n_heads + llama_h2o_index::HEADS_A_ONE - 1) / llama_h2o_index::HEADS_A_ONE;
+}
+
+uint32_t llama_h2o_index::max_find() const {
+    return uint32_t(uint64_t(n_mean) * n_heads() / n_looking(n_heads()));
+}
+
+llama_h2o_gains llama_h2o_index::gains() const {
+    llama_h2o_gains res = measured;
+    for (const auto & layer : layers) {
+        const size_t n      = layer.pages.size();
+        const double * rows = head_gains.data() + layer.first_head * (head_gains.size() / n_heads());
+
+        for (size_t i = 0; looks.empty() && i < head_gains.size() / n_heads() * n; ++i) {
+            res.squares[layer.first_head + i % n] += rows[i];
+        }
+    }
+
+    return res;
+}
+
+bool llama_h2o_index::set_gains(const llama_h2o_gains & gains) {
+    const std::vector<bool> before = std::exchange(looks, {});
+
+    measured = gains;
+    std::fill(head_gains.begin(), head_gains.end(), 0.0);
+    if (measured.n_tokens >= N_MEASURED) {
+        choose_heads();
+    }
+    if (before.empty() || before == looks) {
+        return true;
+    }
+    clear();
+
+    return false;
+}
+
+void llama_h2o_index::choose_heads() {
+    measured = gains();
+
+    std::vector<uint32_t> order(n_heads());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return measured.squares[a] > measured.squares[b]; });
+
+    looks.assign(n_heads(), false);
+    for (uint32_t i = 0; i < n_looking(n_heads()); ++i) {
+        looks[order[i]] = true;
+    }
+    for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
+        for (uint32_t head = 0; head < layers[ikv].pages.size(); ++head) {
+            if (!looks_at(ikv, head)) {
+                layers[ikv].pages[head] = {};
+                layers[ikv].first[head] = nullptr;
+            }
+        }
+    }
+}
+
+void llama_h2o_index::prepare(uint32_t n_tokens) {
+    if (looks.empty() && measured.n_tokens >= N_MEASURED) {
+        choose_heads();
+    }
+    // where all can be found, there is nothing to choose
+    const bool chooses = *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
+    if (looks.empty() && chooses) {
+        measured.n_tokens += n_tokens;
+    }
+
+    for (uint32_t i = 0; i < n_heads(); ++i) {
+        n_together[i] = looks.empty() ? n_mean : looks[i] ? max_find() : 0;
+        n_alone[i]    = chooses ? (n_together[i] + ALONE - 1) / ALONE : n_together[i];
     }
 }
 
@@ -276,7 +378,8 @@ void llama_h2o_index::set_texts() {
     for (uint32_t ikv = 0; ikv < layers.size(); ++ikv) {
         auto & layer = layers[ikv];
         for (size_t head = 0; head < layer.pages.size(); ++head) {
-            layer.first[head] = layer.pages[head].data() + n_dead * layer.layout.size();
+            auto & codes      = layer.pages[head];
+            layer.first[head] = codes.empty() ? nullptr : codes.data() + n_dead * layer.layout.size();
         }
 
         auto & text  = texts[ikv];
@@ -288,6 +391,10 @@ void llama_h2o_index::set_texts() {
         text.turns   = turnings[layer.turning].turns.data();
         text.weights = weight_rows.data();
         text.shares  = shares.data();
+
+        text.n_alone    = n_alone.data() + layer.first_head;
+        text.n_together = n_together.data() + layer.first_head;
+        text.gains      = head_gains.data() + layer.first_head * weights.size();
     }
 }
 

@@ -10,12 +10,29 @@
 #include <cstdint>
 #include <vector>
 
+// How much the KV heads look at what they find, as far as it was measured.
+struct llama_h2o_gains {
+    uint64_t n_tokens = 0;
+    std::vector<double> squares; // [heads of all layers] squared shares of attention
+};
+
+// Few heads look far: those that copy and look up, the retrieval heads (Wu et al., 2024), whatever the text. The first
+// N_MEASURED tokens look in all heads. Then only a quarter of the heads look, those that gained most by squared shares of
+// attention, for as many rows in all; the others need no codes any more.
+//
 // Codes are a function of the rows in a page of the archive and of where the page counts, and nothing else: what is saved is
-// the archive. One thread at
-// a time changes the index, but for encode() and hide() of different layers.
+// the archive, and the gains. One thread at a time changes the index, but for encode() and hide() of different layers.
 class llama_h2o_index {
 public:
-    explicit llama_h2o_index(const std::vector<llama_h2o_archive_layer> & layers);
+    static constexpr uint64_t N_MEASURED  = 512;
+    static constexpr uint32_t HEADS_A_ONE = 4; // heads for each one that looks
+    static constexpr uint32_t ALONE       = 4; // a token alone finds one in so many of what some do together
+
+    //   n_find   rows, the mean over the heads
+    llama_h2o_index(const std::vector<llama_h2o_archive_layer> & layers, uint32_t n_find);
+
+    // rows that a head finds at most
+    uint32_t max_find() const;
 
     // Nothing is found until follow(): the archive changes.
     void suspend();
@@ -39,6 +56,16 @@ public:
     //   held   positions
     void hide(uint32_t ikv, uint32_t head, const std::vector<int32_t> & held);
 
+    // Before so many tokens look.
+    void prepare(uint32_t n_tokens);
+
+    // What was measured so far.
+    llama_h2o_gains gains() const;
+    // What was measured when the text was as it is now. Nothing is found until follow() if it returns false: heads look
+    // whose codes are gone.
+    bool set_gains(const llama_h2o_gains & gains);
+    void forget_gains() { set_gains({ 0, std::vector<double>(n_heads()) }); }
+
     // threads that may look at the same time
     void set_slots(uint32_t n_slots);
 
@@ -57,7 +84,8 @@ private:
         std::vector<const char *> first;      // [n_head_kv] behind these
         std::vector<uint64_t> keys;           // [n_head_kv] offsets in a page
         std::vector<uint64_t> values;
-        size_t turning; // which of the turnings
+        size_t turning;      // which of the turnings
+        uint32_t first_head; // of all layers' heads
     };
 
     // of layers whose keys are turned alike
@@ -82,8 +110,20 @@ private:
 
     std::vector<std::vector<float>> weights; // [n_slots] by position, from the first page on
     std::vector<float *> weight_rows;        // [n_slots]
+    std::vector<double> head_gains;          // of each layer: [n_slots][n_head_kv]
     std::vector<double> shares;              // [n_slots]
 
+    // of the heads of all layers
+    uint32_t n_mean;                // rows that they find
+    llama_h2o_gains measured;       // before those in head_gains; all once it is known who looks
+    std::vector<bool> looks;        // empty: that is not known yet
+    std::vector<uint32_t> n_hidden; // rows
+    std::vector<uint32_t> n_alone;  // see llama_h2o_search_text
+    std::vector<uint32_t> n_together;
+
+    uint32_t n_heads() const { return uint32_t(n_hidden.size()); }
+    bool looks_at(uint32_t ikv, uint32_t head) const { return looks.empty() || looks[layers[ikv].first_head + head]; }
+    void choose_heads();
     int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();

@@ -90,8 +90,8 @@ int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, flo
         for (uint32_t ikv = 0; ikv < archive->layers().size(); ++ikv) {
             const auto & layer = archive->layers()[ikv];
             for (uint32_t head = 0; head < layer.n_head_kv; ++head, k += layer.n_embd_k, v += layer.n_embd_v) {
-                const char * k_row = archive->k(page, ikv, head) + i * archive->row_size_k(ikv);
-                const char * v_row = archive->v(page, ikv, head) + i * archive->row_size_v(ikv);
+                const char * k_row = archive->k(page, ikv, head) + i * archive->row_size(ikv);
+                const char * v_row = archive->v(page, ikv, head) + i * archive->row_size(ikv);
                 llama_h2o_to_floats(archive->type(), k_row, k, layer.n_embd_k);
                 llama_h2o_to_floats(archive->type(), v_row, v, layer.n_embd_v);
             }
@@ -99,13 +99,18 @@ int32_t archive_get(const llama_h2o_archive * archive, int32_t p, float * k, flo
     });
 }
 
-// A copy of the N_PAGE rows of a head, as they are.
+// A copy of the N_PAGE rows of a head, as they are: of K, and of V.
 int32_t archive_page(
         const llama_h2o_archive * archive, uint32_t page, uint32_t ikv, uint32_t head, char * k, char * v) {
     return try_to([&] {
-        const uint64_t n = llama_h2o_archive::N_PAGE;
-        std::memcpy(k, archive->k(page, ikv, head), n * archive->row_size_k(ikv));
-        std::memcpy(v, archive->v(page, ikv, head), n * archive->row_size_v(ikv));
+        const char * k_rows = archive->k(page, ikv, head);
+        const char * v_rows = archive->v(page, ikv, head);
+        const size_t n_k    = size_t(v_rows - k_rows);
+        const size_t n_v    = archive->row_size(ikv) - n_k;
+        for (uint32_t i = 0; i < llama_h2o_archive::N_PAGE; ++i) {
+            std::memcpy(k + i * n_k, k_rows + i * archive->row_size(ikv), n_k);
+            std::memcpy(v + i * n_v, v_rows + i * archive->row_size(ikv), n_v);
+        }
     });
 }
 
