@@ -145,7 +145,7 @@ struct llama_h2o_params {
     uint32_t pinned;       // first positions that are never evicted
     uint32_t slack;        // cells beyond the budget, at least 1
     uint32_t n_pos;        // positions of rotary embeddings, see llama_h2o_n_pos(); 0: those the model was trained on
-    uint32_t recall;       // archived rows that a token finds, per (layer, KV head); 0: there is no archive
+    uint32_t recall;       // archived rows that a token finds, the mean per (layer, KV head); 0: there is no archive
     uint64_t archive_size; // most bytes of the archive of a sequence, the oldest rows go; 0: no limit
     int32_t archive_type;  // a llama_h2o_archive_type; here and below an int can also hold what is refused
     int32_t positions;     // a llama_h2o_positions

@@ -72,7 +72,8 @@ class EvictionSettings:
             freed.
         prefill_mib: most MiB that the larger cache may take; None for what it needs.
         recall: rows that each token finds among those evicted, in an archive of all rows that ever
-            left the recent ones; None is an eighth of heavy and recent rows, 0 keeps no archive.
+            left the recent ones: the mean over the KV heads, of which few look. None is an eighth
+            of heavy and recent rows, 0 keeps no archive.
         recall_type: type of the rows in the archive; f16 in the place of q8_0 where a head's row
             is not whole blocks of that.
         recall_mib: most MiB that the archive may take, the oldest rows go; None for what it needs.

@@ -137,6 +137,9 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     next  = archive.next();
     shift = text_shift;
 
+    if (n_pages == 0) {
+        std::fill(n_hidden.begin(), n_hidden.end(), 0);
+    }
     pages.resize(n_pages);
     for (uint32_t i = 0; i < n_pages; ++i) {
         pages[i] = archive.k(begin + i, 0, 0);
@@ -320,7 +323,7 @@ void llama_h2o_index::prepare(uint32_t n_tokens) {
         choose_heads();
     }
     // where all can be found, there is nothing to choose
-    const bool chooses = *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
+    const bool chooses = !looks.empty() || *std::max_element(n_hidden.begin(), n_hidden.end()) > n_mean;
     if (looks.empty() && chooses) {
         measured.n_tokens += n_tokens;
     }
