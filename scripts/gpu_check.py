@@ -213,7 +213,7 @@ def check_speed(python: Path, folder: Path, shape: str, history: str) -> Iterato
     call(
         *(python, "-m", "pyh2o.cli", "bench", "--model", model, "--gpu-layers", "-1"),
         *("--ctx", str(longest), "--history", history, "--budget", "0.2,1.0", "--kv-type", "f16"),
-        *("-n", "64", "--rounds", "5", "--json", report),
+        *("-n", "64", "--rounds", "5", "--recall", "0", "--json", report),
         cwd=folder,
     )
     for result in json.loads(report.read_text())["histories"]:

@@ -66,6 +66,8 @@ const char * llama_h2o_strerror(int32_t status) {
         case LLAMA_H2O_ERR_ARCHIVE_TYPE:
             return "the head size is no multiple of the block size of the archive's type: use f16 for recall_type "
                    "(--recall-type)";
+        case LLAMA_H2O_ERR_ARCHIVE_SIZE:
+            return "the archive's limit is less than 128 tokens take: raise recall_mib (--recall-mib)";
         case LLAMA_H2O_ERR_RECALL_HEADS:
             return "the head size is no multiple of 4: evicted rows of this model cannot be found again, set recall to "
                    "0 "

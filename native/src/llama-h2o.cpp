@@ -110,6 +110,8 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
     } catch (const llama_h2o_policy_error & err) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
         return LLAMA_H2O_ERR_POLICY;
+    } catch (const llama_h2o_archive::limit_error &) {
+        return LLAMA_H2O_ERR_ARCHIVE_SIZE;
     } catch (const std::bad_alloc &) {
         return LLAMA_H2O_ERR_MEMORY;
     } catch (const std::exception & err) {

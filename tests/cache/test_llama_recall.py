@@ -220,6 +220,14 @@ def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Gen
     assert archived == archived[:1] * 3
 
 
+def test_a_limit_below_a_page_is_refused(tmp_path: Path) -> None:
+    """With the cause and the cure."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=30)
+    cause = r"eviction cannot start: the archive's limit is less than .*: raise .*--recall-mib"
+    with pytest.raises(SettingsError, match=cause):
+        recalling_llama(path, recall_type="f32", recall_mib=1)
+
+
 # -------------------------------------------------------------------------------------------------
 # Copies and states
 # -------------------------------------------------------------------------------------------------

@@ -18,14 +18,16 @@ static void expect(bool is_so, const char * what) {
     }
 }
 
-// Bytes of memory for pages that is asked for at once: single rows are read, here and there, and there is a large page of
-// the system for many of them.
-static constexpr size_t SLAB = 16 << 20;
+// Bytes of memory for pages that are asked for at once, and most pages: single rows are read, here and there, and there is a
+// large page of the system for many of them. Small pages get none, of which the first one would take it all.
+static constexpr size_t SLAB         = 16 << 20;
+static constexpr size_t MOST_IN_SLAB = 8;
 
 static uint64_t pages_within(uint64_t max_bytes, uint64_t page_size) {
     if (max_bytes > 0 && max_bytes < page_size) {
-        throw std::runtime_error("the archive's limit of " + std::to_string(max_bytes) +
-                                 " bytes is less than its first page, which takes " + std::to_string(page_size));
+        throw llama_h2o_archive::limit_error("the archive's limit of " + std::to_string(max_bytes) +
+                                             " bytes is less than its first page, which takes " +
+                                             std::to_string(page_size));
     }
 
     return max_bytes / page_size;
@@ -180,7 +182,7 @@ llama_h2o_archive::page_memory llama_h2o_archive::new_memory() {
     }
 
     if (n_in_slab == 0) {
-        const size_t n       = std::max<size_t>(1, SLAB / layout.size());
+        const size_t n       = std::clamp<size_t>(SLAB / layout.size(), 1, MOST_IN_SLAB);
         const size_t n_bytes = n * layout.size();
 
         slab = page_memory(

@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,11 @@
 // number of threads may read while nobody changes it. What cannot be done throws std::runtime_error.
 class llama_h2o_archive {
 public:
+    // a limit in which there is no room for a page
+    struct limit_error : std::runtime_error {
+        using std::runtime_error::runtime_error;
+    };
+
     static constexpr uint32_t N_PAGE = llama_h2o_archive_layout::N_PAGE; // tokens
 
     // An empty archive in memory, at the start of a text.
