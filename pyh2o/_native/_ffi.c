@@ -1062,6 +1062,13 @@ static int _cffi_const_LLAMA_H2O_ERR_RECALL_HEADS(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_ERR_ARCHIVE_SIZE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_ERR_ARCHIVE_SIZE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_ERR_ARCHIVE_SIZE) | 0);  /* check that LLAMA_H2O_ERR_ARCHIVE_SIZE is an integer */
+  return n;
+}
+
 static struct _cffi_externpy_s _cffi_externpy__pyh2o_ask =
   { "pyh2o._native._ffi.pyh2o_ask", (int)sizeof(_Bool), 0, 0 };
 
@@ -2863,6 +2870,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ALIBI", (void *)_cffi_const_LLAMA_H2O_ERR_ALIBI, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARCHIVE_FILE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_ERR_ARCHIVE_SIZE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_SIZE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARCHIVE_TYPE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_TYPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARGUMENT", (void *)_cffi_const_LLAMA_H2O_ERR_ARGUMENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ATTACHED", (void *)_cffi_const_LLAMA_H2O_ERR_ATTACHED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -3129,7 +3137,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
     "LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,"
     "LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,"
     "LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,"
-    "LLAMA_H2O_ERR_ARCHIVE_TYPE,LLAMA_H2O_ERR_RECALL_HEADS" },
+    "LLAMA_H2O_ERR_ARCHIVE_TYPE,LLAMA_H2O_ERR_RECALL_HEADS,LLAMA_H2O_ERR_ARCHIVE_SIZE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -3139,7 +3147,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  81,  /* num_globals */
+  82,  /* num_globals */
   9,  /* num_struct_unions */
   6,  /* num_enums */
   0,  /* num_typenames */
