@@ -40,7 +40,7 @@ SHAPES: dict[str, Shape] = {
     ),
     # As many layers and heads as 7B, and little else: for what does not depend on the weights.
     "heads-of-7b": Llama(
-        n_layer=32, n_embd=1024, n_head=32, n_head_kv=32, head_size=32, n_ff=64, n_vocab=512
+        n_layer=32, n_embd=256, n_head=32, n_head_kv=32, head_size=128, n_ff=64, n_vocab=512
     ),
     "qwen3.5-0.8b": Qwen35(
         n_layer=24,

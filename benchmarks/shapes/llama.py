@@ -24,6 +24,8 @@ class Llama(Shape):
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_dimension_count(self.head_size)
         writer.add_rope_freq_base(10000.0)
+        writer.add_key_length(self.head_size)
+        writer.add_value_length(self.head_size)
 
     def add_tensors(self, tensors: RandomTensors) -> None:
         """Of attention and a gated feed-forward block."""

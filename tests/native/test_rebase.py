@@ -196,6 +196,28 @@ def test_rounding_of_rebases_does_not_add_up(
     assert late.mean() < 2 * early.mean()
 
 
+def error_of_rounding(path: Path, n_tokens: int, **settings: Any) -> float:
+    """Mean error of the logits at the end of a text, with q4_0 rows, whose places often change."""
+    tokens = np.random.default_rng(1).integers(0, N_VOCAB, n_tokens)
+    settings = {"hh": 180, "recent": 16, "slack": 4, "policy": "random", **settings}
+    exact = evicting_llama(path, positions="dense", n_ctx=256, **settings)
+    rounded = evicting_llama(path, positions="dense", n_ctx=256, **settings | stored_as("q4_0"))
+    for llm in (exact, rounded):
+        llm.eval(tokens.tolist())
+    for layer in range(N_LAYER):
+        np.testing.assert_array_equal(rounded.kv_rows(layer)[0], exact.kv_rows(layer)[0])
+    assert exact.kv.rebases > 200
+    late = slice(n_tokens - 300, n_tokens)
+    return float(np.abs(rounded.scores[late] - exact.scores[late]).mean())
+
+
+def test_archived_keys_are_rounded_once_however_often_they_are_rotated(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=256)
+    forgetting = error_of_rounding(path, 1500, recall=0)
+    archived = error_of_rounding(path, 1500, recall=1, recall_type="f32")
+    assert archived < 0.6 * forgetting
+
+
 def test_positions_must_fit_the_rows(path: Path) -> None:
     with pytest.raises(SettingsError, match=f"more positions than the {N_POS}"):
         tiny_llama(path, hh=30, recent=30, n_ctx=400)

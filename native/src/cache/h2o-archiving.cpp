@@ -3,6 +3,8 @@
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-parts.h"
 
+#include "kernels/h2o-kernel.h"
+
 #include "llama-context.h"
 
 #include <algorithm>
@@ -108,9 +110,14 @@ static void archive_layer(
     if (layer.tensors.v) {
         v.emplace(layer.tensors.v, v_shape, s, cells);
     }
-    llama_h2o_turner turner(*layer.rope);
+    llama_h2o_turns turns(*layer.rope);
+
+    const auto form     = layer.rope->form(k_shape.type);
+    const auto turn     = llama_h2o_best_kernel(0, 0)->turn;
+    const size_t size_k = ggml_row_size(k_shape.type, k_shape.n_embd_head);
 
     std::vector<float> k_row(k_shape.n_embd_head);
+    std::vector<float> space(k_shape.n_embd_head);
     std::vector<float> v_row(v_shape.n_embd_head);
 
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
@@ -122,9 +129,9 @@ static void archive_layer(
                 continue; // there is no room for so many
             }
 
-            k.read(head, cells[i], k_row.data());
-            llama_h2o_mix_row(*layer.rope, k_row);
-            turner.turn(k_row, pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]]);
+            const int32_t by = pos % int32_t(llama_h2o_archive::N_PAGE) - rope_list[cells[i]];
+            turn(turns.turning(), turns.get(by), k_shape.n_embd_head, form, k.at(cells[i]) + head * size_k,
+                    { GGML_TYPE_F32, 0 }, k_row.data(), space.data());
             archive.set_k(ikv, head, pos, k_row.data());
 
             if (v) {
@@ -235,8 +242,8 @@ static void update_index(llama_h2o_parts & parts, uint32_t s) {
 
     for (uint32_t ikv = 0; ikv < parts.layers.size(); ++ikv) {
         const auto & rope = parts.layers[ikv].rope;
-        if (rope && rope->known) {
-            st.index->set_angles(ikv, rope->angles, rope->first, rope->neox);
+        if (rope) {
+            st.index->set_turning(ikv, rope->angles, rope->turning());
         }
     }
     const bool has_changed = st.index->follow(*st.archive, st.rows.shift());

@@ -77,7 +77,7 @@ llama_h2o::llama_h2o(llama_context & ctx, llama_kv_cache & kv, const llama_h2o_p
         if (!window.h2o_window) {
             window.h2o_window = std::make_shared<llama_h2o_window>(
                     make_layers(window.layers, window.hparams, window.get_size(), window.v_trans),
-                    llama_h2o_cells(window.v_cells, window.v_heads), window.hparams, window.attn_rot_hadamard);
+                    llama_h2o_cells(window.v_cells, window.v_heads), window.hparams);
         }
         parts.window = window.h2o_window;
     }
@@ -258,9 +258,8 @@ void llama_h2o::reserve_graphs() {
 
     const llama_h2o_cache_graph probe = llama_h2o_build_probe(parts, 0);
     const llama_h2o_cache_graph moves = llama_h2o_build_most_moves(parts);
-    const llama_h2o_cache_graph turns = llama_h2o_build_most_turns(parts);
 
-    parts.graphs.reserve(parts.n_layers(), { &probe, &moves, &turns });
+    parts.graphs.reserve(parts.n_layers(), { &probe, &moves });
 }
 
 llama_h2o_layer * llama_h2o::find_layer(int32_t il) {
@@ -275,5 +274,5 @@ void llama_h2o::watch_keys(const ggml_tensor * k_cur, int32_t il) {
         return;
     }
 
-    rope = llama_h2o_read_rope(k_cur, kv.attn_rot_hadamard);
+    rope = llama_h2o_read_rope(k_cur);
 }

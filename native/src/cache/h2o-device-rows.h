@@ -1,17 +1,15 @@
-// Rows in the memory of a device: moved from cell to cell, and rotated on, by nodes of a graph, without a copy to the
-// host.
+// Rows in the memory of a device: moved from cell to cell by nodes of a graph, without a copy to the host.
 
 #pragma once
 
 #include "cache/h2o-cache-graph.h"
 #include "cache/h2o-host-rows.h"
 #include "cache/h2o-plan.h"
-#include "cache/h2o-rope.h"
 
 #include <cstdint>
 #include <vector>
 
-// A tensor of rows: K, V, or queries.
+// A tensor of rows: K or V.
 struct llama_h2o_device_rows {
     ggml_tensor * tensor;
     llama_h2o_row_layout layout;
@@ -24,11 +22,3 @@ void llama_h2o_build_moves(llama_h2o_cache_graph & graph,
         const llama_h2o_device_rows & rows,
         uint32_t n_head_kv,
         const std::vector<llama_h2o_move> * moves);
-
-// Rotates rows on, as llama_h2o_rotation does. The others of the tensor stay as they are, but for the rounding of a
-// quantised type.
-//   turns   [n_head_kv]
-void llama_h2o_build_turns(llama_h2o_cache_graph & graph,
-        const llama_h2o_device_rows & rows,
-        const llama_h2o_rope & rope,
-        const std::vector<llama_h2o_turn> * turns);

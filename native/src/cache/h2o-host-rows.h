@@ -54,6 +54,11 @@ public:
             uint32_t stream,
             const std::vector<uint32_t> & cells);
 
+    // all heads of a cell, where they are not transposed
+    const uint8_t * at(uint32_t cell) const {
+        return bytes + ggml_row_size(layout.type, layout.n_embd) * (cell - first_cell);
+    }
+
     // [n_embd_head]
     void read(uint32_t head, uint32_t cell, float * row) const {
         llama_h2o_read_row(bytes, layout, head, cell - first_cell, row);

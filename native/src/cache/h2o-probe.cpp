@@ -1,5 +1,7 @@
 #include "cache/h2o-probe.h"
 
+#include "kernels/h2o-kernel.h"
+
 #include <cmath>
 #include <limits>
 
@@ -128,16 +130,17 @@ struct expected_queries {
 
 // What turns a query of rope position p into its mean over the n_horizon positions from next on, for every pair.
 static std::vector<float> make_turn(const llama_h2o_rope & rope, llama_pos p, llama_pos next, uint32_t n_horizon) {
-    std::vector<float> res;
-    for (const double angle : rope.angles) {
+    std::vector<float> res(2 * rope.turning().n_dims);
+    for (size_t i = 0; i < rope.angles.size(); ++i) {
+        const double angle = rope.angles[i];
+
         // a geometric series: the mean has the direction of the middle
         const double n      = n_horizon;
         const double sine   = std::sin(angle / 2);
         const double size   = std::abs(sine) < 1e-12 ? 1.0 : std::sin(n * angle / 2) / (n * sine);
         const double middle = angle * (double(next) - p + (n - 1) / 2);
 
-        res.push_back(float(size * std::cos(middle)));
-        res.push_back(float(size * std::sin(middle)));
+        rope.turning().set_factors(i, size * std::cos(middle), size * std::sin(middle), res.data());
     }
 
     return res;
@@ -161,6 +164,10 @@ static expected_queries expect_queries(const llama_h2o_layer & layer,
     res.mean.resize(size_t(layer.shape.n_head) * n_embd);
     res.covariance.resize(policy.covariance ? size_t(layer.shape.n_head) * n_embd * n_embd : 0);
 
+    const auto form = layer.rope->form(GGML_TYPE_F32);
+    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
+
+    std::vector<float> space(n_embd);
     std::vector<float> ring(n_embd * queries.size());
     for (uint32_t head = 0; head < layer.shape.n_head && !turns.empty(); ++head) {
         ggml_backend_tensor_get(layer.tensors.queries, ring.data(),
@@ -170,8 +177,9 @@ static expected_queries expect_queries(const llama_h2o_layer & layer,
         for (size_t i = 0; i < queries.size(); ++i) {
             if (queries[i].pos >= 0) {
                 const float * row = ring.data() + i * n_embd;
-                turned.emplace_back(row, row + n_embd);
-                llama_h2o_turn_row(*layer.rope, turns[turned.size() - 1], turned.back());
+                turned.emplace_back(n_embd);
+                turn(layer.rope->turning(), turns[turned.size() - 1].data(), n_embd, form, row, form, turned.back().data(),
+                        space.data());
             }
         }
 

@@ -1,13 +1,17 @@
 #include "cache/h2o-rebase.h"
 
 #include "cache/h2o-archiving.h"
-#include "cache/h2o-device-rows.h"
+#include "cache/h2o-parallel.h"
 #include "cache/h2o-window.h"
+#include "kernels/h2o-kernel.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
 
+#include "ggml-backend.h"
+
 #include <algorithm>
+#include <functional>
 
 bool llama_h2o_can_rebase(const llama_h2o_parts & parts) {
     const llama_model & model = parts.ctx.get_model();
@@ -31,99 +35,155 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts) {
     return llama_h2o_can_rebase(parts) ? MOST : std::min(llama_pos(parts.params.n_pos), MOST);
 }
 
-// Turns last queries of a layer back with its keys.
-static void turn_queries(const llama_h2o_layer & layer,
-        ggml_tensor * ring,
-        uint32_t s,
-        const std::vector<llama_h2o_turn> & turns,
-        llama_h2o_cache_graph & graph) {
-    if (turns.empty() || layer.rope->angles.empty()) {
+//
+// the rows
+//
+
+// Last queries of a layer, of every head.
+static void turn_queries(const llama_h2o_layer & layer, uint32_t s, const std::vector<uint32_t> & slots, llama_pos by) {
+    ggml_tensor * ring = layer.tensors.queries;
+    if (slots.empty() || layer.rope->angles.empty()) {
         return;
     }
 
-    // the ring of a head lies like the rows of a tensor with one head
-    const uint32_t n_embd = ring->ne[0];
-    const uint32_t n_ring = ring->ne[1];
-    const uint32_t n_head = layer.shape.n_head;
-    const size_t offset   = ring->nb[3] * s;
+    const auto form = layer.rope->form(GGML_TYPE_F32);
+    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
+    llama_h2o_turns turns(*layer.rope);
 
-    if (!layer.shape.on_host) {
-        const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring * n_head, false };
-
-        std::vector<llama_h2o_turn> all;
-        for (uint32_t head = 0; head < n_head; ++head) {
-            for (const auto & turn : turns) {
-                all.push_back({ head * n_ring + turn.cell, turn.by });
-            }
+    std::vector<float> space(ring->ne[0]);
+    std::vector<char> rows(ring->nb[3]);
+    ggml_backend_tensor_get(ring, rows.data(), ring->nb[3] * s, rows.size());
+    for (int64_t head = 0; head < ring->ne[2]; ++head) {
+        for (const uint32_t slot : slots) {
+            char * row = rows.data() + ring->nb[2] * head + ring->nb[1] * slot;
+            turn(turns.turning(), turns.get(by), uint32_t(ring->ne[0]), form, row, form, row, space.data());
         }
-        llama_h2o_build_turns(graph, { ring, layout, offset }, *layer.rope, &all);
-        return;
     }
+    ggml_backend_tensor_set(ring, rows.data(), ring->nb[3] * s, rows.size());
+}
 
-    const llama_h2o_row_layout layout { GGML_TYPE_F32, n_embd, n_embd, n_ring, false };
-
-    llama_h2o_rotation rotation(*layer.rope, layout);
-    for (uint32_t head = 0; head < n_head; ++head) {
-        rotation.apply(static_cast<uint8_t *>(ring->data) + offset + ring->nb[2] * head, 0, turns);
+// Rows of a head lie apart, so the processor cannot guess which one is next.
+static void fetch(const uint8_t * row, size_t size) {
+    for (size_t i = 0; i < size; i += 64) {
+        __builtin_prefetch(row + i, 1);
     }
 }
 
-// Of one KV head after the other.
+namespace {
+
+// A key on its way to another position of its rotary embedding.
+struct key_turn {
+    uint32_t cell;
+    int32_t by;
+    const char * archived; // read there; null: where it lies
+};
+
+} // namespace
+
+// What a re-base does to the keys of a head. Those of a quantised cache that are in the archive are turned on from there:
+// however often a key is turned, it is rounded once more and not each time.
+//   cells   in use, all listed
+static std::vector<key_turn> turn_head(
+        llama_h2o_parts & parts, uint32_t s, size_t ikv, uint32_t head, std::vector<uint32_t> & cells, llama_pos back) {
+    static constexpr int32_t N_PAGE = llama_h2o_archive::N_PAGE;
+
+    auto & st           = parts.streams[s];
+    const auto & shape  = parts.layers[ikv].shape;
+    const auto * source = st.archive.get();
+
+    const bool from_archive =
+            source && ggml_is_quantized(shape.k.type) &&
+            ggml_row_size(source->type(), shape.k.n_embd_head) >= ggml_row_size(shape.k.type, shape.k.n_embd_head);
+
+    std::vector<key_turn> res;
+    for (const auto & turn : st.rows.turn_back(shape.first_head + head, cells, back)) {
+        const int32_t pos = st.rows.text_list(shape.first_head + head)[turn.cell];
+        if (!from_archive || pos < source->first() || pos >= source->next()) {
+            res.push_back({ turn.cell, turn.by, nullptr });
+            continue;
+        }
+        const int32_t in_page = pos % N_PAGE;
+        const char * row      = source->k(source->page_of(pos), ikv, head) + in_page * source->row_size(ikv);
+        res.push_back({ turn.cell, st.rows.rope_list(shape.first_head + head)[turn.cell] - in_page, row });
+    }
+
+    return res;
+}
+
+// Rows of a head lie apart, so the processor cannot guess which one is next.
+static void fetch(const void * row, size_t size) {
+    for (size_t i = 0; i < size; i += 64) {
+        __builtin_prefetch(static_cast<const char *>(row) + i, 1);
+    }
+}
+
+// The keys of a layer.
+//   turns_of   of a KV head
 static void turn_keys(const llama_h2o_layer & layer,
         uint32_t s,
-        const std::vector<std::vector<llama_h2o_turn>> & turns,
-        llama_h2o_cache_graph & graph) {
-    ggml_tensor * k = layer.tensors.k;
+        ggml_type archive_type,
+        const std::function<std::vector<key_turn>(uint32_t head)> & turns_of) {
+    static constexpr size_t N_AHEAD = 6; // rows
 
-    if (!layer.shape.on_host) {
-        llama_h2o_build_turns(graph, { k, layer.shape.k, s * k->nb[2] }, *layer.rope, turns.data());
-        return;
-    }
+    const auto & layout = layer.shape.k;
+    const auto form     = layer.rope->form(layout.type);
+    const auto turn     = llama_h2o_best_kernel(0, 0)->turn;
 
-    llama_h2o_host_rows rows(k, s);
-    llama_h2o_rotation rotation(*layer.rope, layer.shape.k);
+    const size_t size_row  = ggml_row_size(layout.type, layout.n_embd_head);
+    const size_t size_cell = ggml_row_size(layout.type, layout.n_embd);
+
+    llama_h2o_host_rows rows(layer.tensors.k, s);
+    llama_h2o_turns turns(*layer.rope);
+    std::vector<float> space(layout.n_embd_head);
+
     for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-        rotation.apply(rows.data(), head, turns[head]);
-    }
-}
+        uint8_t * first = rows.data() + head * size_row;
 
-static std::vector<llama_h2o_turn> turn_back(llama_h2o_query_ring & ring, llama_pos back) {
-    std::vector<llama_h2o_turn> turns;
-    for (const uint32_t slot : ring.turn_back(back)) {
-        turns.push_back({ slot, -back });
-    }
+        const std::vector<key_turn> list = turns_of(head);
+        for (size_t i = 0; i < list.size(); ++i) {
+            const key_turn & ahead = list[std::min(i + N_AHEAD, list.size() - 1)];
+            fetch(first + ahead.cell * size_cell, size_row);
+            fetch(ahead.archived, ahead.archived ? size_row : 0);
 
-    return turns;
+            uint8_t * row = first + list[i].cell * size_cell;
+            turn(turns.turning(), turns.get(list[i].by), layout.n_embd_head,
+                    list[i].archived ? llama_h2o_key_form { archive_type, 0 } : form,
+                    list[i].archived ? static_cast<const void *>(list[i].archived) : row, form, row, space.data());
+        }
+    }
+    rows.commit();
 }
 
 // All rows of a stream, and what comes behind them.
 //   used   the cells in use, all listed
-static void turn_rows(llama_h2o_parts & parts, uint32_t s, std::vector<uint32_t> & used, llama_pos back) {
+static void turn_rows(llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & used, llama_pos back) {
     auto & st = parts.streams[s];
 
-    const auto query_turns = turn_back(st.queries, back);
+    const size_t n_threads = parts.ctx.get_cparams().n_threads;
 
-    llama_h2o_cache_graph graph(parts.n_layers());
+    const ggml_type archive_type = st.archive ? st.archive->type() : GGML_TYPE_F32;
 
+    // a row takes as long as some of those that are only looked at
+    llama_h2o_parallel(parts.layers.size(), 8 * used.size() * parts.n_heads(), n_threads, [&](size_t ikv) {
+        std::vector<uint32_t> cells = used;
+        turn_keys(parts.layers[ikv], s, archive_type,
+                [&](uint32_t head) { return turn_head(parts, s, ikv, head, cells, back); });
+    });
+
+    const std::vector<uint32_t> slots = st.queries.turn_back(back);
     for (const auto & layer : parts.layers) {
-        std::vector<std::vector<llama_h2o_turn>> turns;
-        for (uint32_t head = 0; head < layer.shape.n_head_kv; ++head) {
-            turns.push_back(st.rows.turn_back(layer.shape.first_head + head, used, back));
-        }
-        turn_keys(layer, s, turns, graph);
-    }
-    for (const auto & layer : parts.layers) {
-        turn_queries(layer, layer.tensors.queries, s, query_turns, graph);
+        turn_queries(layer, s, slots, -back);
     }
 
     if (parts.window) {
-        const auto turns = parts.window->turns(s, -back);
+        std::vector<key_turn> turns;
+        for (const uint32_t cell : parts.window->used(s)) {
+            turns.push_back({ cell, -back, nullptr });
+        }
         for (const auto & layer : parts.window->layers) {
-            turn_keys(layer, s, std::vector<std::vector<llama_h2o_turn>>(layer.shape.n_head_kv, turns), graph);
+            turn_keys(layer, s, archive_type, [&](uint32_t) { return turns; });
         }
     }
-
-    parts.graphs.run(graph);
 
     st.rows.shift_back(back);
 }
@@ -135,7 +195,7 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
 
     auto & st = parts.streams[s];
 
-    std::vector<uint32_t> used = parts.cells.used(s);
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
     st.rows.list(used, parts.cells.positions(s, used));
     st.marks.clear();
@@ -155,26 +215,4 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
     llama_h2o_update_index(parts, s);
 
     st.count.t_rebases_us += ggml_time_us() - t_start_us;
-}
-
-llama_h2o_cache_graph llama_h2o_build_most_turns(const llama_h2o_parts & parts) {
-    llama_h2o_cache_graph graph(parts.n_layers());
-
-    const auto add = [&](const std::vector<llama_h2o_layer> & layers) {
-        for (const auto & layer : layers) {
-            if (!layer.shape.on_host) {
-                const std::vector<std::vector<llama_h2o_turn>> turns(layer.shape.n_head_kv);
-                llama_h2o_build_turns(graph, { layer.tensors.k, layer.shape.k, 0 }, *layer.rope, turns.data());
-            }
-        }
-    };
-
-    if (llama_h2o_can_rebase(parts)) {
-        add(parts.layers);
-        if (parts.window) {
-            add(parts.window->layers);
-        }
-    }
-
-    return graph;
 }

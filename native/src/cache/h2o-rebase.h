@@ -13,6 +13,3 @@ llama_pos llama_h2o_pos_limit(const llama_h2o_parts & parts);
 // rows that would get a position below zero: those are packed at the start, in the order of the text. Each row goes from
 // the position it has to the new one in a single step. Throws std::exception.
 void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, llama_pos n_new);
-
-// A graph with as many turns on devices as a re-base can make.
-llama_h2o_cache_graph llama_h2o_build_most_turns(const llama_h2o_parts & parts);

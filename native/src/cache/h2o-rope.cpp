@@ -1,7 +1,5 @@
 #include "cache/h2o-rope.h"
 
-#include "kernels/h2o-hadamard.h"
-
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-model.h"
@@ -128,16 +126,14 @@ static bool is_rotated(const ggml_tensor * tensor) {
     return false;
 }
 
-llama_h2o_rope llama_h2o_read_rope(
-        const ggml_tensor * k_cur, const std::unordered_map<int64_t, std::vector<float>> & hadamard) {
+llama_h2o_rope llama_h2o_read_rope(const ggml_tensor * k_cur) {
     llama_h2o_rope rope;
 
     const ggml_tensor * cur = skip_views(k_cur);
 
     // a quantised cache may store its keys mixed by a Hadamard matrix, see llama_kv_cache::build_input_k_rot()
     if (cur->op == GGML_OP_MUL_MAT && std::strcmp(cur->src[0]->name, "attn_inp_k_rot") == 0) {
-        rope.n_hadamard = cur->src[0]->ne[0];
-        rope.hadamard   = hadamard.at(rope.n_hadamard);
+        rope.n_mix = uint32_t(cur->src[0]->ne[0]);
 
         cur = skip_views(cur->src[1]);
     }
@@ -162,79 +158,51 @@ llama_h2o_rope llama_h2o_read_rope(
 
     const bool is_normal = params.mode == GGML_ROPE_TYPE_NORMAL;
 
-    rope.known  = is_plain && params.mode != GGML_ROPE_TYPE_VISION;
-    rope.neox   = !is_normal;
-    rope.angles = read_angles(cur, params);
+    rope.known = is_plain && params.mode != GGML_ROPE_TYPE_VISION;
+    rope.neox  = !is_normal;
+    if (rope.known) {
+        rope.angles = read_angles(cur, params);
+    }
 
     return rope;
 }
 
 //
-// rotating rows on
+// turning stored keys on
 //
 
-static void turn_pairs(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
-    const size_t n = rope.angles.size();
+const std::vector<float> & llama_h2o_turns::make(int32_t by) {
+    std::vector<float> & res = made[by];
+    if (res.empty()) {
+        res.resize(2 * how.n_dims);
+        for (size_t i = 0; i < angles.size(); ++i) {
+            how.set_factors(i, std::cos(angles[i] * by), std::sin(angles[i] * by), res.data());
+        }
+    }
 
+    return res;
+}
+
+const float * llama_h2o_turns::get(int32_t by) {
+    if (by == 0 || angles.empty()) {
+        return nullptr;
+    }
+    if (by == last) {
+        return factors.data();
+    }
+
+    const int32_t rest = by % N_FINE;
+
+    const float * coarse = make(by - rest).data();
+    const float * fine   = make(rest).data();
+
+    const size_t n = how.n_dims;
+    factors.resize(2 * n);
     for (size_t i = 0; i < n; ++i) {
-        float & a = row[rope.first + (rope.neox ? i : 2 * i)];
-        float & b = row[rope.first + (rope.neox ? i + n : 2 * i + 1)];
-
-        const float a0 = a;
-        const float b0 = b;
-
-        a = a0 * factors[2 * i] - b0 * factors[2 * i + 1];
-        b = a0 * factors[2 * i + 1] + b0 * factors[2 * i];
+        factors[i]     = coarse[i] * fine[i] - coarse[n + i] * fine[n + i];
+        factors[n + i] = coarse[i] * fine[n + i] + coarse[n + i] * fine[i];
     }
-}
+    last = by;
 
-void llama_h2o_mix_row(const llama_h2o_rope & rope, std::vector<float> & row) {
-    if (rope.n_hadamard > 0) {
-        hadamard(row.data(), uint32_t(row.size()), rope.n_hadamard);
-    }
-}
-
-void llama_h2o_turn_row(const llama_h2o_rope & rope, const std::vector<float> & factors, std::vector<float> & row) {
-    llama_h2o_mix_row(rope, row);
-    turn_pairs(rope, factors, row);
-    llama_h2o_mix_row(rope, row);
-}
-
-llama_h2o_turner::llama_h2o_turner(const llama_h2o_rope & rope) : rope(rope) {
-    for (size_t i = 0; i < rope.angles.size(); ++i) {
-        cos_sin.insert(cos_sin.end(), { 1.0f, 0.0f });
-    }
-}
-
-void llama_h2o_turner::set_turn(int32_t positions) {
-    for (size_t i = 0; i < rope.angles.size() && positions != by; ++i) {
-        const double angle = rope.angles[i] * positions;
-
-        cos_sin[2 * i]     = float(std::cos(angle));
-        cos_sin[2 * i + 1] = float(std::sin(angle));
-    }
-    by = positions;
-}
-
-void llama_h2o_turner::apply(std::vector<float> & row, int32_t positions) {
-    set_turn(positions);
-    llama_h2o_turn_row(rope, cos_sin, row);
-}
-
-void llama_h2o_turner::turn(std::vector<float> & row, int32_t positions) {
-    if (rope.known) {
-        set_turn(positions);
-        turn_pairs(rope, cos_sin, row);
-    }
-}
-
-llama_h2o_rotation::llama_h2o_rotation(const llama_h2o_rope & rope, const llama_h2o_row_layout & layout) :
-    layout(layout), turner(rope), row(layout.n_embd_head) {}
-
-void llama_h2o_rotation::apply(uint8_t * data, uint32_t head, const std::vector<llama_h2o_turn> & turns) {
-    for (const auto & turn : turns) {
-        llama_h2o_read_row(data, layout, head, turn.cell, row.data());
-        turner.apply(row, turn.by);
-        llama_h2o_write_row(data, layout, head, turn.cell, row.data());
-    }
+    return factors.data();
 }

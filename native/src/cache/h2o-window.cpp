@@ -12,7 +12,7 @@ uint32_t llama_h2o_window::n_cells_needed(const llama_hparams & hparams, uint32_
 void llama_h2o_window::watch_keys(const ggml_tensor * k_cur, int32_t il) {
     for (auto & layer : layers) {
         if (int32_t(layer.shape.il) == il && !layer.rope) {
-            layer.rope = llama_h2o_read_rope(k_cur, hadamard);
+            layer.rope = llama_h2o_read_rope(k_cur);
         }
     }
 }
@@ -20,15 +20,6 @@ void llama_h2o_window::watch_keys(const ggml_tensor * k_cur, int32_t il) {
 bool llama_h2o_window::can_turn() const {
     return std::all_of(layers.begin(), layers.end(),
             [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->known; });
-}
-
-std::vector<llama_h2o_turn> llama_h2o_window::turns(uint32_t s, llama_pos by) const {
-    std::vector<llama_h2o_turn> res;
-    for (const uint32_t cell : cells.used(s)) {
-        res.push_back({ cell, by });
-    }
-
-    return res;
 }
 
 llama_pos llama_h2o_window::removable(uint32_t s) const {

@@ -9,18 +9,13 @@
 #include "llama-hparams.h"
 
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 class llama_h2o_window {
 public:
-    //   hadamard   what a quantised cache mixes its keys with, by size
-    llama_h2o_window(std::vector<llama_h2o_layer> layers,
-            llama_h2o_cells cells,
-            const llama_hparams & hparams,
-            const std::unordered_map<int64_t, std::vector<float>> & hadamard) :
-        layers(std::move(layers)), cells(cells), hparams(hparams), hadamard(hadamard) {}
+    llama_h2o_window(std::vector<llama_h2o_layer> layers, llama_h2o_cells cells, const llama_hparams & hparams) :
+        layers(std::move(layers)), cells(cells), hparams(hparams) {}
 
     // Cells that it needs: llama.cpp gives it no more than the evicted cache has.
     static uint32_t n_cells_needed(const llama_hparams & hparams, uint32_t n_seqs_of_stream, uint32_t n_ubatch);
@@ -31,8 +26,7 @@ public:
     // whether its keys can be rotated on
     bool can_turn() const;
 
-    // The rows of a stream, all rotated on by the same.
-    std::vector<llama_h2o_turn> turns(uint32_t s, llama_pos by) const;
+    std::vector<uint32_t> used(uint32_t s) const { return cells.used(s); }
 
     void clear(uint32_t s) { cells.clear(s); }
 
@@ -50,5 +44,4 @@ public:
 private:
     llama_h2o_cells cells;
     const llama_hparams & hparams;
-    const std::unordered_map<int64_t, std::vector<float>> & hadamard;
 };

@@ -35,17 +35,44 @@ inline vec v_hadamard(vec a) {
     return a;
 }
 
+// Blocks of NV vectors each, which stay in registers.
+template <int NV>
+inline void hadamard_blocks(float * row, uint32_t n_embd, float scale) {
+    for (uint32_t first = 0; first < n_embd; first += NV * vec::n) {
+        vec x[NV];
+        for (int i = 0; i < NV; ++i) {
+            x[i] = v_hadamard(v_mul(v_load(row + first + i * vec::n), v_set(scale)));
+        }
+        for (int len = 1; len < NV; len *= 2) {
+            for (int i = 0; i < NV; ++i) {
+                if (!(i & len)) {
+                    const vec a = x[i];
+                    x[i]        = v_add(a, x[i + len]);
+                    x[i + len]  = v_sub(a, x[i + len]);
+                }
+            }
+        }
+        for (int i = 0; i < NV; ++i) {
+            v_store(row + first + i * vec::n, x[i]);
+        }
+    }
+}
+
 // Mixes a row in blocks of n_mix elements, a power of two that divides n_embd.
 inline void hadamard(float * row, uint32_t n_embd, uint32_t n_mix) {
     const float scale = 1.0f / std::sqrt(float(n_mix));
 
-    uint32_t len = 1;
-    if (n_mix >= vec::n) {
-        for (uint32_t i = 0; i < n_embd; i += vec::n) {
-            v_store(row + i, v_mul(v_hadamard(v_load(row + i)), v_set(scale)));
-        }
-        len = vec::n;
+    uint32_t len = 8 * vec::n;
+    if (n_mix >= 8 * vec::n) {
+        hadamard_blocks<8>(row, n_embd, scale);
+    } else if (n_mix == 4 * vec::n) {
+        hadamard_blocks<4>(row, n_embd, scale);
+    } else if (n_mix == 2 * vec::n) {
+        hadamard_blocks<2>(row, n_embd, scale);
+    } else if (n_mix == vec::n) {
+        hadamard_blocks<1>(row, n_embd, scale);
     } else {
+        len = 1;
         for (uint32_t i = 0; i < n_embd; ++i) {
             row[i] *= scale;
         }

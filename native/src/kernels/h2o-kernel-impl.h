@@ -5,6 +5,7 @@
 #include "kernels/h2o-kernel-beside.h"
 #include "kernels/h2o-kernel-few.h"
 #include "kernels/h2o-kernel-many.h"
+#include "kernels/h2o-turn-impl.h"
 
 namespace {
 

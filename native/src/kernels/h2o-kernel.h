@@ -8,6 +8,8 @@
 
 #pragma once
 
+#include "kernels/h2o-turn.h"
+
 #include "ggml.h"
 
 #include <cstddef>
@@ -109,12 +111,24 @@ struct llama_h2o_kernel {
     //   keys    [i1][n_embd]
     //   space   [2*n_embd]
     void (*encode)(const float * keys, uint32_t i0, uint32_t i1, uint32_t n_embd, char * codes, float * space);
+
+    // A key of any number of elements, turned on: with one rounding, as it is to be stored, which may be in its own place.
+    //   factors  see h2o-turn.h; null: it is not turned
+    //   space    [n_embd]
+    void (*turn)(const llama_h2o_turning & how,
+            const float * factors,
+            uint32_t n_embd,
+            llama_h2o_key_form from_form,
+            const void * from,
+            llama_h2o_key_form to_form,
+            void * to,
+            float * space);
 };
 
 // The kernel of that name, or null if this build or this machine does not have it.
 const llama_h2o_kernel * llama_h2o_find_kernel(const char * name);
 
-// The fastest exact kernel for rows of so many elements, or null if there is none.
+// The fastest exact kernel for rows of so many elements, or null if there is none. For none there is one.
 const llama_h2o_kernel * llama_h2o_best_kernel(uint32_t n_embd_head_k, uint32_t n_embd_head_v);
 
 // one per instruction set; null where the compiler has no such instructions

@@ -2,9 +2,9 @@
 
 #pragma once
 
-#include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
 #include "kernels/h2o-search.h"
+#include "kernels/h2o-turn-impl.h"
 
 #include <algorithm>
 #include <cmath>
@@ -178,32 +178,6 @@ struct search_work {
     }
 };
 
-// Turns a row on by the factors of a page.
-inline void turn_row(const llama_h2o_search & s, const float * factors, float * row) {
-    const uint32_t n    = s.n_turn_dims;
-    const float * sines = factors + n;
-    float * x           = row + s.first_turn;
-
-    if (!s.turn_neox && n % W == 0) {
-        for (uint32_t i = 0; i < n; i += W) {
-            const vec a = v_load(x + i);
-            v_store(x + i, v_fma(v_swap<1>(a), v_load(sines + i), v_mul(a, v_load(factors + i))));
-        }
-        return;
-    }
-
-    const uint32_t half = s.turn_neox ? n / 2 : 1; // from an element to its partner
-    const uint32_t step = s.turn_neox ? 1 : 2;     // from pair to pair
-    for (uint32_t k = 0; k < n / 2; ++k) {
-        const uint32_t i = k * step;
-        const uint32_t j = i + half;
-        const float a    = x[i];
-        const float b    = x[j];
-        x[i]             = a * factors[i] + b * sines[i];
-        x[j]             = b * factors[j] + a * sines[j];
-    }
-}
-
 // A query as it was before it was mixed.
 inline void unmixed_query(const llama_h2o_search & s, const float * query, uint32_t n_embd, float * res) {
     std::memcpy(res, query, n_embd * sizeof(float));
@@ -213,7 +187,7 @@ inline void unmixed_query(const llama_h2o_search & s, const float * query, uint3
 }
 
 inline const float * turn_of(const llama_h2o_search & s, const llama_h2o_search_text & text, uint32_t page) {
-    return page < text.n_unturned ? nullptr : text.turns + size_t(page - text.n_unturned) * 2 * s.n_turn_dims;
+    return page < text.n_unturned ? nullptr : text.turns + size_t(page - text.n_unturned) * 2 * s.turning.n_dims;
 }
 
 // The tables of a query.
@@ -547,7 +521,7 @@ inline void read_found_keys(const llama_h2o_search & s,
                 v_store(res + j * n_embd + i, decltype(rows)::load(row, i));
             }
             if (const float * turn = turn_of(s, text, page)) {
-                turn_row(s, turn, res + j * n_embd);
+                turn_row(s.turning, turn, res + j * n_embd);
             }
         }
     });

@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include "kernels/h2o-turn.h"
+
 #include "ggml.h"
 
 #include <cstddef>
@@ -51,10 +53,10 @@ struct llama_h2o_search_text {
     const uint64_t * keys;
     const uint64_t * values;
 
-    // Keys of a page count as if they were turned on to its place in the text: by these cosines, and by these sines for
-    // the partners of elements, negative for the first one of a pair. Pages before n_unturned stay as they are.
+    // Keys of a page count as if they were turned on to its place in the text, by these factors. Pages before n_unturned
+    // stay as they are.
     uint32_t n_unturned;
-    const float * turns; // [n_pages - n_unturned][2][n_turn_dims]
+    const float * turns; // [n_pages - n_unturned][2][n_dims]
 
     // [n_head_kv] rows that a head finds at most: for a token alone, and for tokens that look together
     const uint32_t * n_alone;
@@ -80,9 +82,7 @@ struct llama_h2o_search {
     ggml_type type; // of archived rows: F32, F16, Q8_0 or Q4_0
     size_t nb_row;  // from token to token
 
-    uint32_t n_turn_dims; // elements of a key that are turned
-    uint32_t first_turn;  // the first one
-    bool turn_neox;       // pairs are (i, i + n_turn_dims/2), not (2*i, 2*i + 1)
+    llama_h2o_turning turning; // of keys; of no elements where they are not turned
 
     // Queries, unlike archived keys, are mixed by a Hadamard matrix in blocks of so many elements; 0: they are not.
     uint32_t n_query_mix;

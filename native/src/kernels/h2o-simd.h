@@ -64,6 +64,16 @@ inline vec v_load_f16(const char * p) {
     return { _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))) };
 }
 
+// of elements -128 <= x < 128, cut off
+inline void v_store_i8(char * p, vec a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
+}
+
+inline void v_store_f16(char * p, vec a) {
+    const __m256i x = _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), x);
+}
+
 // of elements 0 <= x < 256, cut off
 inline void v_store_u8(uint8_t * p, vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a.v)));
@@ -233,6 +243,17 @@ inline vec v_load_f16(const char * p) {
     return { _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))) };
 }
 
+inline void v_store_i8(char * p, vec a) {
+    const __m256i x = _mm256_cvttps_epi32(a.v);
+    const __m128i y = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(p), _mm_packs_epi16(y, y));
+}
+
+inline void v_store_f16(char * p, vec a) {
+    const __m128i x = _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), x);
+}
+
 inline void v_store_u8(uint8_t * p, vec a) {
     const __m256i x = _mm256_cvttps_epi32(a.v);
     const __m128i y = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
@@ -338,6 +359,15 @@ inline float v_top(vec a) {
 
 inline vec v_load_f16(const char * p) {
     return { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p)))) };
+}
+
+inline void v_store_i8(char * p, vec a) {
+    const int16x4_t x = vmovn_s32(vcvtq_s32_f32(a.v));
+    vst1_lane_u32(reinterpret_cast<uint32_t *>(p), vreinterpret_u32_s8(vmovn_s16(vcombine_s16(x, x))), 0);
+}
+
+inline void v_store_f16(char * p, vec a) {
+    vst1_u16(reinterpret_cast<uint16_t *>(p), vreinterpret_u16_f16(vcvt_f16_f32(a.v)));
 }
 
 inline void v_store_u8(uint8_t * p, vec a) {
@@ -456,6 +486,16 @@ inline vec v_load_f16(const char * p) {
     vec res;
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(p), res.v, vec::n);
     return res;
+}
+
+inline void v_store_i8(char * p, vec a) {
+    for (int i = 0; i < vec::n; ++i) {
+        p[i] = char(int8_t(a.v[i]));
+    }
+}
+
+inline void v_store_f16(char * p, vec a) {
+    ggml_fp32_to_fp16_row(a.v, reinterpret_cast<ggml_fp16_t *>(p), vec::n);
 }
 
 inline void v_store_u8(uint8_t * p, vec a) {

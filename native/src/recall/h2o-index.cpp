@@ -1,7 +1,6 @@
 #include "recall/h2o-index.h"
 
 #include "kernels/h2o-kernel.h"
-#include "kernels/h2o-row-floats.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,18 +23,18 @@ llama_h2o_index::llama_h2o_index(const std::vector<llama_h2o_archive_layer> & sh
     n_alone.resize(n_heads());
     n_together.resize(n_heads());
     measured.squares.resize(n_heads());
-    turnings.push_back({ {}, 0, false, {} });
+    turnings.push_back({ {}, {}, {} });
     set_slots(1);
 }
 
-void llama_h2o_index::set_angles(uint32_t ikv, const std::vector<double> & angles, uint32_t first_turn, bool neox) {
+void llama_h2o_index::set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how) {
     const auto same = std::find_if(turnings.begin(), turnings.end(), [&](const turning & other) {
-        return other.angles == angles && other.first_turn == first_turn && other.neox == neox;
+        return other.angles == angles && other.how.first == how.first && other.how.neox == how.neox;
     });
 
     layers[ikv].turning = size_t(same - turnings.begin());
     if (same == turnings.end()) {
-        turnings.push_back({ angles, first_turn, neox, {} });
+        turnings.push_back({ angles, how, {} });
     }
 }
 
@@ -165,27 +164,14 @@ bool llama_h2o_index::follow(const llama_h2o_archive & archive, int32_t text_shi
     return has_changed;
 }
 
-// To where its page counts.
-void llama_h2o_index::turn_key(uint32_t ikv, uint32_t page, float * key) const {
+// What turns keys to where their page counts, or null.
+const float * llama_h2o_index::turn_of(uint32_t ikv, uint32_t page) const {
     const auto & text = texts[ikv];
-    const auto & one  = turnings[layers[ikv].turning];
-    const size_t n    = 2 * one.angles.size();
-    if (page < text.n_unturned || n == 0) {
-        return;
+    if (page < text.n_unturned) {
+        return nullptr;
     }
 
-    const float * cosines = text.turns + (page - text.n_unturned) * 2 * n;
-    const float * sines   = cosines + n;
-
-    float * x = key + one.first_turn;
-    for (size_t k = 0; k < n / 2; ++k) {
-        const size_t i = one.neox ? k : 2 * k;
-        const size_t j = one.neox ? k + n / 2 : 2 * k + 1;
-        const float a  = x[i];
-        const float b  = x[j];
-        x[i]           = a * cosines[i] + b * sines[i];
-        x[j]           = b * cosines[j] + a * sines[j];
-    }
+    return text.turns + size_t(page - text.n_unturned) * 2 * turnings[layers[ikv].turning].how.n_dims;
 }
 
 void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
@@ -209,9 +195,8 @@ void llama_h2o_index::encode(const llama_h2o_archive & archive, uint32_t ikv) {
             }
             const char * rows = archive.k(page, ikv, head);
             for (uint32_t i = i0; i < i1; ++i) {
-                float * key = keys.data() + size_t(i) * n_embd;
-                llama_h2o_to_floats(archive.type(), rows + i * row_size, key, n_embd);
-                turn_key(ikv, page - begin, key);
+                kernel.turn(turnings[layer.turning].how, turn_of(ikv, page - begin), n_embd, { archive.type(), 0 },
+                        rows + i * row_size, { GGML_TYPE_F32, 0 }, keys.data() + size_t(i) * n_embd, space.data());
             }
             char * codes = layer.pages[head].data() + (n_dead + page - begin) * layer.layout.size();
             kernel.encode(keys.data(), i0, i1, n_embd, codes, space.data());
@@ -350,20 +335,13 @@ void llama_h2o_index::set_turns() {
         ++n_unturned;
     }
     for (auto & one : turnings) {
-        const size_t n = one.angles.size();
-        one.turns.resize(4 * n * (n_pages - n_unturned));
+        one.turns.resize(size_t(2) * one.how.n_dims * (n_pages - n_unturned));
 
-        float * cosines = one.turns.data();
-        for (uint32_t page = n_unturned; page < n_pages; ++page, cosines += 4 * n) {
-            float * sines = cosines + 2 * n;
-            for (size_t i = 0; i < n; ++i) {
+        float * factors = one.turns.data();
+        for (uint32_t page = n_unturned; page < n_pages; ++page, factors += 2 * one.how.n_dims) {
+            for (size_t i = 0; i < one.angles.size(); ++i) {
                 const double angle = one.angles[i] * place(page);
-
-                const size_t a = one.neox ? i : 2 * i;
-                const size_t b = one.neox ? i + n : 2 * i + 1;
-                cosines[a] = cosines[b] = float(std::cos(angle));
-                sines[b]                = float(std::sin(angle));
-                sines[a]                = -sines[b];
+                one.how.set_factors(i, std::cos(angle), std::sin(angle), factors);
             }
         }
     }

@@ -40,10 +40,8 @@ public:
     // As if there had been no archive yet: after a failure amid follow(), encode() or hide().
     void clear();
 
-    // Radians per position of the pairs of a layer's keys; none where keys are not turned.
-    //   first_turn   element of a key that they begin at
-    //   neox         pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
-    void set_angles(uint32_t ikv, const std::vector<double> & angles, uint32_t first_turn, bool neox);
+    //   angles   radians per position of the pairs of a layer's keys; none where keys are not turned
+    void set_turning(uint32_t ikv, const std::vector<double> & angles, const llama_h2o_turning & how);
 
     // Takes up what has changed in the archive since the last time: its pages may have moved. encode() of all layers follows
     // where it returns true, and then hide().
@@ -91,8 +89,7 @@ private:
     // of layers whose keys are turned alike
     struct turning {
         std::vector<double> angles;
-        uint32_t first_turn; // element that they begin at
-        bool neox;
+        llama_h2o_turning how;
         std::vector<float> turns; // see llama_h2o_search_text
     };
 
@@ -127,6 +124,6 @@ private:
     int32_t place(uint32_t page) const; // page counts from the first one
     void drop_front(uint32_t n_pages);
     void set_turns();
-    void turn_key(uint32_t ikv, uint32_t page, float * key) const;
+    const float * turn_of(uint32_t ikv, uint32_t page) const;
     void set_texts();
 };
