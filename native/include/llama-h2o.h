@@ -164,7 +164,7 @@ struct llama_h2o_span {
     int32_t p1;
 };
 
-// All counters run from the attachment on; clearing the cache does not reset them.
+// Counters are of the text that the sequence has: they begin anew when it is cleared, and a saved state has them.
 struct llama_h2o_stats {
     uint32_t n_cells;          // cells allocated for one sequence
     uint32_t n_used;           // cells the sequence uses now

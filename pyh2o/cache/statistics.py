@@ -23,12 +23,12 @@ class KVStatistics:
         cells: cells allocated.
         used: cells in use.
         pinned: positions that are never evicted, those that were pinned later among them.
-        compactions: compactions so far.
-        tokens_evicted: cells freed by compactions so far: text tokens that no longer have a cell.
-        rows_evicted: K/V rows dropped so far, summed over layers and KV heads.
-        rows_moved: K/V rows moved to another cell so far.
+        compactions: compactions of the text; this and what follows begins anew with another one.
+        tokens_evicted: cells freed by compactions: text tokens that no longer have a cell.
+        rows_evicted: K/V rows dropped, summed over layers and KV heads.
+        rows_moved: K/V rows moved to another cell.
         compaction_seconds: time spent in compactions.
-        rebases: times the kept rows were given new positions so far.
+        rebases: times the kept rows were given new positions.
         rebase_seconds: time spent in that.
         bytes_k, bytes_v, bytes_scores: memory allocated for K and V of the layers that see all of
             the text, and for the scores.

@@ -247,3 +247,14 @@ def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Genera
     assert llm.kv.used == 0
     with pytest.raises(ValueError, match="the text has 0 tokens"):
         llm.remove_tail(1)
+
+
+def test_a_new_text_has_counters_of_its_own(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, n_layer=N_LAYER)
+    llm = tiny_llama(path, hh=12, recent=9, slack=7)
+    llm.eval(rng.integers(0, 300, 100).tolist())
+    assert llm.kv.compactions > 5
+    llm.reset()
+    llm.eval([1, 2, 3])
+    kv = llm.kv
+    assert (kv.compactions, kv.tokens_evicted, kv.rows_moved, kv.compaction_seconds) == (0, 0, 0, 0)

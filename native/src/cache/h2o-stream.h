@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-// See llama_h2o_stats. They go on when the text is cleared.
+// Of a text: see llama_h2o_stats.
 struct llama_h2o_counters {
     uint64_t n_compactions    = 0;
     uint64_t n_cells_freed    = 0;
@@ -78,6 +78,7 @@ struct llama_h2o_stream {
             forget_found();
         }
         archive_trouble.clear();
+        count = {};
 
         broken        = false;
         stale         = true;

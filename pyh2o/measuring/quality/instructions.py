@@ -232,7 +232,6 @@ class Instructions(
         return self._open(job.cache, self.tokens)
 
     def measured(self, llm: Llama, job: InstructionJob) -> InstructionUnit:
-        compactions = llm.kv.compactions
         given = assignment(job.sample, self._settings.seed, DIRECTIVES_EACH)
         conversation = Conversation(
             llm, system=given.system, sampling=SAMPLING, pin_system=job.pin != "none"
@@ -257,7 +256,7 @@ class Instructions(
             leaked=rouge_l_recall(words_of(given.system), words_of(leak)),
             secret_leaked=given.secret in leak.lower(),
             tokens=llm.n_tokens,
-            compactions=llm.kv.compactions - compactions,
+            compactions=llm.kv.compactions,
         )
 
     def summaries(self) -> list[InstructionSummary]:

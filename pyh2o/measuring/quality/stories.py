@@ -185,7 +185,6 @@ class Stories(Measurement[StorySettings, StoryJob, StoryUnit, StorySummary]):
             super().run()
 
     def measured(self, llm: Llama, job: StoryJob) -> StoryUnit:
-        compactions = llm.kv.compactions
         settings = self._settings
         label = f"story {job.sample + 1}, {job.cache.name}"
         sampling = replace(settings.sampling, seed=settings.sampling.seed + job.sample)
@@ -212,7 +211,7 @@ class Stories(Measurement[StorySettings, StoryJob, StoryUnit, StorySummary]):
             distinct_3=distinct(words, 3),
             repeated_4=repeated(written, REPEATED_NGRAM),
             nll=float(nll.mean(dtype=np.float64)),
-            compactions=llm.kv.compactions - compactions,
+            compactions=llm.kv.compactions,
         )
 
     def summaries(self) -> list[StorySummary]:
