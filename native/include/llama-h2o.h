@@ -257,7 +257,7 @@ LLAMA_H2O_API int32_t llama_h2o_attach(struct llama_context * ctx, struct llama_
 LLAMA_H2O_API int32_t llama_h2o_pin(struct llama_context * ctx, int32_t seq_id, uint32_t n_pinned);
 
 // The same for spans of positions anywhere in the text, ascending and apart, in place of those given before. They may lie
-// ahead of the text. Rows that are evicted already do not come back.
+// ahead of the text. Rows that were evicted come back at once, from the archive if it has them.
 LLAMA_H2O_API int32_t llama_h2o_pin_spans(
         struct llama_context * ctx, int32_t seq_id, const struct llama_h2o_span * spans, uint32_t n_spans);
 

@@ -136,6 +136,7 @@ static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
         const int32_t status = changed.check(h2o.parts.max_pinned());
         if (status == LLAMA_H2O_OK) {
             claims = std::move(changed);
+            h2o.restore_pinned(h2o.stream_of(seq_id));
         }
 
         return status;

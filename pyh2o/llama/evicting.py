@@ -342,8 +342,8 @@ class EvictingLlama(DropIn):
     def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
         """Never evict these tokens either, from now on until the text is cleared.
 
-        They take the places of heavy rows. They may be tokens to come; rows that are evicted
-        already do not come back. Without eviction this does nothing.
+        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
+        back at once, from the archive if it has them. Without eviction this does nothing.
 
         Args:
             spans: (start, end) positions, end not included; ascending and apart. They take the

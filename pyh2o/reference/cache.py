@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .archive import LayerArchive, Rotate, Rounding, as_float16
+from .archive import N_PAGE, LayerArchive, Rotate, Rounding, as_float16
 from .attention import attention_probabilities, mean_of_groups
 from .queries import LastQueries
 
@@ -210,19 +210,51 @@ class LayerCache:
             rotate,
         )
 
-    def rebase(self, back: int, rotate: Rotate) -> None:
+    def restore(self, positions: IntArray, shift: int, rotate: Rotate) -> bool:
+        """Take rows back from the archive, in heads that lack them; a compaction has to follow.
+
+        They are at their distance to the text, if there are so many positions: :meth:`rebase` gives
+        each a position of its own. Nothing is collected of them.
+
+        Args:
+            positions: [n] ascending; those that the archive lacks are left out.
+            shift: positions by which the text has been moved back so far.
+            rotate: turns keys.
+
+        Returns:
+            Whether a head lacked one.
+        """
+        if self.archive is None:
+            return False
+        positions = positions[positions < self.archive.n_positions]
+        held = np.stack([np.isin(positions, self.positions(h)) for h in range(self.n_head_kv)])
+        # Where another head lacks it, a head gets a second row, which it does not use.
+        new = positions[~held.all(axis=0)]
+        rotary = np.maximum(new - shift, 0)
+        turned = rotate(self.archive.keys[:, new].astype(np.float64), rotary - new % N_PAGE)
+        n_before = self.keys.shape[1]
+        self.append(turned, self.archive.values[:, new], new, rotary)
+        self.evicted[:, n_before:] = held[:, ~held.all(axis=0)]
+        self._gather(np.argsort(self.row_positions, axis=1, kind="stable"))
+        return new.size > 0
+
+    def rebase(self, back: int, rotate: Rotate, next_position: int) -> None:
         """Rotate the keys in use, and the queries, `back` positions back.
 
-        Keys that would get a position below 0 are packed at the start, in the order of the text.
+        Keys that would get a position below 0 are packed at the start, in the order of the text; no
+        two get the same.
 
         Args:
             back: positions.
             rotate: turns [n_heads, n, head_size] by [n] positions.
+            next_position: that the next token is rotated to then, behind all of them.
         """
         for head in range(self.n_head_kv):
             in_use = np.flatnonzero(~self.evicted[head])
             before = self.rotary_positions[head, in_use]
-            after = np.maximum(np.arange(in_use.size), before - back)
+            order = np.arange(in_use.size)
+            room = np.maximum.accumulate(np.maximum(before - back - order, 0))
+            after = order + np.minimum(room, next_position - in_use.size)
             keys = self.keys[head, in_use].astype(np.float64)
             turned = rotate(keys[None], after - before)[0]
             self.keys[head, in_use] = turned.astype(self.keys.dtype)

@@ -16,7 +16,7 @@ from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .compaction import RotaryPlace, compact
-from .eviction import EvictionParameters, Span
+from .eviction import EvictionParameters, Span, pinned_rows
 from .layers import Rope, rms_norm, split_heads, swiglu
 from .search import Found, Heads, Looks, search_chunk
 from .weights import LayerWeights, LlamaWeights, read_gguf
@@ -280,12 +280,13 @@ class ReferenceLlama:
             raise ValueError("there is nothing to pin in a full cache")
         heavy = self.eviction.pinned + self.eviction.heavy - n_tokens
         self.eviction = replace(self.eviction, pinned=n_tokens, heavy=heavy)
+        self._restore()
 
     def pin_spans(self, spans: Sequence[Span]) -> None:
         """Keep these positions until the text is forgotten, in place of spans given before.
 
-        They take the places of heavy rows. They may lie ahead of the text; rows that are evicted
-        already do not come back.
+        They take the places of heavy rows. They may lie ahead of the text; rows that were evicted
+        come back at once, from the archive if there is one.
 
         Args:
             spans: (start, end) each, end not included; ascending and apart.
@@ -297,6 +298,7 @@ class ReferenceLlama:
         if self.eviction is None:
             raise ValueError("there is nothing to pin in a full cache")
         self.eviction = replace(self.eviction, spans=tuple(spans))
+        self._restore()
 
     def share_fairly(self, starts: Sequence[int]) -> None:
         """Give each part of the text its share of the heavy places until the text is forgotten.
@@ -311,6 +313,24 @@ class ReferenceLlama:
         if self.eviction is None:
             raise ValueError("there is nothing to share in a full cache")
         self.eviction = replace(self.eviction, starts=tuple(starts))
+
+    def _pinned_positions(self) -> IntArray:
+        """Of the text so far."""
+        assert self.eviction is not None
+        positions = np.arange(self.n_tokens)
+        return positions[
+            pinned_rows(positions, pinned=self.eviction.pinned, spans=self.eviction.spans)
+        ]
+
+    def _restore(self) -> None:
+        """Compact if that brings pinned rows back."""
+        eviction, pinned = self.eviction, self._pinned_positions()
+        if eviction is not None and any(
+            np.isin(pinned, cache.hidden(head)).any()
+            for cache in self._caches
+            for head in range(cache.n_head_kv)
+        ):
+            self._compact(eviction)
 
     def _make_room(self, n_new: int) -> None:
         """Compact every layer if `n_new` rows do not fit, re-base if their positions do not."""
@@ -345,7 +365,7 @@ class ReferenceLlama:
             next_position = max(next_position, min(eviction.n_pos // 2, eviction.n_pos - n_new))
         back = self.n_tokens - self._shift - next_position
         for cache in self._caches:
-            cache.rebase(back, self._rope.rotate)
+            cache.rebase(back, self._rope.rotate, next_position)
         self._shift += back
         self.n_rebases += 1
 
@@ -363,8 +383,16 @@ class ReferenceLlama:
         self._forget(self.n_tokens - 1)
         for cache in self._caches:
             cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
-        place = RotaryPlace(self.n_tokens - self._shift, self._rope.frequencies())
+        next_position = self.n_tokens - self._shift
+        restored = [
+            cache.restore(self._pinned_positions(), self._shift, self._rope.rotate)
+            for cache in self._caches
+        ]
+        place = RotaryPlace(next_position, self._rope.frequencies())
         smallest = compact(self._caches, eviction, self.policy, place)
+        for cache, has_restored in zip(self._caches, restored, strict=True):
+            if has_restored:
+                cache.rebase(0, self._rope.rotate, next_position)
         self.smallest_margin = min(self.smallest_margin, smallest)
         self.n_compactions += 1
         self._n_rows = min(self._n_rows, eviction.budget)

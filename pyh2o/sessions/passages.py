@@ -23,8 +23,8 @@ class PinnedPassage:
     Attributes:
         start, end: its tokens in the text, the last one not included.
         text: what it says.
-        held: share, 0 to 1, of its rows that the cache holds or has still to read: what was evicted
-            before the passage was pinned comes back when the text is read again.
+        held: share, 0 to 1, of its rows that the cache holds or has still to read. Where there is
+            no archive, what was evicted before comes back when the text is read again.
     """
 
     start: int

@@ -34,7 +34,7 @@ class PinnedText:
         return self._text.n_pinned
 
     def pin(self, start: int, end: int) -> None:
-        """Never evict these tokens from now on; rows that are evicted already do not come back.
+        """Never evict these tokens from now on; what was evicted comes back from the archive.
 
         Raises:
             SettingsError: the text has no such tokens, or there is no room for them.

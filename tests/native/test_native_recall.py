@@ -129,6 +129,38 @@ def test_tokens_find_what_the_reference_finds(
         assert_finds(llm, steps)
 
 
+PINS = [(10, 14), (61, 66), (100, 102)]
+
+
+@pytest.mark.parametrize("case", ["heads of 20", "re-based", "dense"])
+def test_pinned_rows_come_back_as_in_the_reference(
+    tmp_path: Path, rng: np.random.Generator, case: str
+) -> None:
+    """At once, in every head, each at a position of its own, and they stay."""
+    path = tmp_path / "tiny.gguf"
+    reference, llm = models(path, CASES[case])
+    assert reference.eviction is not None
+    size = reference.eviction.slack
+    before, reference = clear_steps(reference, rng, [size] * (170 // size))
+    reference.pin_spans(PINS)
+    after, reference = clear_steps(reference, rng, [size] * (30 // size))
+    pinned = [position for start, end in PINS for position in range(start, end)]
+    with llm:
+        assert_finds(llm, before)
+        assert not np.isin(pinned, llm.kv_rows(0)[0]).all()
+        llm.pin_spans(PINS)
+        for layer in range(len(after[0].rows)):
+            for positions in llm.kv_rows(layer)[0]:
+                assert np.isin(pinned, positions).all()
+        assert_finds(llm, after)
+        copy, n_tokens = llm.save_state(), llm.n_tokens
+        llm.eval([1, 2, 3])
+        logits = llm.scores[n_tokens : n_tokens + 3].copy()
+        llm.load_state(copy)
+        llm.eval([1, 2, 3])
+        np.testing.assert_array_equal(llm.scores[n_tokens : n_tokens + 3], logits)
+
+
 def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random.Generator) -> None:
     """As in the reference, but for choices that are too close; states and marks know who looks."""
     path = tmp_path / "tiny.gguf"

@@ -299,9 +299,9 @@ def test_queries_turn_with_the_keys(rng: np.random.Generator, back: int) -> None
     def rotate(x: FloatArray, turns: IntArray) -> FloatArray:
         return rotate_pairs(x, turns, base=10000.0, scale=1.0, factors=np.ones(HEAD_SIZE // 2))
 
-    cache.rebase(back, rotate)
+    cache.rebase(back, rotate, 80 - back)
     assert cache.queries.rotary_positions.tolist() == (positions - back).tolist()
     np.testing.assert_allclose(cache.query_attention(), before, atol=1e-12)
-    cache.rebase(100, rotate)
+    cache.rebase(100, rotate, 20)
     assert cache.queries.rotary_positions.max() < 0
     assert cache.rotary_positions.min() == 0

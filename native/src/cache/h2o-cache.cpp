@@ -5,6 +5,7 @@
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-rebase.h"
+#include "cache/h2o-restore.h"
 #include "cache/h2o-state.h"
 
 #include "llama-context.h"
@@ -184,6 +185,12 @@ void llama_h2o::clear() {
 
     for (uint32_t s = 0; s < parts.streams.size(); ++s) {
         parts.reset_stream(s);
+    }
+}
+
+void llama_h2o::restore_pinned(uint32_t s) {
+    if (!parts.refused && !parts.streams[s].broken && llama_h2o_has_missing(parts, s)) {
+        llama_h2o_compact(parts, s);
     }
 }
 

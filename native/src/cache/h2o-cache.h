@@ -78,6 +78,9 @@ struct llama_h2o {
 
     void clear();
 
+    // after a stream's pins have changed: those of them that were evicted come back, if the archive has them
+    void restore_pinned(uint32_t s);
+
     // an operation that has no return value and cannot be done exactly: say so, and decode nothing
     // until the cache is cleared
     void refuse(const char * operation);

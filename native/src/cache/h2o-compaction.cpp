@@ -5,6 +5,8 @@
 #include "cache/h2o-device-rows.h"
 #include "cache/h2o-parallel.h"
 #include "cache/h2o-probe.h"
+#include "cache/h2o-rebase.h"
+#include "cache/h2o-restore.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -78,6 +80,7 @@ private:
 
     llama_h2o_rule rule;
     llama_h2o_keep keep;
+    const std::vector<int32_t> restorable; // pinned positions that the archive has
 
     void make_layers(size_t begin, size_t end);
     bool ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const;
@@ -89,17 +92,19 @@ choice::choice(const llama_h2o_parts & parts,
         llama_h2o_collected & collected,
         const std::vector<std::vector<float>> & probes,
         const std::vector<uint32_t> & used) :
-    parts(parts), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes), used(used) {
+    parts(parts), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes), used(used),
+    restorable(llama_h2o_restorable(stream)) {
     static_cast<llama_h2o_claims &>(rule) = stream.claims;
 
-    rule.n_budget = parts.n_budget();
+    rule.n_budget = std::min<uint64_t>(used.size(), parts.n_budget());
     rule.n_recent = parts.params.recent;
     rule.newest   = parts.cells.newest(s);
 
     keep.cells   = used;
     keep.n_heads = parts.n_heads();
-    keep.n_keep  = std::min<uint64_t>(used.size(), parts.n_budget());
+    keep.n_keep  = rule.n_budget;
     keep.flags.resize(used.size() * keep.n_heads);
+    keep.missing.resize(keep.n_heads);
 }
 
 const llama_h2o_keep & choice::make() {
@@ -120,8 +125,11 @@ void choice::make_layers(size_t begin, size_t end) {
 
     llama_h2o_selection selection(rule);
 
-    std::vector<double> score(n_used);
-    std::vector<double> mean(n_used, 0.0); // over the heads that choose together: their sum, until the last one came
+    // of the rows in the cells, and of those that come back behind them
+    std::vector<double> score(n_used + restorable.size());
+    std::vector<uint8_t> flags(score.size());
+    std::vector<double> mean(
+            score.size(), 0.0); // over the heads that choose together: their sum, until the last one came
 
     uint32_t first = parts.layers[begin].shape.first_head; // of these heads
     for (size_t ikv = begin; ikv < end; ++ikv) {
@@ -130,13 +138,17 @@ void choice::make_layers(size_t begin, size_t end) {
         for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
             const uint32_t h = layer.first_head + head;
 
-            const auto pos = gather(stream.rows.text_list(h), used);
-            selection.set_rows(pos.data(), n_used);
+            std::vector<int32_t> pos = gather(stream.rows.text_list(h), used);
+
+            keep.missing[h] = llama_h2o_missing(restorable, pos);
+            pos.insert(pos.end(), keep.missing[h].begin(), keep.missing[h].end());
+            selection.set_rows(pos.data(), pos.size());
 
             score_head(ikv, head, selection, score.data());
 
             if (policy.scope == llama_h2o_scope::head) {
-                selection.choose(score.data(), keep.head(h));
+                selection.choose(score.data(), flags.data());
+                std::copy_n(flags.begin(), n_used, keep.head(h));
                 continue;
             }
 
@@ -151,9 +163,9 @@ void choice::make_layers(size_t begin, size_t end) {
             }
 
             // they chose alike before, so the rows of a cell are of one position
-            selection.choose(mean.data(), keep.head(first));
-            for (uint32_t other = first + 1; other <= h; ++other) {
-                std::copy_n(keep.head(first), n_used, keep.head(other));
+            selection.choose(mean.data(), flags.data());
+            for (uint32_t other = first; other <= h; ++other) {
+                std::copy_n(flags.begin(), n_used, keep.head(other));
             }
 
             std::fill(mean.begin(), mean.end(), 0.0);
@@ -274,6 +286,13 @@ static void move_sums(float * sums, const std::vector<llama_h2o_move> & moves, c
     }
 }
 
+// Nothing was collected of what comes back.
+static void zero_sums(float * sums, const std::vector<llama_h2o_restored> & restored) {
+    for (size_t i = 0; sums && i < restored.size(); ++i) {
+        sums[restored[i].cell] = 0.0f;
+    }
+}
+
 static void move_lists(
         llama_h2o_parts & parts, uint32_t s, const llama_h2o_plan & plan, llama_h2o_collected & collected) {
     auto & rows = parts.streams[s].rows;
@@ -287,6 +306,8 @@ static void move_lists(
             rows.move(layer.first_head + head, moves);
             move_sums(collected.scores(ikv, head), moves, plan.freed);
             move_sums(collected.squares(ikv, head), moves, plan.freed);
+            zero_sums(collected.scores(ikv, head), plan.restored[layer.first_head + head]);
+            zero_sums(collected.squares(ikv, head), plan.restored[layer.first_head + head]);
         }
     }
     collected.commit();
@@ -323,6 +344,7 @@ void llama_h2o_compact(llama_h2o_parts & parts, uint32_t s) {
     parts.change_rows(s, [&] {
         move_rows(parts, s, plan);
         move_lists(parts, s, plan, collected);
+        llama_h2o_restore(parts, s, plan.restored);
     });
 
     // rows older than the recent ones are no longer complete, even if the tail is removed later; and one of the

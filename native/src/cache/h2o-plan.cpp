@@ -39,28 +39,33 @@ static std::vector<uint8_t> choose_freed(const std::vector<uint32_t> & counts, s
     return freed;
 }
 
-static std::vector<llama_h2o_move> pair_moves(
-        const std::vector<uint32_t> & cells, const uint8_t * kept, const std::vector<uint8_t> & freed) {
-    std::vector<llama_h2o_move> moves;
+// The rows of a head that move, and those that come back to it.
+static void place_rows(
+        const llama_h2o_keep & keep, uint32_t h, const std::vector<uint8_t> & freed, llama_h2o_plan & plan) {
+    const auto & cells   = keep.cells;
+    const uint8_t * kept = keep.head(h);
 
-    // a head keeps as many rows as cells stay, so there is a place for every row of a freed cell. More are pinned or
+    // a head has as many rows as cells stay, so there is a place for every one. More are pinned or
     // recent only where a list of rows is wrong
-    size_t dst = 0;
-    for (size_t src = 0; src < cells.size(); ++src) {
-        if (!freed[src] || !kept[src]) {
-            continue;
-        }
+    size_t dst            = 0;
+    const auto next_place = [&] {
         while (dst < cells.size() && (freed[dst] || kept[dst])) {
             ++dst;
         }
         if (dst == cells.size()) {
             throw std::runtime_error("a head has to keep more rows than its budget");
         }
-        moves.push_back({ cells[src], cells[dst] });
-        ++dst;
-    }
+        return cells[dst++];
+    };
 
-    return moves;
+    for (size_t src = 0; src < cells.size(); ++src) {
+        if (freed[src] && kept[src]) {
+            plan.moves[h].push_back({ cells[src], next_place() });
+        }
+    }
+    for (const int32_t pos : keep.missing[h]) {
+        plan.restored[h].push_back({ pos, next_place() });
+    }
 }
 
 llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threads) {
@@ -75,8 +80,9 @@ llama_h2o_plan llama_h2o_make_plan(const llama_h2o_keep & keep, uint32_t n_threa
     }
 
     plan.moves.resize(keep.n_heads);
-    llama_h2o_parallel(keep.n_heads, keep.flags.size(), n_threads,
-            [&](size_t h) { plan.moves[h] = pair_moves(keep.cells, keep.head(h), freed); });
+    plan.restored.resize(keep.n_heads);
+    llama_h2o_parallel(
+            keep.n_heads, keep.flags.size(), n_threads, [&](size_t h) { place_rows(keep, uint32_t(h), freed, plan); });
     for (const auto & moves : plan.moves) {
         plan.n_moves += moves.size();
     }

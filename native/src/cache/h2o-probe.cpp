@@ -178,8 +178,8 @@ static expected_queries expect_queries(const llama_h2o_layer & layer,
             if (queries[i].pos >= 0) {
                 const float * row = ring.data() + i * n_embd;
                 turned.emplace_back(n_embd);
-                turn(layer.rope->turning(), turns[turned.size() - 1].data(), n_embd, form, row, form, turned.back().data(),
-                        space.data());
+                turn(layer.rope->turning(), turns[turned.size() - 1].data(), n_embd, form, row, form,
+                        turned.back().data(), space.data());
             }
         }
 

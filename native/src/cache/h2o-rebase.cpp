@@ -62,13 +62,6 @@ static void turn_queries(const llama_h2o_layer & layer, uint32_t s, const std::v
     ggml_backend_tensor_set(ring, rows.data(), ring->nb[3] * s, rows.size());
 }
 
-// Rows of a head lie apart, so the processor cannot guess which one is next.
-static void fetch(const uint8_t * row, size_t size) {
-    for (size_t i = 0; i < size; i += 64) {
-        __builtin_prefetch(row + i, 1);
-    }
-}
-
 namespace {
 
 // A key on its way to another position of its rotary embedding.
@@ -80,31 +73,43 @@ struct key_turn {
 
 } // namespace
 
-// What a re-base does to the keys of a head. Those of a quantised cache that are in the archive are turned on from there:
+// What is done to the keys of a head. Those of a quantised cache that are in the archive are turned on from there:
 // however often a key is turned, it is rounded once more and not each time.
-//   cells   in use, all listed
-static std::vector<key_turn> turn_head(
-        llama_h2o_parts & parts, uint32_t s, size_t ikv, uint32_t head, std::vector<uint32_t> & cells, llama_pos back) {
-    static constexpr int32_t N_PAGE = llama_h2o_archive::N_PAGE;
-
-    auto & st           = parts.streams[s];
+//   turned     keys that get other positions
+//   restored   keys that come from the archive
+static std::vector<key_turn> sources_of(const llama_h2o_parts & parts,
+        uint32_t s,
+        uint32_t ikv,
+        uint32_t head,
+        const std::vector<llama_h2o_turn> & turned,
+        const std::vector<llama_h2o_restored> & restored) {
+    const auto & st     = parts.streams[s];
     const auto & shape  = parts.layers[ikv].shape;
     const auto * source = st.archive.get();
 
-    const bool from_archive =
+    const int32_t * text = st.rows.text_list(shape.first_head + head);
+    const int32_t * rope = st.rows.rope_list(shape.first_head + head);
+
+    const auto from_archive = [&](uint32_t cell) -> key_turn {
+        const int32_t in_page = text[cell] % int32_t(llama_h2o_archive::N_PAGE);
+        const char * rows     = source->k(source->page_of(text[cell]), ikv, head);
+
+        return { cell, rope[cell] - in_page, rows + in_page * source->row_size(ikv) };
+    };
+
+    const bool prefers_archive =
             source && ggml_is_quantized(shape.k.type) &&
             ggml_row_size(source->type(), shape.k.n_embd_head) >= ggml_row_size(shape.k.type, shape.k.n_embd_head);
 
     std::vector<key_turn> res;
-    for (const auto & turn : st.rows.turn_back(shape.first_head + head, cells, back)) {
-        const int32_t pos = st.rows.text_list(shape.first_head + head)[turn.cell];
-        if (!from_archive || pos < source->first() || pos >= source->next()) {
-            res.push_back({ turn.cell, turn.by, nullptr });
-            continue;
-        }
-        const int32_t in_page = pos % N_PAGE;
-        const char * row      = source->k(source->page_of(pos), ikv, head) + in_page * source->row_size(ikv);
-        res.push_back({ turn.cell, st.rows.rope_list(shape.first_head + head)[turn.cell] - in_page, row });
+    for (const auto & turn : turned) {
+        const bool is_archived =
+                prefers_archive && text[turn.cell] >= source->first() && text[turn.cell] < source->next();
+        res.push_back(is_archived ? from_archive(turn.cell) : key_turn { turn.cell, turn.by, nullptr });
+    }
+    // behind the others: what one of those has put into the cell was nobody's
+    for (const auto & one : restored) {
+        res.push_back(from_archive(one.cell));
     }
 
     return res;
@@ -154,21 +159,34 @@ static void turn_keys(const llama_h2o_layer & layer,
     rows.commit();
 }
 
-// All rows of a stream, and what comes behind them.
-//   used   the cells in use, all listed
-static void turn_rows(llama_h2o_parts & parts, uint32_t s, const std::vector<uint32_t> & used, llama_pos back) {
-    auto & st = parts.streams[s];
+void llama_h2o_turn_rows(llama_h2o_parts & parts,
+        uint32_t s,
+        llama_pos back,
+        llama_pos next,
+        const std::vector<std::vector<llama_h2o_restored>> & restored) {
+    auto & rows = parts.streams[s].rows;
 
-    const size_t n_threads = parts.ctx.get_cparams().n_threads;
+    const std::vector<uint32_t> used = parts.cells.used(s);
 
-    const ggml_type archive_type = st.archive ? st.archive->type() : GGML_TYPE_F32;
+    const auto & archive         = parts.streams[s].archive;
+    const ggml_type archive_type = archive ? archive->type() : GGML_TYPE_F32;
 
     // a row takes as long as some of those that are only looked at
-    llama_h2o_parallel(parts.layers.size(), 8 * used.size() * parts.n_heads(), n_threads, [&](size_t ikv) {
-        std::vector<uint32_t> cells = used;
-        turn_keys(parts.layers[ikv], s, archive_type,
-                [&](uint32_t head) { return turn_head(parts, s, ikv, head, cells, back); });
-    });
+    llama_h2o_parallel(
+            parts.layers.size(), 8 * used.size() * parts.n_heads(), parts.ctx.get_cparams().n_threads, [&](size_t ikv) {
+                std::vector<uint32_t> cells = used;
+                turn_keys(parts.layers[ikv], s, archive_type, [&](uint32_t head) {
+                    const uint32_t h = parts.layers[ikv].shape.first_head + head;
+
+                    return sources_of(parts, s, uint32_t(ikv), head, rows.turn_back(h, cells, back, next),
+                            restored.empty() ? std::vector<llama_h2o_restored>() : restored[h]);
+                });
+            });
+}
+
+// What comes behind the rows of a stream.
+static void turn_others(llama_h2o_parts & parts, uint32_t s, llama_pos back) {
+    auto & st = parts.streams[s];
 
     const std::vector<uint32_t> slots = st.queries.turn_back(back);
     for (const auto & layer : parts.layers) {
@@ -181,7 +199,7 @@ static void turn_rows(llama_h2o_parts & parts, uint32_t s, const std::vector<uin
             turns.push_back({ cell, -back, nullptr });
         }
         for (const auto & layer : parts.window->layers) {
-            turn_keys(layer, s, archive_type, [&](uint32_t) { return turns; });
+            turn_keys(layer, s, GGML_TYPE_F32, [&](uint32_t) { return turns; });
         }
     }
 
@@ -209,7 +227,10 @@ void llama_h2o_rebase(llama_h2o_parts & parts, uint32_t s, llama_pos p_next, lla
                                      : std::max(n_rows, std::min(n_pos / 2, n_pos - n_new));
     const llama_pos back   = st.rows.rope_pos(p_next) - next;
 
-    parts.change_rows(s, [&] { turn_rows(parts, s, used, back); });
+    parts.change_rows(s, [&] {
+        llama_h2o_turn_rows(parts, s, back, next, {});
+        turn_others(parts, s, back);
+    });
     st.count.n_rebases += 1;
 
     llama_h2o_update_index(parts, s);

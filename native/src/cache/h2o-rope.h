@@ -17,8 +17,9 @@ struct llama_h2o_rope {
     bool known = false; // whether a stored row can be rotated on at all
     bool neox  = false; // pairs are (i, i + n_dims/2), not (2*i, 2*i + 1)
 
-    std::vector<double> angles; // [n_dims/2] radians per position; empty if the keys have no positions, or it is not known
-    uint32_t first = 0;         // element of a row that they begin at
+    std::vector<double>
+            angles;     // [n_dims/2] radians per position; empty if the keys have no positions, or it is not known
+    uint32_t first = 0; // element of a row that they begin at
 
     uint32_t n_mix = 0; // mixed by a Hadamard matrix in blocks of so many elements after the rotation; 0: not
 

@@ -47,19 +47,26 @@ void llama_h2o_row_positions::take(const llama_h2o_row_positions & from, const s
 }
 
 std::vector<llama_h2o_turn> llama_h2o_row_positions::turn_back(
-        uint32_t head, std::vector<uint32_t> & cells, int32_t back) {
+        uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next) {
     const int32_t * text_of = text.data() + head * n_cells;
     int32_t * rope_of       = rope.data() + head * n_cells;
 
     std::sort(cells.begin(), cells.end(), [&](uint32_t a, uint32_t b) { return text_of[a] < text_of[b]; });
 
+    std::vector<int32_t> places(cells.size());
+    for (size_t i = 0; i < cells.size(); ++i) {
+        places[i] = std::max(i == 0 ? 0 : places[i - 1] + 1, rope_of[cells[i]] - back);
+    }
+    for (size_t i = cells.size(); i-- > 0;) {
+        places[i] = std::min(places[i], next - 1);
+        next      = places[i];
+    }
+
     std::vector<llama_h2o_turn> turns;
     for (size_t i = 0; i < cells.size(); ++i) {
-        const int32_t old_pos = rope_of[cells[i]];
-        const int32_t new_pos = std::max(int32_t(i), old_pos - back);
-        if (new_pos != old_pos) {
-            turns.push_back({ cells[i], new_pos - old_pos });
-            rope_of[cells[i]] = new_pos;
+        if (places[i] != rope_of[cells[i]]) {
+            turns.push_back({ cells[i], places[i] - rope_of[cells[i]] });
+            rope_of[cells[i]] = places[i];
         }
     }
 

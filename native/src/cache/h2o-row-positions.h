@@ -4,6 +4,7 @@
 
 #include "cache/h2o-plan.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -56,9 +57,18 @@ public:
 
     int32_t rope_pos(int32_t pos) const { return pos - text_shift; }
 
-    // New ones for the rows of a head in listed cells: `back` less, but never two at the same or below zero.
+    // New ones for the rows of a head in listed cells: `back` less, but never two at the same, below zero, or behind the
+    // next token's.
     //   cells   put in the order of the text
-    std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back);
+    //   next    rotary position of the next token, behind all of them
+    std::vector<llama_h2o_turn> turn_back(uint32_t head, std::vector<uint32_t> & cells, int32_t back, int32_t next);
+
+    // Another row takes the place of one in a listed cell. It counts at its distance to the text, if there are so many
+    // positions; turn_back() gives it one of its own.
+    void replace(uint32_t head, uint32_t cell, int32_t pos) {
+        text[head * n_cells + cell] = pos;
+        rope[head * n_cells + cell] = std::max(rope_pos(pos), 0);
+    }
 
     // new tokens follow, after all heads
     void shift_back(int32_t back) { text_shift += back; }

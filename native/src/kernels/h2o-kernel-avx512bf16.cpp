@@ -7,7 +7,8 @@
 
 #    include "kernels/h2o-kernel-impl.h"
 
-static const llama_h2o_kernel kernel = { "avx512bf16", W, false, attend, look, found, combine, beside, encode_page, turn_key };
+static const llama_h2o_kernel kernel = { "avx512bf16", W, false, attend, look, found, combine, beside, encode_page,
+    turn_key };
 
 const llama_h2o_kernel * const llama_h2o_kernel_avx512bf16 = &kernel;
 

@@ -178,8 +178,7 @@ def test_ctrl_c_in_a_batch_that_has_evicted(path: Path, trap: Trap) -> None:
     trap.countdown, trap.after = 5, True  # those before fill the cache
     with pytest.raises(KeyboardInterrupt):
         said(conversation.say("long " * 40, max_tokens=SHORT))
-    # The model has not recorded the batch, but rows from before it are gone.
-    assert llm.kv.compactions > 0
+    # The model has not recorded the batch, but rows from before it are gone: nothing is left.
     assert (llm.n_tokens, text_of(conversation)) == (0, before)
     said(conversation.say("short", max_tokens=SHORT))
     assert told == [n_tokens + 1]  # the last token of the answer was read with the message

@@ -100,6 +100,20 @@ def test_what_left_before_is_told(path: Path) -> None:
     assert pinned_passages(conversation)[0].held == 1.0
 
 
+def test_what_left_before_comes_back_from_the_archive(path: Path, tmp_path: Path) -> None:
+    conversation = Conversation(tiny_llama(path, **PINNING | {"recall": 8}))
+    said(conversation.say(MESSAGE, max_tokens=SHORT))
+    said(conversation.say("go on " * 10, max_tokens=300))
+    pin_sentences(conversation, "code")
+    (pinned,) = pinned_passages(conversation)
+    assert pinned.held == 1.0
+    said(conversation.say("go on " * 10, max_tokens=200))
+    assert set(range(pinned.start, pinned.end)) <= held_by_all(conversation.llm)
+    conversation.save(tmp_path / "chat")
+    loaded = Conversation.load(tmp_path / "chat", tiny_llama(path, **PINNING | {"recall": 8}))
+    assert pinned_passages(loaded)[0].held == 1.0
+
+
 def test_pins_go_with_what_they_are_in(llm: Llama) -> None:
     conversation = Conversation(llm)
     said(conversation.say(MESSAGE, max_tokens=SHORT))
