@@ -134,11 +134,11 @@ class RowPositions:
             rows[head] = self.listed[source][head]
             self.listed[target] = rows
 
-    def turn_back(self, cells: list[int], back: int) -> None:
+    def turn_back(self, cells: list[int], back: int, following: int = 2**31 - 1) -> None:
         by = np.zeros((self.n_heads, self.n_cells), dtype=np.int32)
-        numbers = int32s(cells)
+        numbers, shape = int32s(cells), (self.n_heads, self.n_cells)
         self.parts.positions_turn_back(
-            self.native, self.n_heads, self.n_cells, pointer(numbers), len(cells), back, pointer(by)
+            self.native, *shape, pointer(numbers), len(cells), back, following, pointer(by)
         )
         before = {cell: self.listed[cell] for cell in cells}
         for cell in cells:
@@ -200,7 +200,8 @@ def test_rows_are_found_where_they_lie(parts: ctypes.CDLL, cases: Cases) -> None
                 del own[freed]
             elif step == 3 and own:
                 rows.list_cells(own)
-                rows.turn_back(list(own), int(rng.integers(0, position - rows.shift + 1)))
+                most = position - rows.shift - len(own)  # the next token comes behind them
+                rows.turn_back(list(own), int(rng.integers(0, most + 1)))
             elif step == 4 and own:
                 rows.list_cells(own)
                 for other in (rows.taken(list(own)), rows.copied()):
@@ -222,6 +223,21 @@ def test_turned_rows_keep_their_order_and_their_distances(parts: ctypes.CDLL) ->
     rotary = {cell: parts.positions_rope_pos(rows.native, 0, cell) for cell in cells}
     assert rotary == {3: 0, 0: 1, 1: 2, 4: 21}
     assert parts.positions_next_rope_pos(rows.native, 61) == 22
+    rows.close()
+
+
+def test_rows_that_come_back_push_the_others_aside(parts: ctypes.CDLL) -> None:
+    rows = RowPositions(parts, n_heads=1, n_cells=5)
+    cells = {3: 10, 0: 20, 1: 30, 4: 40}
+    rows.list_cells(cells)
+    rows.turn_back(list(cells), 37)
+    assert [parts.positions_rope_pos(rows.native, 0, cell) for cell in cells] == [0, 1, 2, 3]
+    parts.positions_replace(rows.native, 0, 3, 25)
+    by = np.zeros((1, 5), dtype=np.int32)
+    numbers = int32s(list(cells))
+    parts.positions_turn_back(rows.native, 1, 5, pointer(numbers), 4, 0, 4, pointer(by))
+    assert [parts.positions_rope_pos(rows.native, 0, cell) for cell in (0, 3, 1, 4)] == [0, 1, 2, 3]
+    assert by.tolist() == [[-1, 0, 0, 1, 0]]
     rows.close()
 
 

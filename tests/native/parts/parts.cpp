@@ -44,6 +44,7 @@ int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uin
     keep.n_heads = n_heads;
     keep.n_keep  = n_keep;
     keep.flags.assign(flags, flags + size_t(n_heads) * n_cells);
+    keep.missing.resize(n_heads);
     for (uint32_t i = 0; i < n_cells; ++i) {
         keep.cells.push_back(i);
     }
@@ -111,6 +112,10 @@ void positions_take(
     rows->take(*from, { cells, cells + n });
 }
 
+void positions_replace(llama_h2o_row_positions * rows, uint32_t head, uint32_t cell, int32_t pos) {
+    rows->replace(head, cell, pos);
+}
+
 // Turns all heads; by [n_heads][n_cells] is 0 for the rows that stay.
 void positions_turn_back(llama_h2o_row_positions * rows,
         uint32_t n_heads,
@@ -118,10 +123,11 @@ void positions_turn_back(llama_h2o_row_positions * rows,
         const uint32_t * cells,
         uint32_t n,
         int32_t back,
+        int32_t next,
         int32_t * by) {
     std::vector<uint32_t> order(cells, cells + n);
     for (uint32_t head = 0; head < n_heads; ++head) {
-        for (const auto & turn : rows->turn_back(head, order, back)) {
+        for (const auto & turn : rows->turn_back(head, order, back, next)) {
             by[size_t(head) * n_cells + turn.cell] = turn.by;
         }
     }
