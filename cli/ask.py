@@ -13,17 +13,15 @@ from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_ST
 from pyh2o.system.home import expanded
 
 from . import loading
-from .chat.answers import Answer, Answers
-from .chat.file_arguments import text_of
+from .chat.answers import Answer, Answers, footer
 from .chat.markdown import answer_writer
-from .chat.report import footer
 from .endings import why_ended
 from .errors import InputError, reported_errors
 from .options import Plain, RunOptions, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 from .terminal.wording import count
-from .text_files import decoded
+from .text_files import decoded, text_of
 
 if TYPE_CHECKING:
     from pyh2o.llama import Llama
@@ -133,7 +131,7 @@ def _answer(
     conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
     most = max_tokens or llm.n_ctx()
     with answer_writer(markdown=stdout.is_terminal and markdown) as write:
-        answer = answers.run(
+        answer = answers.stream(
             conversation, lambda: conversation.say(message, max_tokens=most), write
         )
     terminal.say(footer(answer, llm.kv), style="dim")

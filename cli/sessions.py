@@ -14,9 +14,9 @@ from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 from pyh2o.system.files import replacement
 
-from .chat.listing import PARAGRAPH, TURN, found_passages, lines_of, texts_of
 from .errors import InputError, reported_errors
 from .help import Group
+from .saved_texts import PARAGRAPH, TURN, found_passages, lines_of, texts_of
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
 from .terminal.wording import count

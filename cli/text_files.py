@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .errors import InputError
 
 
@@ -23,3 +25,18 @@ def decoded(data: bytes, name: str) -> str:
             f"{name} is not UTF-8 text (byte {error.start}): save it as UTF-8"
         ) from None
     return text.replace("\r\n", "\n")
+
+
+def text_of(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InputError: it cannot be read, is not UTF-8, or is empty.
+    """
+    try:
+        text = decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    if not text.strip():
+        raise InputError(f"{file} is empty: nothing was sent")
+    return text.removesuffix("\n")

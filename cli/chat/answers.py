@@ -1,22 +1,26 @@
-"""One answer of the model: streamed, counted and stopped by Ctrl-C."""
+"""Answers of the model: streamed, stopped by Ctrl-C, counted, and told of in numbers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_STOP
+from pyh2o.text.cache_copies import WORTH
 
-from ..archive import restore_archive
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
+from ..terminal.wording import count, per_second
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
+
+FOOTER_WIDTH = 80
+"""Most characters of the line under an answer."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,14 @@ class Answer:
 
 
 class Answers:
-    """Runs answers one after the other; Ctrl-C ends an answer between two tokens."""
+    """Streams one answer after the other; Ctrl-C ends an answer between two tokens.
+
+    Attributes:
+        all: the answers since the chat was opened.
+    """
 
     def __init__(self, bars: Bars) -> None:
+        self.all: list[Answer] = []
         self._bars = bars
         self._interrupts = Interrupts()
         self._read = 0
@@ -66,7 +75,24 @@ class Answers:
         """
         self._interrupts.check()
 
-    def run(
+    @property
+    def seconds_per_token_read(self) -> float | None:
+        """How long the reading of a token took; None if too few were read to tell."""
+        n_read = sum(answer.read for answer in self.all)
+        seconds = sum(answer.read_seconds for answer in self.all)
+        return seconds / n_read if n_read >= WORTH else None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
+        self._read = 0
+        try:
+            with self._interrupts:
+                yield
+        finally:
+            self._bars.clear()
+
+    def stream(
         self,
         conversation: Conversation,
         start: Callable[[], Generator[str]],
@@ -86,13 +112,22 @@ class Answers:
             KeyboardInterrupt: Ctrl-C was pressed twice.
             PyH2OError: the library refused.
         """
-        turns = conversation.turns
+        turns, times, interrupted = conversation.turns, list[float](), False
         began = time.monotonic()
         with self.undisturbed(), closing(start()) as texts:
-            times, interrupted = self._stream(texts, write)
+            try:
+                for text in texts:
+                    times.append(time.monotonic())
+                    self._bars.clear()
+                    write(text)
+                    self.check()
+            except KeyboardInterrupt:
+                if self._interrupts.presses != 1:
+                    raise
+                interrupted = True
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
-        return Answer(
+        answer = Answer(
             finish=turn.finish if turn else FINISH_INTERRUPTED if interrupted else FINISH_STOP,
             kept=kept,
             read=self._read or bool(times),  # no call is made for a prompt of one token
@@ -100,38 +135,90 @@ class Answers:
             written=max(0, turn.end - turn.answer_start - n_before) if turn else 0,
             write_seconds=times[-1] - times[0] if times else 0.0,
         )
+        self.all.append(answer)
+        return answer
 
-    def restore_archive(self, llm: Llama) -> bool:
-        """Have rows computed again that the archive's file has lost; whether there were any.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-        """
-        return restore_archive(llm, self._bars, self._interrupts)
+def footer(answer: Answer, kv: KVStatistics) -> str:
+    """What an answer took and what is left of the text, as one line.
 
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
-        self._read = 0
-        try:
-            with self._interrupts:
-                yield
-        finally:
-            self._bars.clear()
+    It has at most 80 characters: what matters least is left out.
+    """
+    held = f"{min(kv.used, kv.position):,} of" if kv.used < kv.position else "all"
+    remembered = f"remembers {held} {count(kv.position, 'token')}"
+    found = f"{kv.found_share:.1%} looked up" if kv.found_share else ""
+    took = [
+        count(answer.written, "token"),
+        per_second(answer.written - 1, answer.write_seconds),
+        f"first after {answer.read_seconds:.1f} s" if answer.written else "",
+    ]
+    for n_parts in (3, 2, 1):
+        line = " · ".join(filter(None, [*took[:n_parts], remembered, found]))
+        if len(line) <= FOOTER_WIDTH:
+            break
+    return line
 
-    def _stream(
-        self, texts: Iterator[str], write: Callable[[str], None]
-    ) -> tuple[list[float], bool]:
-        """Write the pieces; the times of all of them, and whether Ctrl-C stopped them."""
-        times: list[float] = []
-        try:
-            for text in texts:
-                times.append(time.monotonic())
-                self._bars.clear()
-                write(text)
-                self._interrupts.check()
-        except KeyboardInterrupt:
-            if self._interrupts.presses != 1:
-                raise
-            return times, True
-        return times, False
+
+def statistics(
+    conversation: Conversation, answers: list[Answer], saved: str
+) -> Iterator[tuple[str, str]]:
+    """Labels and lines for `/stats`.
+
+    Args:
+        conversation: what has been said.
+        answers: all since the chat was opened.
+        saved: where the conversation is saved.
+    """
+    kv = conversation.llm.kv
+    turns = conversation.turns
+    # behind what was taken back the cache may be empty, and the text is read again
+    tokens = max(kv.position, turns[-1].end if turns else 0)
+    yield "conversation", f"{count(len(turns), 'turn')} · {count(tokens, 'token')} of text"
+    if answers:
+        yield "last answer", _took(answers[-1:])
+        yield "all answers", _took(answers)
+    yield from _cache(kv)
+    copies = conversation.copies
+    if copies.mib:
+        kept = f"{len(copies):,} of the cache"
+        yield "copies", f"{kept} · {mib_text(copies.n_bytes)} of {copies.mib:,} MiB"
+    sampling = asdict(conversation.sampling)
+    yield "sampling", " · ".join(f"{name} {value}" for name, value in sampling.items())
+    yield "saved", saved
+
+
+def _took(answers: list[Answer]) -> str:
+    read, written = sum(each.read for each in answers), sum(each.written for each in answers)
+    # the first token of each answer belongs to the reading
+    steps = written - len(answers)
+    parts = [
+        f"{count(read, 'token')} read",
+        per_second(read, sum(each.read_seconds for each in answers)),
+        f"{count(written, 'token')} written",
+        per_second(steps, sum(each.write_seconds for each in answers)),
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _cache(kv: KVStatistics) -> Iterator[tuple[str, str]]:
+    cells = f"{kv.used:,} of {kv.capacity:,} cells"
+    if not kv.evicting:
+        yield "cache", f"{cells} · full cache, nothing is evicted"
+        yield "memory", f"{mib_text(kv.bytes_total)} MiB: {kv.memory_parts()}"
+        return
+    budget = f"budget {kv.budget:,} ({kv.parts()})"
+    yield "cache", f"{cells} · {budget} · slack {kv.slack:,} · window {kv.window:,}"
+    yield "policy", kv.policy
+    yield "evicted", f"{count(kv.tokens_evicted, 'token')} · {count(kv.rows_evicted, 'row')}"
+    compactions = f"{kv.compactions:,} in {kv.compaction_seconds:.3f} s"
+    yield "compactions", f"{compactions} · {count(kv.rows_moved, 'row')} moved"
+    yield "re-bases", f"{kv.rebases:,} in {kv.rebase_seconds:.3f} s · {kv.positions} positions"
+    share = f"{mib_text(kv.bytes_total)} of {mib_text(kv.bytes_full)} MiB"
+    yield "memory", f"{share} of a full cache: {kv.memory_parts()}"
+    if kv.limits.recall:
+        left = f" · {count(kv.unarchived, 'token')} had to leave" if kv.unarchived else ""
+        archive = f"{count(kv.archived, 'token')} · {mib_text(kv.bytes_archive)} MiB"
+        yield "archive", f"{archive} · written in {kv.archive_seconds:.3f} s{left}"
+        looked = f"of the attention of the last {count(kv.n_looked, 'token')}"
+        rows = f"{kv.limits.recall:,} rows for each token"
+        yield "recalled", f"{rows} · {kv.found_share:.1%} {looked}"

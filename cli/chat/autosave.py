@@ -42,13 +42,14 @@ class Autosave:
         """The name to continue with, or "" before the first save."""
         return self._chat.name if self._chat else ""
 
-    def keep(self, chat: SavedChat) -> SavedChat:
-        """Before the next save, let there be a copy of this chat as it is saved now.
+    def keep_before(self) -> SavedChat | None:
+        """Before the next save, let there be a copy of the session as it is saved now.
 
         Returns:
-            its name.
+            its name; None if nothing is saved there.
         """
-        self._before = chat.before()
+        if self.enabled and self._chat is not None and self._chat.path.exists():
+            self._before = self._chat.before()
         return self._before
 
     def save(self, conversation: Conversation) -> None:
@@ -58,7 +59,8 @@ class Autosave:
         before `settle` has been called.
         """
         self.settle()
-        if self.enabled and (conversation.turns or self._is_saved()):
+        is_saved = self._chat is not None and self._chat.path.exists()
+        if self.enabled and (conversation.turns or is_saved):
             self._begin(conversation)
 
     def settle(self) -> bool:
@@ -118,15 +120,7 @@ class Autosave:
                 self._saving = None
                 self._failure = f"this chat is not saved: {one_line(error)}"
 
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        """Settles at the end, whatever happens."""
-        try:
-            yield
-        finally:
-            self.settle()
-
-    def describe(self, conversation: Conversation) -> str:
+    def describe(self) -> str:
         """Where the conversation is saved, for a person."""
         if not self.enabled:
             return "no: /save FILE saves a copy"
@@ -134,13 +128,8 @@ class Autosave:
             return "with the first answer"
         return f"{self._failure or self._chat.path}"
 
-    def move(self) -> None:
-        """Save in a new place from now on, and leave what is saved as it is."""
-        self.close()
-        self._chat = self._before = None
-
     @contextmanager
-    def moving(self, chat: SavedChat | None, *, leave: bool) -> Iterator[None]:
+    def moving(self, chat: SavedChat | None, *, leave: bool = True) -> Iterator[None]:
         """Open what is to be saved from the end of this on; what fails leaves all as it is.
 
         Args:
@@ -162,11 +151,8 @@ class Autosave:
             self._chat, self._lock, self._before = chat, lock, None
 
     def close(self) -> None:
-        """Let other chats have the place."""
+        """Let other chats have the place, when all is saved."""
         self.settle()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def _is_saved(self) -> bool:
-        return self._chat is not None and self._chat.path.exists()

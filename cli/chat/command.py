@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,10 +22,15 @@ from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
 from .answers import Answers
 from .autosave import Autosave
+from .commands import COMMANDS
 from .input import open_source
 from .loop import Chat
-from .opening import begin, open_saved, saved_options, with_limit
+from .opening import open_conversation, saved_options, say_recompute, with_limit
 from .web import chat_on_page, refuse_what_the_page_lacks
+
+if TYPE_CHECKING:
+    from pyh2o.llama import Llama
+    from pyh2o.sessions.conversation import Conversation
 
 SAVING = "Saving"
 # The archive of a chat that is saved is a file.
@@ -95,8 +100,8 @@ def chat(
         bool,
         typer.Option(
             "--reread",
-            help="Read the text of a session again that was made with another model or another "
-            "cache; as it was it stays saved as NAME.before.",
+            help="Read the text of a session again, as one has to be that was made with another "
+            "model or another cache; as it was it stays saved as NAME.before.",
             rich_help_panel=SAVING,
         ),
     ] = False,
@@ -125,33 +130,38 @@ def chat(
             refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
             chat_on_page(options, given, opened)
             return
-        source = open_source(keep_history=not no_save)
+        source = open_source(COMMANDS, keep_history=not no_save)
         saving = not no_save and (source.interactive or opened is not None)
         with closing(Autosave(saving, opened)) as autosave:
             saved = opened.path if opened is not None and opened.path.exists() else None
             if saved is not None:
-                header = _header(saved)
-                options = saved_options(options, given, header, reread=reread)
+                options = saved_options(options, given, _header(saved), reread=reread)
             if not saving:
                 options = with_limit(options)
             bars = Bars(hidden=options.verbose)
             answers = Answers(bars)
             with (
                 closing(loading.load_llama(options, bars, answers)) as llm,
-                autosave.settled(),  # before the model goes
+                closing(autosave),  # before the model goes
             ):
-                talk = Chat(
-                    begin(llm, options, system, fair_turns, copies_mib)
-                    if opened is None or saved is None
-                    else open_saved(
+                is_reread = False
+                if saved is None:
+                    conversation = _new(llm, options, system, fair_turns, copies_mib)
+                else:
+                    conversation, is_reread = open_conversation(
+                        saved,
                         llm,
-                        opened,
-                        autosave,
+                        answers,
                         source,
+                        is_saved=saving,
                         reread=reread,
-                        fair_turns=fair_turns,
+                        cure=" (--reread)",
                         copies_mib=copies_mib,
-                    ),
+                        fair_turns=fair_turns,
+                    )
+                talk = Chat(
+                    conversation,
+                    COMMANDS,
                     source,
                     answers,
                     autosave,
@@ -159,8 +169,7 @@ def chat(
                     markdown=stdout.is_terminal and not plain,
                 )
                 if saved is not None:
-                    talk.restore_archive()
-                    talk.say_last_exchange()
+                    talk.say_last_exchange(is_reread=is_reread)
                     talk.adapt(sampling_given(options, given), system)
                 talk.greet()
                 talk.run()
@@ -170,7 +179,22 @@ def chat(
 
 
 def _header(saved: Path) -> dict[str, Any]:
-    # Imported here, like the conversation, because it loads llama.cpp: `--help` must not wait.
+    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.saved_conversation import read_saved_conversation
 
     return asdict(read_saved_conversation(saved))
+
+
+def _new(
+    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool, copies_mib: int
+) -> Conversation:
+    from pyh2o.sessions.conversation import Conversation
+
+    return Conversation(
+        llm,
+        system=system,
+        sampling=options.sampling,
+        fair_turns=fair_turns,
+        on_recompute=say_recompute,
+        copies_mib=copies_mib,
+    )

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,10 +16,13 @@ from pyh2o.sessions.saved import make_chats_folder
 from ..errors import InputError
 
 if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import Output
+
+    from .commands import Command
 
 PROMPT = "> "
 MORE = "  "
@@ -128,6 +131,7 @@ class TerminalSource(Source):
     """Lines typed by a person, with history, editing and completion.
 
     Args:
+        commands: of the chat, which TAB completes.
         history: a file for the lines typed, or None to forget them.
         keys, screen: other ends than the terminal of the program, for tests.
     """
@@ -136,6 +140,7 @@ class TerminalSource(Source):
 
     def __init__(
         self,
+        commands: Mapping[str, Command],
         history: Path | None,
         keys: Input | None = None,
         screen: Output | None = None,
@@ -145,14 +150,12 @@ class TerminalSource(Source):
         from prompt_toolkit.output import create_output
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        from .completion import CommandCompleter
-
         if screen is None:
             # stdout may be a file, which must hold the text only.
             screen = create_output(sys.stderr if sys.stderr.isatty() else sys.stdout)
         self._verbatim = False
         self._session: PromptSession[str] = PromptSession(
-            completer=CommandCompleter(),
+            completer=command_completer(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
@@ -198,12 +201,12 @@ class TerminalSource(Source):
         return bindings
 
 
-def open_source(keep_history: bool) -> Source:
+def open_source(commands: Mapping[str, Command], *, keep_history: bool) -> Source:
     """Standard input as it is: with a person at it, or not."""
     interactive = sys.stdin.isatty()
     if not interactive or not (sys.stdout.isatty() or sys.stderr.isatty()):
         return LineSource(sys.stdin.buffer, interactive)
-    return TerminalSource(_history_path() if keep_history else None)
+    return TerminalSource(commands, _history_path() if keep_history else None)
 
 
 def _history_path() -> Path | None:
@@ -231,3 +234,29 @@ def _history(path: Path | None) -> History:
             return []
 
     return InMemoryHistory() if path is None else LastingHistory(str(path))
+
+
+def command_completer(commands: Mapping[str, Command]) -> Completer:
+    """What TAB offers on a line that begins with a slash: commands, their words, and files."""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+
+    files = PathCompleter(expanduser=True)
+
+    class CommandCompleter(Completer):
+        def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+            line = document.text_before_cursor
+            name, space, argument = line.partition(" ")
+            command = commands.get(name)
+            if not space:
+                words: Iterable[str] = commands if line.startswith("/") else ()
+            else:
+                words = command.words(argument) if command else ()
+            typed = argument if space else name
+            for word in words:
+                if word.startswith(typed):
+                    yield Completion(word, start_position=-len(typed))
+            if space and command and "FILE" in command.argument:
+                yield from files.get_completions(Document(argument.lstrip()), event)
+
+    return CommandCompleter()

@@ -9,8 +9,8 @@ under the strip show where passages are that came back from the archive.
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -143,21 +143,6 @@ def _which(kept: KeptTokens, between: Indices, shown: Indices) -> str:
     return f"heavy: the {shown.size:,} tokens that most pairs hold ({held}); /kv all shows all"
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """Tokens that are not shown; `held` says whether any pair holds one of them."""
-
-    size: int
-    held: bool
-
-    def __str__(self) -> str:
-        if self.size < FEW:
-            return "·"
-        if self.size < MANY:
-            return "···"
-        return f"···({self.size:,} tokens{'' if self.held else ' evicted'})···"
-
-
 class Painter:
     """Writes tokens with the marks that tell how much of them is kept."""
 
@@ -172,19 +157,16 @@ class Painter:
         kept = self._kept
         ranked = candidates[np.lexsort((-kept.scores[candidates], -kept.rows[candidates]))]
         ranked = ranked[:cells]  # a token takes a column or more
-        widths = np.array([cell_len(self._text(index)) for index in ranked.tolist()])
-        few, many = 0, len(ranked)
-        while few < many:  # the most that fit
-            middle = (few + many + 1) // 2
-            fits = self._columns(ranked[:middle], widths[:middle]) <= cells
-            few, many = (middle, many) if fits else (few, middle - 1)
-        return np.sort(ranked[:few])
+        widths = np.cumsum([0, *self._widths(ranked)])
 
-    def _columns(self, indices: Indices, widths: Indices) -> int:
-        """The columns that these tokens take, and the gaps between them."""
-        gaps = np.diff(np.sort(self._kept.positions[indices])) - 1
-        gap_widths = np.select([gaps == 0, gaps < FEW, gaps < MANY], [0, 1, 3], 22)
-        return int(widths.sum() + gap_widths.sum())
+        def columns(n: int) -> int:
+            """The columns of the first n tokens and of the gaps between them."""
+            gaps = np.diff(np.sort(kept.positions[ranked[:n]])) - 1
+            gap_widths = np.select([gaps == 0, gaps < FEW, gaps < MANY], [0, 1, 3], 22)
+            return int(widths[n] + gap_widths.sum())
+
+        most = bisect_right(range(len(ranked) + 1), cells, key=columns) - 1
+        return np.sort(ranked[:most])
 
     def span(self, indices: Indices, start: int, end: int, *, marked: bool = True) -> Text:
         """Tokens of the text from position `start` up to `end`, with the gaps, and marks."""
@@ -194,29 +176,26 @@ class Painter:
         for index in indices.tolist():
             position = int(self._kept.positions[index])
             if position != expected:
-                line.append(str(self._gap(expected, position)), FAINT)
+                line.append(self._gap(expected, position), FAINT)
                 decoder.reset()
             piece = decoder.decode(self._bytes(index)).translate(VISIBLE)
             line.append_text(self._marked(piece, index) if marked else Text(piece))
             expected = position + 1
         if expected != end:
-            line.append(str(self._gap(expected, end)), FAINT)
+            line.append(self._gap(expected, end), FAINT)
         return line
 
     def ends(self, indices: Indices, cells: int | None) -> Text:
         """Tokens without gaps; the middle is left out where they take more columns than that."""
         positions = self._kept.positions[indices]
-        start, end = int(positions[0]), int(positions[-1]) + 1
-        if cells is None or indices.size <= FEW:
-            return self.span(indices, start, end, marked=False)
-        widths = np.array([cell_len(self._text(index)) for index in indices.tolist()])
-        if widths.sum() <= cells:
-            return self.span(indices, start, end, marked=False)
-        room = (cells - len("···(1,000,000 tokens)···")) // 2
-        first = np.searchsorted(np.cumsum(widths), room, side="right")
-        last = np.searchsorted(np.cumsum(widths[::-1]), room, side="right")
-        shown = np.concatenate([indices[:first], indices[-last:]])
-        return self.span(shown, start, end, marked=False)
+        if cells is not None and indices.size > FEW:
+            widths = self._widths(indices)
+            if widths.sum() > cells:
+                room = (cells - len("···(1,000,000 tokens)···")) // 2
+                first = np.searchsorted(np.cumsum(widths), room, side="right")
+                last = np.searchsorted(np.cumsum(widths[::-1]), room, side="right")
+                indices = np.concatenate([indices[:first], indices[-last:]])
+        return self.span(indices, int(positions[0]), int(positions[-1]) + 1, marked=False)
 
     def legend(self) -> Text:
         """What the marks mean."""
@@ -224,8 +203,7 @@ class Painter:
         if self._with_styles:
             legend.append("held by ", FAINT)
             for limit, style in HELD_BY:
-                legend.append(f"less than {limit:.0%}", style)
-                legend.append(", ", FAINT)
+                legend.append(f"less than {limit:.0%}", style).append(", ", FAINT)
             legend.append("more", HELD_BY_MOST).append(" of the pairs · ", FAINT)
             legend.append("heavy hitter", HITTER)
         else:
@@ -242,13 +220,21 @@ class Painter:
         word = piece.lstrip()
         return Text(f"{piece[: len(piece) - len(word)]}[{word}]" if hitter else piece)
 
-    def _gap(self, start: int, end: int) -> _Gap:
+    def _gap(self, start: int, end: int) -> str:
+        """Tokens that are not shown, few of them as dots."""
+        size = end - start
+        if size < FEW:
+            return "·"
+        if size < MANY:
+            return "···"
         first, last = np.searchsorted(self._kept.positions, [start, end])
-        return _Gap(end - start, held=bool(last > first))
+        return f"···({size:,} tokens{'' if last > first else ' evicted'})···"
 
     def _bytes(self, index: int) -> bytes:
         token = int(self._llm.input_ids[self._kept.positions[index]])
         return bytes(self._llm.detokenize([token], special=True))
 
-    def _text(self, index: int) -> str:
-        return self._bytes(index).decode("utf-8", errors="replace").translate(VISIBLE)
+    def _widths(self, indices: Indices) -> Indices:
+        """The columns that each token takes on the screen."""
+        texts = (self._bytes(index).decode("utf-8", errors="replace") for index in indices.tolist())
+        return np.array([cell_len(text.translate(VISIBLE)) for text in texts], dtype=np.int64)

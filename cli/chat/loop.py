@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyh2o.errors import OtherSettingsError, PyH2OError
+from pyh2o.errors import PyH2OError
 from pyh2o.generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
@@ -16,21 +16,18 @@ from pyh2o.generation.finish import (
     FINISH_STOP,
 )
 
-from ..archive import leave_file_alone
 from ..endings import why_ended
-from ..errors import InputError, one_line, say_error
+from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal
 from ..terminal.wording import count, excerpt
-from .answers import Answer, Answers
+from .answers import Answer, Answers, footer, statistics
 from .autosave import Autosave
-from .commands import run_command
+from .command_table import Commands
 from .input import PROMPT, QUOTE, Dropped, Source
 from .markdown import answer_writer
-from .report import Tally, footer, statistics
-from .rereading import is_wanted, say_recompute, say_reread
+from .opening import open_conversation, say_reread
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
     from pyh2o.sessions.saved import SavedChat
 
@@ -40,6 +37,7 @@ class Chat:
 
     Attributes:
         conversation: what has been said; `/load` puts another one here.
+        commands: what a line that begins with a slash may say.
         source: where the lines come from.
         autosave: where the conversation is saved.
         max_tokens: most tokens of an answer.
@@ -51,6 +49,7 @@ class Chat:
     def __init__(
         self,
         conversation: Conversation,
+        commands: Commands,
         source: Source,
         answers: Answers,
         autosave: Autosave,
@@ -59,6 +58,7 @@ class Chat:
         markdown: bool,
     ) -> None:
         self.conversation = conversation
+        self.commands = commands
         self.source = source
         self.autosave = autosave
         self.max_tokens = max_tokens
@@ -67,12 +67,14 @@ class Chat:
         self.refused = False
         self._answers = answers
         self._markdown = markdown
-        self._tally = Tally()
-        self._last: Answer | None = None
         self._changed = False  # and not saved yet
         self._copies: set[Path] = set()
         self._trouble = ""  # that was said last
         self._n_evicted = conversation.llm.kv.tokens_evicted  # when that was looked at last
+
+    # ---------------------------------------------------------------------------------------------
+    # The loop
+    # ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Answer line after line until /quit or the end of the input.
@@ -90,13 +92,10 @@ class Chat:
             except Dropped:
                 terminal.say("/quit or Ctrl-D leaves")
         if self.source.interactive and self.autosave.enabled and self.conversation.turns:
-            self._say_goodbye()
-
-    def _say_goodbye(self) -> None:
-        if self.autosave.settle():
-            terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
-        else:
-            terminal.say(self.autosave.describe(self.conversation), style="yellow")
+            if self.autosave.settle():
+                terminal.say(f"saved as {self.autosave.name}: pyh2o chat -c goes on", style="dim")
+            else:
+                terminal.say(self.autosave.describe(), style="yellow")
 
     def _take(self, line: str) -> None:
         self.autosave.settle()
@@ -104,7 +103,7 @@ class Chat:
             if line.startswith(QUOTE):
                 self.send(self.source.read_quoted(line))
             elif line.startswith("/"):
-                run_command(self, line)
+                self.commands.run(self, line)
             elif line.strip():
                 self.send(line if "\n" in line else line.strip())
         except BrokenPipeError:
@@ -120,6 +119,10 @@ class Chat:
         if self._changed:
             self._changed = False
             self.autosave.save(self.conversation)
+
+    # ---------------------------------------------------------------------------------------------
+    # Answers
+    # ---------------------------------------------------------------------------------------------
 
     def send(self, message: str) -> None:
         """Have a message answered; a script ends with a message that is refused."""
@@ -142,7 +145,7 @@ class Chat:
         """
         try:
             with answer_writer(markdown=self._markdown) as write:
-                answer = self._answers.run(self.conversation, start, write, n_before=n_before)
+                answer = self._answers.stream(self.conversation, start, write, n_before=n_before)
         except BrokenPipeError:
             raise
         except (PyH2OError, OSError) as error:
@@ -150,8 +153,6 @@ class Chat:
             self.refused = True
             self.left = not self.source.interactive
             return
-        self._last = answer
-        self._tally.add(answer)
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
         self._say_fading()
@@ -164,30 +165,29 @@ class Chat:
         """Say why an answer ended, unless the model ended it, or what there is without one."""
         if answer.finish == FINISH_INTERRUPTED:
             stays = "what was said so far stays, and /continue goes on"
-            what = stays if answer.kept else otherwise
-            terminal.say(f"stopped by Ctrl-C: {what}")
+            terminal.say(f"stopped by Ctrl-C: {stays if answer.kept else otherwise}")
         elif not answer.kept:
             terminal.say(f"the model had nothing to say: {otherwise}")
-        elif answer.finish == FINISH_STOP and not answer.written:
-            terminal.say("the model had nothing to add")
-        elif answer.finish == FINISH_LENGTH and answer.written >= self.max_tokens:
-            terminal.say(
-                f"the answer was cut at {count(self.max_tokens, 'token')}: /continue goes on, or "
-                "give a larger --max-tokens",
-                style="yellow",
-            )
-        elif answer.finish == FINISH_REPETITION:
-            terminal.say(
-                "the answer was ended because it only repeated itself: /continue goes on all the "
-                "same, /regen draws another one",
-                style="yellow",
-            )
-        elif answer.finish != FINISH_STOP:
-            why = why_ended(answer.finish, self.conversation.llm.kv)
-            terminal.say(
-                f"the answer ends here: {why}; all text is kept, but start a new chat to go on",
-                style="yellow",
-            )
+        elif answer.finish == FINISH_STOP:
+            if not answer.written:
+                terminal.say("the model had nothing to add")
+        else:
+            if answer.finish == FINISH_LENGTH and answer.written >= self.max_tokens:
+                end = (
+                    f"the answer was cut at {count(self.max_tokens, 'token')}: /continue goes on, "
+                    "or give a larger --max-tokens"
+                )
+            elif answer.finish == FINISH_REPETITION:
+                end = (
+                    "the answer was ended because it only repeated itself: /continue goes on all "
+                    "the same, /regen draws another one"
+                )
+            else:
+                why = why_ended(answer.finish, self.conversation.llm.kv)
+                end = (
+                    f"the answer ends here: {why}; all text is kept, but start a new chat to go on"
+                )
+            terminal.say(end, style="yellow")
 
     def _say_fading(self) -> None:
         """Say once in a conversation that tokens of it are evicted from now on."""
@@ -205,6 +205,10 @@ class Chat:
             terminal.say(f"warning: {trouble}", style="yellow")
         self._trouble = trouble
 
+    # ---------------------------------------------------------------------------------------------
+    # What commands do to the conversation
+    # ---------------------------------------------------------------------------------------------
+
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation; it is saved at the end of the command."""
         with self._answers.undisturbed():
@@ -217,6 +221,13 @@ class Chat:
         with answer_writer(markdown=self._markdown) as write:
             write(self.conversation.turns[-1].answer)
 
+    def set_system(self, text: str | None) -> None:
+        """Go on under another system prompt, and say what that costs."""
+        self.change(lambda: self.conversation.set_system(text))
+        if self.conversation.turns:
+            tokens = count(self.conversation.turns[-1].end, "token")
+            terminal.say(f"{tokens} will be read again with the next message")
+
     def clear(self) -> None:
         """Begin a new conversation; the one so far stays where it is saved.
 
@@ -228,14 +239,14 @@ class Chat:
         with self._answers.undisturbed():
             self.conversation.clear()
         self._n_evicted = 0
+        what = f"forgotten: {count(turns, 'turn')}"
         if left:
-            self.autosave.move()
-        stays = "; the system prompt stays" if self.conversation.system else ""
-        what = (
-            f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` goes on "
-            "with the one so far"
-        )
-        terminal.say((what if left else f"forgotten: {count(turns, 'turn')}") + stays)
+            with self.autosave.moving(None):
+                what = (
+                    f"a new conversation begins, and `pyh2o chat --session {shlex.quote(left)}` "
+                    "goes on with the one so far"
+                )
+        terminal.say(what + ("; the system prompt stays" if self.conversation.system else ""))
 
     def _make_sure_it_is_saved(self) -> str:
         """The name that the conversation is saved under, or "" if it is not to be saved."""
@@ -244,13 +255,6 @@ class Chat:
         if not self.autosave.settle():
             self.autosave.save_now(self.conversation)
         return self.autosave.name
-
-    def set_system(self, text: str | None) -> None:
-        """Go on under another system prompt, and say what that costs."""
-        self.change(lambda: self.conversation.set_system(text))
-        if self.conversation.turns:
-            tokens = count(self.conversation.turns[-1].end, "token")
-            terminal.say(f"{tokens} will be read again with the next message")
 
     def save_copy(self, path: Path) -> None:
         """Save the conversation in a file, and go on saving it where it is.
@@ -270,8 +274,7 @@ class Chat:
         Args:
             path: its file.
             session: what is saved there, to be saved there again; None for a copy.
-            reread: whether its text may be read again, if model or settings were others; without
-                it a person is asked.
+            reread: whether to read its text again without asking.
 
         Raises:
             InputError: this conversation is to be saved, and cannot be, or the session is open
@@ -280,39 +283,32 @@ class Chat:
         """
         if session is not None and session.name == self.autosave.name:
             raise InputError(f"this is session {session.name} already")
-        speed = self._tally.seconds_per_token_read
-        try:
-            loaded = self._moved(self.conversation.load, path, session)
-        except OtherSettingsError as error:
-            if not reread and not is_wanted(error, path, self.source, speed):
-                name = session.name if session is not None else path
-                raise InputError(
-                    f"{one_line(error)}; or have its text read again: /load {name} --reread"
-                ) from None
-            loaded = self._moved(_reread, path, session)
-            is_kept = session is not None and self.autosave.enabled
-            say_reread(loaded, self.autosave.keep(session) if is_kept and session else None, speed)
-        restored = self._restore(loaded.llm)
-        self.say_last_exchange()
-        if restored or session is None:
-            self.autosave.save(loaded)
-
-    def _moved(
-        self, load: Callable[..., Conversation], path: Path, session: SavedChat | None
-    ) -> Conversation:
-        """Load a conversation, to be saved elsewhere than the one before."""
-        now = self.conversation
         left = self._make_sure_it_is_saved()
-        with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
-            loaded = load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
-        self.conversation = loaded
-        self._n_evicted = loaded.llm.kv.tokens_evicted
-        return loaded
+        with self.autosave.moving(session, leave=bool(left)):
+            self.conversation, is_reread = open_conversation(
+                path,
+                self.conversation.llm,
+                self._answers,
+                self.source,
+                is_saved=self.autosave.enabled,
+                reread=reread,
+                cure=f": /load {path if session is None else session.name} --reread",
+                copies_mib=self.conversation.copies.mib,
+            )
+        self._n_evicted = self.conversation.llm.kv.tokens_evicted
+        self.say_last_exchange(is_reread=is_reread)
+        if session is None:
+            self.autosave.save(self.conversation)
 
-    def statistics(self) -> Iterator[tuple[str, str]]:
-        """Labels and lines for `/stats`."""
-        saved = self.autosave.describe(self.conversation)
-        return statistics(self.conversation, self._last, self._tally, saved)
+    def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
+        """Let options that were typed replace what a saved conversation brought along."""
+        self.conversation.sampling = replace(self.conversation.sampling, **sampling)
+        if system is not None and system != self.conversation.system:
+            self.set_system(system)
+
+    # ---------------------------------------------------------------------------------------------
+    # What a person is told
+    # ---------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
         """Tell a person where they are."""
@@ -329,20 +325,10 @@ class Chat:
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")
 
-    def restore_archive(self) -> None:
-        """Make good what the archive of a saved conversation has lost."""
-        if self._restore(self.conversation.llm):
-            self.autosave.save(self.conversation)
-            self.autosave.settle()
-
-    def _restore(self, llm: Llama) -> bool:
-        """Make good what an archive has lost, in its file only if the chat is saved."""
-        if not self.autosave.enabled:
-            leave_file_alone(llm)
-        return self._answers.restore_archive(llm)
-
-    def say_last_exchange(self) -> None:
+    def say_last_exchange(self, *, is_reread: bool) -> None:
         """Show what a conversation that is continued was about."""
+        if is_reread:
+            say_reread(self.conversation, self.autosave, self._answers.seconds_per_token_read)
         self._say_trouble()
         turns = self.conversation.turns
         tokens = turns[-1].end if turns else 0
@@ -353,15 +339,6 @@ class Chat:
             exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
             terminal.say(exchange, style="dim")
 
-    def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
-        """Let options that were typed replace what a saved conversation brought along."""
-        self.conversation.sampling = replace(self.conversation.sampling, **sampling)
-        if system is not None and system != self.conversation.system:
-            self.set_system(system)
-
-
-def _reread(path: Path, llm: Llama, **settings: Any) -> Conversation:
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.rereading import reread_conversation
-
-    return reread_conversation(path, llm, **settings)
+    def statistics(self) -> Iterator[tuple[str, str]]:
+        """Labels and lines for `/stats`."""
+        return statistics(self.conversation, self._answers.all, self.autosave.describe())

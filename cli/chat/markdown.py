@@ -30,36 +30,24 @@ HEADING_LINE = re.compile(r" {0,3}#{1,6}[ \t]")
 LIST_ITEM = re.compile(r"[ \t]*([-+*]|\d{1,9}[.)])[ \t]")
 QUOTE_LINE = re.compile(r"[ \t]*>")
 
+# Within a line: its end, marks that may begin or end something, and the text between them.
+INLINE = re.compile(r"\n|`+|\*+|[^\n`*]+")
+INLINE_IN_CODE = re.compile(r"\n|[^\n]+")
+
 
 @contextmanager
 def answer_writer(*, markdown: bool) -> Iterator[Callable[[str], None]]:
     """What shows the pieces of an answer on stdout, coloured as Markdown or as they are."""
-    writer = MarkdownWriter(terminal.write)
+    styler = MarkdownStyler()
+
+    def show(segments: list[tuple[str, Style]]) -> None:
+        terminal.write("".join(paint(harmless(text), style) for text, style in segments))
+
     try:
-        yield writer.write if markdown else terminal.show
+        yield (lambda text: show(styler.feed(text))) if markdown else terminal.show
     finally:
-        writer.finish()
+        show(styler.finish())
         terminal.end_line()
-
-
-class MarkdownWriter:
-    """Writes a text in pieces; each is shown at once but for marks whose meaning is open yet."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._styler = MarkdownStyler()
-
-    def write(self, text: str) -> None:
-        """Show a piece of the text."""
-        self._show(self._styler.feed(text))
-
-    def finish(self) -> None:
-        """Show what was held back, and begin anew."""
-        self._show(self._styler.finish())
-        self._styler = MarkdownStyler()
-
-    def _show(self, segments: list[tuple[str, Style]]) -> None:
-        self._write("".join(paint(harmless(text), style) for text, style in segments))
 
 
 class MarkdownStyler:
@@ -70,115 +58,94 @@ class MarkdownStyler:
     """
 
     def __init__(self) -> None:
+        self._rest = ""  # held back until the character after it is known
         self._segments: list[tuple[str, Style]] = []
         self._fence = ""  # the mark that began the code block we are in
         self._begin_line()
 
     def feed(self, text: str) -> list[tuple[str, Style]]:
         """Text whose style is known now, in segments of one style."""
-        for character in text:
-            self._take(character)
-        return self._taken()
+        self._rest += text
+        return self._take(is_whole=False)
 
     def finish(self) -> list[tuple[str, Style]]:
         """The rest of the text."""
-        if self._at_start:
-            self._decide()
-        self._end_run("")
-        return self._taken()
-
-    def _taken(self) -> list[tuple[str, Style]]:
-        segments, self._segments = self._segments, []
-        return segments
+        return self._take(is_whole=True)
 
     def _begin_line(self) -> None:
         self._at_start = True
-        self._opening = ""  # held back until the kind of the line is known
-        self._run = ""  # equal marks held back until the character after them is known
-        self._previous = ""
+        self._previous = ""  # character of the line
         self._line_style = PLAIN
         self._bold = self._italic = False
         self._code = ""  # the mark that began the inline code we are in
 
-    def _take(self, character: str) -> None:
-        if self._at_start:
-            self._opening += character
-            pattern = UNDECIDED_IN_CODE if self._fence else UNDECIDED
-            if pattern.fullmatch(self._opening) is None:
+    def _take(self, *, is_whole: bool) -> list[tuple[str, Style]]:
+        while self._rest:
+            if self._at_start:
+                undecided = UNDECIDED_IN_CODE if self._fence else UNDECIDED
+                if undecided.fullmatch(self._rest) and not is_whole:
+                    break
                 self._decide()
-        else:
-            self._inline(character)
+            if not self._rest:
+                break
+            found = (INLINE_IN_CODE if self._line_style is CODE else INLINE).match(self._rest)
+            assert found is not None  # one of the two takes any character
+            text, rest = found[0], self._rest[found.end() :]
+            if text[0] in "`*" and self._line_style is not CODE:
+                if not rest and not is_whole:
+                    break
+                self._rest = rest
+                self._mark(text, rest[:1])
+                continue
+            self._rest = rest
+            if text == "\n":
+                self._emit(text, PLAIN)
+                self._begin_line()
+            else:
+                self._emit(text, self._style())
+        segments, self._segments = self._segments, []
+        return segments
 
     def _decide(self) -> None:
         """The kind of a line, from its beginning."""
-        opening, self._opening, self._at_start = self._opening, "", False
-        marks = 0  # characters of the opening that are no text
-        fence = FENCE.match(opening)
+        self._at_start = False
+        fence = FENCE.match(self._rest)
         if self._fence:
             self._line_style = CODE
-            if opening.strip().startswith(self._fence) and not opening.strip().strip(self._fence):
+            line = self._rest.partition("\n")[0].strip()
+            if line.startswith(self._fence) and not line.strip(self._fence[0]):
                 self._fence = ""
         elif fence:
-            self._line_style = CODE
-            self._fence = fence[1]
-        elif HEADING_LINE.match(opening):
+            self._line_style, self._fence = CODE, fence[1]
+        elif HEADING_LINE.match(self._rest):
             self._line_style = HEADING
-        elif QUOTE_LINE.match(opening):
+        elif QUOTE_LINE.match(self._rest):
             self._line_style = QUOTE
-        elif item := LIST_ITEM.match(opening):
-            marks = item.end()
-            self._emit(opening[:marks], MARK)
-        for character in opening[marks:]:
-            self._inline(character)
+        elif item := LIST_ITEM.match(self._rest):
+            self._rest = self._rest[item.end() :]
+            self._emit(item[0], MARK)
 
-    def _inline(self, character: str) -> None:
-        if self._run and character != self._run[0]:
-            self._end_run(character)
-        if character == "\n":
-            self._emit(character, PLAIN)
-            self._begin_line()
-        elif self._line_style is CODE:
-            self._emit(character, CODE)
-        elif character in "*`":
-            self._run += character
-        else:
-            self._emit(character, self._style())
+    def _mark(self, mark: str, following: str) -> None:
+        """Let a mark begin or end something, by the characters around it."""
+        style, size = self._style(), len(mark)
+        opens, closes = bool(following.strip()), bool(self._previous.strip())
+        if mark[0] == "`":
+            if self._code or following.strip("\n"):
+                style = CODE
+                self._code = "" if mark == self._code else self._code or mark
+        elif self._code or size > 3:
+            pass
+        elif closes and (self._bold or size == 1) and (self._italic or size == 2):
+            self._toggle(size)
+        elif opens and not (self._bold and size > 1) and not (self._italic and size != 2):
+            self._toggle(size)
+            style = self._style()
+        self._emit(mark, style)
 
-    def _end_run(self, following: str) -> None:
-        """Let marks begin or end something, now that the character after them is known."""
-        run, self._run = self._run, ""
-        if not run:
-            return
-        opens = bool(following.strip())
-        closes = bool(self._previous.strip())
-        if run[0] == "`":
-            self._end_code_run(run, bool(following.strip("\n")))
-        elif self._code or len(run) > 3:
-            self._emit(run, self._style())
-        elif closes and (self._bold or len(run) == 1) and (self._italic or len(run) == 2):
-            self._emit(run, self._style())
-            self._toggle(run)
-        elif opens and not (self._bold and len(run) > 1) and not (self._italic and len(run) != 2):
-            self._toggle(run)
-            self._emit(run, self._style())
-        else:
-            self._emit(run, self._style())
-
-    def _end_code_run(self, run: str, opens: bool) -> None:
-        if self._code:
-            self._emit(run, CODE)
-            if run == self._code:
-                self._code = ""
-        elif opens:
-            self._code = run
-            self._emit(run, CODE)
-        else:
-            self._emit(run, self._style())
-
-    def _toggle(self, run: str) -> None:
-        if len(run) != 2:
+    def _toggle(self, size: int) -> None:
+        if size != 2:
             self._italic = not self._italic
-        if len(run) != 1:
+        if size != 1:
             self._bold = not self._bold
 
     def _style(self) -> Style:

@@ -63,11 +63,6 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     ]
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     assert (work.parent / "work.before.h2o").read_bytes() == before
-    model.say("Ha")
-    output = run("chat", "--session", "work", "--reread", stdin="Why?\n")  # which it need not be
-    assert "reading" not in output.notes
-    assert len(said_in(work)) == 3
-    assert sorted(path.name for path in work.parent.iterdir()) == ["work.before.h2o", "work.h2o"]
 
 
 def test_a_second_copy_has_another_name(model: ScriptedModel, work: Path) -> None:
@@ -113,7 +108,7 @@ def test_a_person_is_asked(
 ) -> None:
     typed = b"" if answer is None else f"{answer}\nWho?\n".encode()
     person = LineSource(BytesIO(typed), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
     model.say("Ho")
     output = run("chat", "--session", "work")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
@@ -199,7 +194,7 @@ def test_a_person_is_asked_when_it_is_loaded(
     model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     person = LineSource(BytesIO(f"/load work\n{answer}\nWho?\n".encode()), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
     model.say("Ho")
     output = run("chat", "--session", "here")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
@@ -222,11 +217,3 @@ def test_a_file_is_read_again_and_stays(model: ScriptedModel, work: Path, tmp_pa
     assert "before" not in output.notes
     assert file.read_bytes() == before
     assert said_in(work.parent / "here.h2o") == [("Hello", "Hi"), ("Who?", "Ho")]
-
-
-def test_one_that_need_not_be_read_again_is_not(model: ScriptedModel) -> None:
-    model.say("a", "b")
-    run("chat", "--session", "work", stdin="one\n")
-    output = run("chat", "--session", "here", stdin="/load work --reread\ntwo\n")
-    assert "again" not in output.notes
-    assert answers_of() == [("one", "a"), ("two", "b")]

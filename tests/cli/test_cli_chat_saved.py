@@ -125,7 +125,7 @@ def test_model_is_left_alone_while_it_is_saved(
     monkeypatch.setattr(RecordedConversation, "save", save_slowly)
     monkeypatch.setattr(Llama, "kv", property(kv_of_a_model_at_rest))
     person = LineSource(BytesIO(b"/stats\n"), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda **_: person)
+    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
     output = run("chat", "--session", "work", "-s", "Be kind.")
     assert output.code == 0
     assert "window 1,000 tokens" in output.notes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import run
-from pyh2o.cli.chat import keeping
+from pyh2o.cli.chat import file_commands
 from scripted_chat import RecordedConversation, ScriptedModel, answers_of, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -37,7 +37,7 @@ def test_new(model: ScriptedModel, tmp_path: Path) -> None:
 def test_sessions_are_listed_and_loaded(
     model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "LISTED", 2)
+    monkeypatch.setattr(file_commands, "LISTED", 2)
     assert notes_of(run("chat", stdin="/sessions\n")) == ["none is saved yet"]
     for name, message in (("old", "zero"), ("work", "one"), ("my plans", "two")):
         begin(model, name, message)

@@ -31,8 +31,8 @@ from cli_fakes import (
     wait_until,
 )
 from pyh2o.cli.chat import command as chat
-from pyh2o.cli.chat.completion import CommandCompleter
-from pyh2o.cli.chat.input import TerminalSource
+from pyh2o.cli.chat.commands import COMMANDS
+from pyh2o.cli.chat.input import TerminalSource, command_completer
 from scripted_chat import (
     RecordedConversation,
     Script,
@@ -59,8 +59,8 @@ def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
     ) -> Output:
         with create_pipe_input() as pipe:
             pipe.send_text(keys)
-            source = TerminalSource(history, pipe, DummyOutput())
-            monkeypatch.setattr(chat, "open_source", lambda **_: source)
+            source = TerminalSource(COMMANDS, history, pipe, DummyOutput())
+            monkeypatch.setattr(chat, "open_source", lambda *_, **__: source)
             return run("chat", *arguments, *(["--session", session] if session else []))
 
     return type_keys
@@ -281,7 +281,7 @@ def test_prompt_does_not_wait_for_the_disk(
 
 
 def completions(line: str) -> list[str]:
-    found = CommandCompleter().get_completions(Document(line), CompleteEvent())
+    found = command_completer(COMMANDS).get_completions(Document(line), CompleteEvent())
     return [line[: len(line) + each.start_position] + each.text for each in found]
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import Output, run
 from needed import needed
-from pyh2o.cli.chat.answers import Answers
 from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
@@ -246,46 +243,21 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-def test_a_chat_whose_archive_is_gone_reads_its_text_again(tiny: Path) -> None:
-    settings = small(tiny, "--recall=32", "--session=x")
-    run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\n")
-    archive = chats_folder() / "x.h2o.archive"
-    whole = archive.read_bytes()
-    archive.unlink()
-    output = run("chat", *settings, stdin="")
+@pytest.mark.parametrize("way", ["--reread", "/load"])
+def test_an_archive_that_is_gone_is_said_and_reread_builds_it(tiny: Path, way: str) -> None:
+    settings = small(tiny, "--recall=32")
+    run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
+    (chats_folder() / "x.h2o.archive").unlink()
+    output = run("chat", *settings, "--session=x", stdin="")
     assert output.code == 0
-    assert LOST.search(output.notes)
-    assert "the archive is whole again\ncontinuing a conversation of 2 turns" in output.notes
-    assert "cannot be found" not in output.notes
-    assert len(archive.read_bytes()) == len(whole)
-    output = run("chat", *settings, stdin="Why?\n/recalled\n")
+    assert "warning: the archive's file lacks rows" in output.notes
+    if way == "/load":
+        output = run("chat", *settings, "--session=y", stdin="/load x --reread\nWhy?\n/recalled\n")
+    else:
+        output = run("chat", *settings, "--session=x", way, stdin="Why?\n/recalled\n")
     assert "lacks" not in output.notes
     assert passages(output.notes) != []
-
-
-def test_ctrl_c_skips_the_reading(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chat goes on without what is lost, and is none the worse when it is opened again."""
-    settings = small(tiny, "--recall=32", "--session=x")
-    run("chat", *settings, stdin=f"{MESSAGE}\nWhat is in it?\n")
-    (chats_folder() / "x.h2o.archive").unlink()
-    on_read = Answers.on_read
-    pressed: list[int] = []
-
-    def press(self: Answers, done: int, total: int) -> None:
-        if not pressed:
-            pressed.append(done)
-            os.kill(os.getpid(), signal.SIGINT)
-        on_read(self, done, total)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Answers, "on_read", press)
-        output = run("chat", *settings, stdin="")
-    assert output.code == 0
-    assert pressed
-    assert LOST.search(output.notes)
-    assert "warning: the archive's file lacks rows" in output.notes
-    assert "whole again" not in output.notes
-    assert "whole again" in run("chat", *settings, stdin="").notes
+    assert "lacks" not in run("chat", *settings, "--session=x", stdin="").notes
 
 
 def test_a_story_whose_archive_is_gone_reads_its_text_again(tiny: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from pyh2o.cli.chat.markdown import (
     PLAIN,
     QUOTE,
     MarkdownStyler,
-    MarkdownWriter,
+    answer_writer,
 )
 from pyh2o.cli.terminal import terminal
 
@@ -121,34 +123,38 @@ def test_text_is_shown_at_once() -> None:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is written to a terminal with colours."""
-    console = Console(force_terminal=True, color_system="truecolor", no_color=False)
-    monkeypatch.setattr(terminal, "stdout", console)
-    return []
+def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes the pieces of an answer to a console, and gives what is written."""
+
+    def show(*pieces: str, **console: Any) -> str:
+        shown: list[str] = []
+        monkeypatch.setattr(terminal, "stdout", Console(**console))
+        monkeypatch.setattr(terminal.terminal, "write", shown.append)
+        with answer_writer(markdown=True) as write:
+            for piece in pieces:
+                write(piece)
+        return "".join(shown)
+
+    return show
 
 
-def test_codes_for_the_terminal(shown: list[str]) -> None:
-    writer = MarkdownWriter(shown.append)
-    for piece in ("# Ti", "tle\n", "a\tb ", "**c**", "\n"):
-        writer.write(piece)
-    writer.finish()
-    text = "".join(shown)
+COLOURS = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
+
+
+def test_codes_for_the_terminal(show: Callable[..., str]) -> None:
+    text = show("# Ti", "tle\n", "a\tb ", "**c**", "\n", **COLOURS)
     title = "\x1b[1;35m# Ti\x1b[0m\x1b[1;35mtle\x1b[0m\n"
     assert text == f"{title}a\tb \x1b[1m**c\x1b[0m\x1b[1m**\x1b[0m\n"
     # Text that is copied from the screen is what the model wrote.
     assert re.sub(r"\x1b\[[\d;]*m", "", text) == "# Title\na\tb **c**\n"
 
 
-def test_control_characters_do_not_reach_the_terminal(shown: list[str]) -> None:
-    writer = MarkdownWriter(shown.append)
-    writer.write("a\x1b]0;title\x07b\x9b2J\rc\n")
-    writer.finish()
-    assert "".join(shown) == "a]0;titleb2Jc\n"
+def test_control_characters_do_not_reach_the_terminal(show: Callable[..., str]) -> None:
+    assert show("a\x1b]0;title\x07b\x9b2J\rc\n", **COLOURS) == "a]0;titleb2Jc\n"
 
 
-def test_colours_can_be_off(shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for console in (Console(force_terminal=False), Console(force_terminal=True, no_color=True)):
-        monkeypatch.setattr(terminal, "stdout", console)
-        MarkdownWriter(shown.append).write("`a` b\n")
-    assert shown == ["`a` b\n"] * 2
+@pytest.mark.parametrize(
+    "console", [{"force_terminal": False}, {"force_terminal": True, "no_color": True}]
+)
+def test_colours_can_be_off(show: Callable[..., str], console: dict[str, Any]) -> None:
+    assert show("`a` b\n", **console) == "`a` b\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyh2o.sessions.saved import SavedChat
 
-from ..terminal.wording import SHORT, count, shortened
+from .terminal.wording import SHORT, count, shortened
 
 if TYPE_CHECKING:
     from pyh2o.sessions.listing import SavedText

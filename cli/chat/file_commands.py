@@ -1,0 +1,173 @@
+"""The commands of a chat about files and about the conversations that are saved."""
+
+from __future__ import annotations
+
+import shlex
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyh2o.errors import SessionError
+from pyh2o.sessions.saved import SavedChat, saved_chats
+
+from ..errors import InputError
+from ..saved_texts import lines_of, texts_of
+from ..shell_completion import complete_session
+from ..terminal.terminal import terminal
+from ..terminal.wording import count
+from ..text_files import text_of
+from .command_table import Commands
+
+if TYPE_CHECKING:
+    from .loop import Chat
+
+REREAD = "--reread"
+LISTED = 20
+"""So many conversations are shown by /sessions."""
+
+FILE_COMMANDS = Commands()
+
+
+@FILE_COMMANDS.add("/new")
+def _new(chat: Chat, _argument: str) -> None:
+    """Begin another conversation under the same system prompt.
+
+    The one so far stays saved under its name.
+    """
+    if chat.conversation.turns and not chat.autosave.enabled:
+        raise InputError(
+            "this chat is not saved as it goes: /save FILE saves a copy of it, /clear forgets it"
+        )
+    chat.clear()
+
+
+@FILE_COMMANDS.add("/clear")
+def _clear(chat: Chat, _argument: str) -> None:
+    """Forget all that was said; a conversation that is saved stays under its name."""
+    chat.clear()
+
+
+@FILE_COMMANDS.add("/read", "FILE [TEXT]")
+def _read(chat: Chat, argument: str) -> None:
+    """Send the text of a file, and a question after it.
+
+    The file is UTF-8 text of any length. Put quotes around a name with spaces.
+    """
+    file, question = _file_and_rest(argument)
+    text = text_of(file)
+    chat.send(f"{text}\n\n{question}" if question else text)
+
+
+@FILE_COMMANDS.add("/save", "[FILE]")
+def _save(chat: Chat, argument: str) -> None:
+    """Save the conversation, or a copy of it in a file.
+
+    Conversations are saved as they go unless --no-save or a script says otherwise.
+    """
+    if argument:
+        path = _whole_file(argument)
+        chat.save_copy(path)
+        terminal.say(f"saved in {path}: /load goes on from here")
+    elif not chat.autosave.enabled:
+        raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")
+    elif not chat.conversation.turns:
+        raise InputError("there is nothing to save yet")
+    else:
+        chat.autosave.save_now(chat.conversation)
+        terminal.say(f"saved as {chat.autosave.name}")
+
+
+@FILE_COMMANDS.add("/load", f"NAME|FILE [{REREAD}]", words=complete_session)
+def _load(chat: Chat, argument: str) -> None:
+    """Go on with a saved conversation.
+
+    By its name, its number in /sessions, or a file. What is talked about now stays saved where it
+    is. With --reread its text is read again, as one has to be that comes from another model or
+    another cache; as it was it stays saved as NAME.before.
+    """
+    name, _, last = argument.rpartition(" ")
+    reread = last == REREAD and bool(name.strip())
+    argument = name.rstrip() if reread else argument
+    found = _saved(chat, argument)
+    try:
+        file = _whole_file(argument)
+    except InputError:  # a name with spaces is not in quotes
+        if found is None:
+            raise
+    else:
+        if file.exists():
+            chat.load(file, reread=reread)
+            if found is not None:
+                terminal.say(f"this is the file {file}, not the session of that name")
+            return
+        if found is None:
+            raise InputError(f"there is no file {file}, and no such session: /sessions lists them")
+    chat.load(found.path, found, reread=reread)
+    terminal.say(f"this is session {found.name}")
+
+
+@FILE_COMMANDS.add("/sessions")
+def _sessions(chat: Chat, _argument: str) -> None:
+    """List the conversations that are saved."""
+    found = saved_chats()
+    chat.listed = found[:LISTED]
+    for number, line in enumerate(lines_of(texts_of(chat.listed)), start=1):
+        this = "  (this one)" if chat.listed[number - 1].name == chat.autosave.name else ""
+        terminal.say(f"{number:>2}  {line}{this}")
+    if len(found) > LISTED:
+        terminal.say(f"and {count(len(found) - LISTED, 'older one')}: pyh2o sessions list")
+    terminal.say("/load NAME, or its number here, goes on" if found else "none is saved yet")
+
+
+def _saved(chat: Chat, argument: str) -> SavedChat | None:
+    """The saved conversation of this name, or else of this number."""
+    try:
+        named = SavedChat(argument)
+    except SessionError:  # no name
+        return None
+    if not named.path.is_file() and argument.isdecimal() and 0 < int(argument) <= len(chat.listed):
+        return chat.listed[int(argument) - 1]
+    return named if named.path.is_file() else None
+
+
+def _whole_file(argument: str) -> Path:
+    """The file that an argument is.
+
+    Raises:
+        InputError: it is more than that, or no name of a file.
+    """
+    file, rest = _file_and_rest(argument)
+    if rest:
+        raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
+    return file
+
+
+def _file_and_rest(argument: str) -> tuple[Path, str]:
+    """A file, in quotes or with backslashes if its name has spaces, and the text after it.
+
+    Raises:
+        InputError: a quote is not closed, or no name of a file.
+    """
+    try:
+        if (whole := _path(argument)).is_file():
+            return whole, ""
+    except (InputError, OSError):  # too long for a name, such as a whole question
+        pass
+    text = StringIO(argument)
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        name = lexer.get_token() or ""
+    except ValueError:
+        raise InputError(f"a quote in {argument!r} is not closed") from None
+    return _path(name), text.read().strip()
+
+
+def _path(name: str) -> Path:
+    try:
+        if "\0" in name:
+            raise ValueError
+        return Path(name).expanduser()
+    except (ValueError, RuntimeError):  # ~ and no such user
+        raise InputError(f"{name!r} cannot be the name of a file") from None
