@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,6 @@ from pyh2o.openai.limits import (
 
 from .errors import reported_errors
 from .options import MODEL, ModelOptions, takes_run_options
-from .serving import listen, run_server, started_server
 from .shell_completion import complete_model
 
 SERVER = "Server"
@@ -109,15 +107,10 @@ def serve(
     that was made for embeddings has those. The archive of each text takes at most so much memory as
     --recall-mib says.
     """
-    with (
-        reported_errors(),
-        started_server(
-            options,
-            model or [None],
-            partial(listen, host, port),
-            texts=texts,
-            store_mib=store_mib,
-            limits=Limits(max_body_mib, max_prompt_tokens, max_wait),
-        ) as started,
-    ):
-        run_server(started, api_key=api_key, verbose=options.verbose)
+    with reported_errors():
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from .serving import Serving, listen, run_server
+
+        limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+        serving = Serving(options, texts, store_mib, limits, api_key)
+        run_server(serving, model or [None], lambda: listen(host, port))

@@ -1,17 +1,29 @@
-"""A server in the terminal, for `serve` and `chat --web`: its port, what it says, and its end."""
+"""A server in the terminal, for `serve` and `chat --web`: its models, its port and what it says.
+
+It loads llama.cpp, so commands import it when they run.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from pyh2o.engine import Engine
+from pyh2o.errors import UnsupportedModelError
+from pyh2o.llama.description import describe_model
+from pyh2o.llama.embedding import EmbeddingLlama, embedding_bytes
+from pyh2o.llama.header import ModelHeader, read_header
+from pyh2o.models import find_model
+from pyh2o.openai import server
 from pyh2o.openai.limits import Limits
+from pyh2o.openai.server import EmbeddingModel, ModelSource, ServedModel
+from pyh2o.openai.server.models import AnyModel
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading
@@ -21,13 +33,73 @@ from .terminal.progress import Bars
 from .terminal.terminal import terminal
 from .terminal.wording import count
 
-if TYPE_CHECKING:
-    from pyh2o.openai.server import ServedModels
-    from pyh2o.openai.server.models import AnyModel
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served, and how.
+
+    Attributes:
+        options: for each model.
+        texts: places for texts, of each model that writes.
+        store_mib: most MiB for texts without a place, of each model that writes.
+        limits: of requests.
+        api_key: what clients have to send; None lets everyone in.
+    """
+
+    options: ModelOptions
+    texts: int
+    store_mib: int
+    limits: Limits
+    api_key: str | None
+
+
+def run_server(
+    serving: Serving,
+    models: Sequence[Path | None],
+    take_port: Callable[[], socket.socket],
+    *,
+    check: Callable[[AnyModel], None] = lambda _model: None,
+    on_listening: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Say what is served and where, and answer until Ctrl-C.
+
+    Args:
+        serving: how.
+        models: their files or names; None for the demo model.
+        take_port: called before the models are loaded, which takes longer.
+        check: called with the first model when it is loaded.
+        on_listening: called with the page's address when that has been said.
+
+    Raises:
+        PyH2OError: a model cannot be served, or what `take_port` and `check` raise.
+        KeyboardInterrupt: Ctrl-C was pressed before it was served.
+    """
+    verbose = serving.options.verbose
+    share_freed_memory()
+    with closing(take_port()) as listener:
+        with server.ServedModels(model_sources(serving, models), serving.limits) as served:
+            with loading.watched_load(Bars(hidden=verbose)) as on_load:
+                first = served.start(on_load)
+            check(first)
+            app = server.create_app(served, api_key=serving.api_key)
+            host, port = listener.getsockname()[:2]
+            if serving.api_key is None and not ipaddress.ip_address(host).is_loopback:
+                terminal.say(
+                    "other machines can reach this without a key: give --api-key, or leave out "
+                    "--host",
+                    style="yellow",
+                )
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            with suppress(KeyboardInterrupt):  # the ordinary end
+                _say_models(first, served.sources)
+                terminal.say(f"listening on {address}/v1 · page at {address}/ · Ctrl-C stops")
+                on_listening(f"{address}/")
+                server.run(app, listener, verbose=verbose)
+        terminal.say("stopped")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the port before the model is loaded, which takes longer.
+    """A socket that listens there.
 
     Raises:
         InputError: another program has it, or there is no such address.
@@ -43,123 +115,115 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-@dataclass(frozen=True)
-class Started:
-    """A server that is about to answer.
-
-    Attributes:
-        listener: where it listens.
-        models: that it serves.
-        first: of them, which is loaded.
-    """
-
-    listener: socket.socket
-    models: ServedModels
-    first: AnyModel
-
-
-@contextmanager
-def started_server(
-    options: ModelOptions,
-    given: Sequence[Path | None],
-    take_port: Callable[[], socket.socket],
-    *,
-    texts: int,
-    store_mib: int,
-    limits: Limits,
-) -> Iterator[Started]:
-    """A server with its port and its models, until the end of this, which is said.
-
-    Args:
-        take_port: called before the models are loaded.
-        options, given, texts, store_mib, limits: as `model_sources` has them.
-
-    Raises:
-        PyH2OError: a model cannot be served, a package is missing, or what `take_port` raises.
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.openai import server
-
-    from .served import model_sources
-
-    share_freed_memory()
-    with closing(take_port()) as listener:
-        sources = model_sources(options, given, texts=texts, store_mib=store_mib, limits=limits)
-        with server.ServedModels(sources, limits) as models:
-            with loading.watched_load(Bars(hidden=options.verbose)) as on_load:
-                first = models.start(on_load)
-            yield Started(listener, models, first)
-    terminal.say("stopped")
-
-
-def run_server(
-    started: Started,
-    *,
-    api_key: str | None,
-    verbose: bool,
-    on_listening: Callable[[str], None] = lambda _address: None,
-) -> None:
-    """Say what is served and where, and answer until Ctrl-C.
-
-    Args:
-        started: the server.
-        api_key: what clients have to send; None lets everyone in.
-        verbose: log every request.
-        on_listening: called with the page's address when that has been said.
-    """
-    # Imported here because it loads llama.cpp.
-    from pyh2o.openai import server
-
-    app = server.create_app(started.models, api_key=api_key)
-    warn_of_strangers(started.listener, api_key)
-    with suppress(KeyboardInterrupt):  # the ordinary end
-        say_what(started.first, started.models)
-        say_where(started.listener)
-        on_listening(f"{address_of(started.listener)}/")
-        server.run(app, started.listener, verbose=verbose)
-
-
-def say_what(first: AnyModel, models: ServedModels) -> None:
+def _say_models(first: AnyModel, sources: Sequence[ModelSource]) -> None:
     """Say what is served: of the first model also what the cache of each text is."""
-    terminal.say(f"{first.name} · {_work_of(first)}", style="dim")
-    for source in models.sources[1:]:
+    if isinstance(first, EmbeddingModel):
+        n_values, n_ctx = first.llama.n_values, first.llama.n_ctx()
+        work = f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
+    else:
+        n = first.engine.n_places
+        each = ", each" if n > 1 else ""
+        work = f"{count(n, 'text')} at once{each}: {first.engine.report()[0].kv.summary()}"
+    terminal.say(f"{first.name} · {work}", style="dim")
+    for source in sources[1:]:
         work = "embeddings" if source.embeds else count(source.n_at_once, "text") + " at once"
         terminal.say(f"{source.name} · {work}, loaded when it is asked for", style="dim")
 
 
-def _work_of(model: AnyModel) -> str:
-    # Imported here because it loads llama.cpp.
-    from pyh2o.openai.server import EmbeddingModel
-
-    if isinstance(model, EmbeddingModel):
-        n_values, n_ctx = model.llama.n_values, model.llama.n_ctx()
-        return f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
-    n = model.engine.n_places
-    return (
-        f"{count(n, 'text')} at once{', each' if n > 1 else ''}: "
-        f"{model.engine.report()[0].kv.summary()}"
-    )
+# -------------------------------------------------------------------------------------------------
+# The models: looked at when the server starts, loaded when they are needed
+# -------------------------------------------------------------------------------------------------
 
 
-def address_of(listener: socket.socket) -> str:
-    """The address of a server, without a path."""
-    address, port = listener.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    return f"http://{shown}:{port}"
+def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelSource]:
+    """The models as the server loads them.
 
+    Of several models each is described first: what would keep one from being loaded is said now.
 
-def say_where(listener: socket.socket) -> None:
-    """Say where clients find the server, and browsers its page."""
-    server = address_of(listener)
-    terminal.say(f"listening on {server}/v1 · page at {server}/ · Ctrl-C stops")
-
-
-def warn_of_strangers(listener: socket.socket, api_key: str | None) -> None:
-    """Say so where other machines get in without a key."""
-    address = listener.getsockname()[0]
-    if api_key is None and not ipaddress.ip_address(address).is_loopback:
-        terminal.say(
-            "other machines can reach this without a key: give --api-key, or leave out --host",
-            style="yellow",
+    Raises:
+        PyH2OError: a model that is missing, broken or refused, or settings that make no sense.
+    """
+    paths = [find_model(each) for each in given]
+    headers = [_usable_header(path) for path in paths]
+    machine = loading.machine_settings(serving.options)
+    return [
+        ModelSource(
+            name=path.stem,
+            load=(_load_embedding if header.has_embeddings else _load_writing)(
+                serving, path, machine
+            ),
+            n_at_once=1 if header.has_embeddings else serving.texts,
+            embeds=header.has_embeddings,
+            needed_bytes=_needed_bytes(serving, path, header) if len(paths) > 1 else 0,
+            path=path,
         )
+        for path, header in zip(paths, headers, strict=True)
+    ]
+
+
+def _usable_header(path: Path) -> ModelHeader:
+    header = read_header(path)
+    if not header.causal and not header.has_embeddings:
+        raise UnsupportedModelError(
+            f"{path} cannot be served: its tokens see the whole text, so it writes none, and its "
+            "file has no pooling type that makes an embedding of them"
+        )
+    return header
+
+
+def _load_writing(
+    serving: Serving, path: Path, machine: dict[str, Any]
+) -> Callable[[Callable[[float], None]], ServedModel]:
+    """What loads a model that writes text."""
+    options = serving.options
+
+    def load(on_load: Callable[[float], None]) -> ServedModel:
+        settings = loading.with_gpu_layers(machine, options, path, texts=serving.texts)
+        engine = Engine(
+            str(path),
+            texts=serving.texts,
+            store_mib=serving.store_mib,
+            load_progress=on_load,
+            **settings,
+            **loading.cache_settings(options),
+        )
+        loading.say_layers(engine.model, options)
+        return ServedModel(engine, path.stem, serving.limits)
+
+    return load
+
+
+def _load_embedding(
+    serving: Serving, path: Path, machine: dict[str, Any]
+) -> Callable[[Callable[[float], None]], EmbeddingModel]:
+    """What loads a model for embeddings."""
+
+    def load(on_load: Callable[[float], None]) -> EmbeddingModel:
+        llama = EmbeddingLlama(path, n_ctx=serving.options.ctx, load_progress=on_load, **machine)
+        loading.say_layers(llama, serving.options)
+        return EmbeddingModel(llama, path.stem, serving.limits)
+
+    return load
+
+
+def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:
+    """About what a model takes of the memory: the weights, and the caches of all its places.
+
+    Raises:
+        PyH2OError: it cannot be loaded with these settings.
+    """
+    options = serving.options
+    if header.has_embeddings:
+        return header.file_bytes + embedding_bytes(header, options.ctx)
+    found = describe_model(
+        path,
+        options.eviction,
+        n_ctx=options.ctx or header.trained_context,
+        kv_type=options.kv_type.value,
+    )
+    if found.refused is not None and not options.no_evict:
+        raise UnsupportedModelError(
+            f"{path}: {found.refused}; --no-evict keeps the full cache, for all models"
+        )
+    cache = found.full if options.no_evict else found.evicting
+    return header.file_bytes + (0 if cache is None else serving.texts * cache.total)

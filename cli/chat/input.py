@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import Output
 
-    from .commands import Command
+    from .command_table import Command
 
 PROMPT = "> "
 MORE = "  "

@@ -6,9 +6,10 @@ import os
 import socket
 import threading
 import webbrowser
-from collections.abc import Mapping, Set
+from collections.abc import Set
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import typer
@@ -21,7 +22,6 @@ from pyh2o.sessions.session_file import read_overview
 
 from ..errors import InputError
 from ..options import RunOptions
-from ..serving import listen, run_server, started_server
 from ..terminal.terminal import terminal
 from .opening import saved_options, with_limit
 
@@ -75,56 +75,47 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
         PyH2OError: the chat cannot be gone on with, or there is no model or no server for that.
         KeyboardInterrupt: Ctrl-C was pressed before it was served.
     """
-    header = None if opened is None else _header(opened)
-    if header is not None:
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.openai.server import EmbeddingModel
+    from pyh2o.sessions.identity import check_same_header
+
+    from ..serving import Serving, run_server
+
+    header, route = None, ""
+    if opened is not None:
+        if not opened.path.exists():
+            raise InputError(
+                f"there is no session {opened.name} to open: leave --session out, and begin it "
+                "there"
+            )
+        header, route = read_overview(opened.path).header, f"#/s/{quote(opened.name, safe='')}"
         options = saved_options(options, given, header, reread=False)
-    options = with_limit(options)
-    route = "" if opened is None else f"#/s/{quote(opened.name, safe='')}"
-    with started_server(
-        options, [options.model], _listen, texts=TEXTS, store_mib=DEFAULT_STORE_MIB, limits=Limits()
-    ) as started:
-        _check_chat(started.first, header)
-        run_server(
-            started,
-            # as `serve` has it
-            api_key=os.environ.get("PYH2O_API_KEY") or None,
-            verbose=options.verbose,
-            on_listening=lambda page: _open_beside(f"{page}{route}"),
-        )
 
+    def check(model: AnyModel) -> None:
+        if isinstance(model, EmbeddingModel):
+            raise UnsupportedModelError(
+                f"{model.name} makes embeddings and writes no text: give another model (--model)"
+            )
+        if header is not None:
+            check_same_header(header, model.engine.model)
 
-def _header(chat: SavedChat) -> dict[str, Any]:
-    if not chat.path.exists():
-        raise InputError(
-            f"there is no session {chat.name} to open: leave --session out, and begin it there"
-        )
-    return read_overview(chat.path).header
+    api_key = os.environ.get("PYH2O_API_KEY") or None  # as `serve` has it
+    run_server(
+        Serving(with_limit(options), TEXTS, DEFAULT_STORE_MIB, Limits(), api_key),
+        [options.model],
+        _listen,
+        check=check,
+        on_listening=lambda page: _open_beside(f"{page}{route}"),
+    )
 
 
 def _listen() -> socket.socket:
+    from ..serving import listen
+
     try:
         return listen(HOST, PORT)
     except InputError:
         return listen(HOST, 0)
-
-
-def _check_chat(model: AnyModel, header: Mapping[str, Any] | None) -> None:
-    """Refuse a model without chats, and a session that does not fit it.
-
-    Raises:
-        UnsupportedModelError: it makes embeddings.
-        SessionError: the session was made with another model or other settings.
-    """
-    # Imported here, as the server, because it loads llama.cpp.
-    from pyh2o.openai.server import EmbeddingModel
-    from pyh2o.sessions.identity import check_same_header
-
-    if isinstance(model, EmbeddingModel):
-        raise UnsupportedModelError(
-            f"{model.name} makes embeddings and writes no text: give another model (--model)"
-        )
-    if header is not None:
-        check_same_header(header, model.engine.model)
 
 
 def _open_beside(address: str) -> None:
@@ -133,16 +124,11 @@ def _open_beside(address: str) -> None:
 
 
 def _open(address: str) -> None:
-    if not _browser_opens(address):
-        terminal.say(f"no browser could be opened here: the page is {address}")
-
-
-def _browser_opens(address: str) -> bool:
-    try:
+    opened = False
+    with suppress(webbrowser.Error):
         browser = webbrowser.get()
-    except webbrowser.Error:
-        return False
-    # One of those that draw in this terminal, which run no scripts, unless it is the user's choice.
-    if type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER"):
-        return False
-    return browser.open(address)
+        # Some draw in this terminal and run no scripts: only if that is the user's choice.
+        draws_here = type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER")
+        opened = not draws_here and browser.open(address)
+    if not opened:
+        terminal.say(f"no browser could be opened here: the page is {address}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
 from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+if TYPE_CHECKING:
+    from pyh2o.cli.serving import Serving
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -122,11 +126,11 @@ def test_what_a_server_recalls_into(
     needed("pyh2o.openai.server", name="the server's packages")
     served: list[ModelOptions] = []
 
-    def sources(options: ModelOptions, *_: object, **__: object) -> None:
-        served.append(options)
+    def sources(serving: Serving, _given: object) -> None:
+        served.append(serving.options)
         raise ModelError("not now")
 
-    monkeypatch.setattr("pyh2o.cli.served.model_sources", sources)
+    monkeypatch.setattr("pyh2o.cli.serving.model_sources", sources)
     assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
     eviction = served[0].eviction
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
