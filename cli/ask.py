@@ -16,8 +16,8 @@ from . import loading
 from .chat.answers import Answer, Answers, footer
 from .chat.markdown import answer_writer
 from .endings import why_ended
-from .errors import InputError, reported_errors
-from .options import Plain, RunOptions, takes_run_options
+from .errors import InputError
+from .options import MaxTokens, Plain, RunOptions, System, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 from .terminal.wording import count
@@ -47,25 +47,8 @@ def ask(
             show_default="standard input, unless it is a terminal",
         ),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            "-s",
-            help="System prompt: what the model is told before the question. It is never evicted.",
-            show_default="the model's own",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            min=1,
-            help="Most tokens of the answer.",
-            show_default="as many as the window has",
-        ),
-    ] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
     plain: Plain = False,
 ) -> None:
     """Ask one question: cat notes.txt | pyh2o ask "What is this about?"
@@ -74,37 +57,37 @@ def ask(
     come first, of any length, and the question behind them. Only the answer goes to standard
     output, and nothing is saved.
     """
-    with reported_errors():
-        message = _message(_texts(files), question)
-        bars = Bars(hidden=options.verbose)
-        answers = Answers(bars)
-        with closing(loading.load_llama(options, bars, answers)) as llm:
-            answer = _answer(llm, options, message, system, max_tokens, answers, markdown=not plain)
-        if answer.finish == FINISH_INTERRUPTED:
-            raise KeyboardInterrupt
+    message = _message(files, question)
+    bars = Bars(hidden=options.verbose)
+    answers = Answers(bars)
+    with closing(loading.load_llama(options, bars, answers)) as llm:
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.sessions.conversation import Conversation
+
+        conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
+        most = max_tokens or llm.n_ctx()
+        with answer_writer(markdown=stdout.is_terminal and not plain) as write:
+            answer = answers.stream(
+                conversation, lambda: conversation.say(message, max_tokens=most), write
+            )
+        terminal.say(footer(answer, llm.kv), style="dim")
+        if end := _unusual_end(answer, llm, most):
+            terminal.say(end, style="yellow")
+        if llm.archive_trouble:
+            terminal.say(f"warning: {llm.archive_trouble}", style="yellow")
+    if answer.finish == FINISH_INTERRUPTED:
+        raise KeyboardInterrupt
 
 
-def _texts(files: list[Path] | None) -> list[str]:
-    """The texts that the question is about.
-
-    Raises:
-        InputError: one cannot be read, is not UTF-8, or is an empty file.
-    """
-    if files is None:
-        files = [] if sys.stdin.isatty() else [STDIN]
-    return [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]
-
-
-def _standard_input() -> str:
-    return decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
-
-
-def _message(texts: list[str], question: str | None) -> str:
+def _message(files: list[Path] | None, question: str | None) -> str:
     """What is sent: the texts and then the question, with a blank line between them.
 
     Raises:
-        InputError: there is nothing to send.
+        InputError: there is nothing to send, or a file that cannot be read, is not UTF-8 or empty.
     """
+    if files is None:
+        files = [] if sys.stdin.isatty() else [STDIN]
+    texts = [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]
     parts = [part for part in (*texts, question or "") if part.strip()]
     if not parts:
         raise InputError(
@@ -114,32 +97,8 @@ def _message(texts: list[str], question: str | None) -> str:
     return "\n\n".join(parts)
 
 
-def _answer(
-    llm: Llama,
-    options: RunOptions,
-    message: str,
-    system: str | None,
-    max_tokens: int | None,
-    answers: Answers,
-    *,
-    markdown: bool,
-) -> Answer:
-    """Show the answer as it comes, and then what it took."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.conversation import Conversation
-
-    conversation = Conversation(llm, system=system, sampling=options.sampling, copies_mib=0)
-    most = max_tokens or llm.n_ctx()
-    with answer_writer(markdown=stdout.is_terminal and markdown) as write:
-        answer = answers.stream(
-            conversation, lambda: conversation.say(message, max_tokens=most), write
-        )
-    terminal.say(footer(answer, llm.kv), style="dim")
-    if end := _unusual_end(answer, llm, most):
-        terminal.say(end, style="yellow")
-    if llm.archive_trouble:
-        terminal.say(f"warning: {llm.archive_trouble}", style="yellow")
-    return answer
+def _standard_input() -> str:
+    return decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
 
 
 def _unusual_end(answer: Answer, llm: Llama, most: int) -> str:

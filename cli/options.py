@@ -24,7 +24,6 @@ from pyh2o.cache.settings import (
 from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
 
-from .errors import reported_errors
 from .shell_completion import complete_model
 
 MODEL = "Model"
@@ -268,9 +267,7 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def with_options(**values: Any) -> None:
         given = {each.name: values.pop(each.name) for each in shared}
-        with reported_errors():
-            options = _filled(record, given)
-        command(options=options, **values)
+        command(options=_filled(record, given), **values)
 
     signature = inspect.Signature([*own.values(), *shared])
     with_options.__signature__ = signature  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ import typer
 
 from pyh2o.system.threads import physical_cores
 
-from .errors import reported_errors
 from .terminal.terminal import terminal
 from .terminal.wording import count
 
@@ -38,30 +37,28 @@ def rpc_server(
     One program at a time; others are refused meanwhile. The protocol has neither encryption nor a
     key: whoever reaches the port can read and change what is computed. Ctrl-C stops.
     """
-    with reported_errors():
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.system import rpc_server as server
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.system import rpc_server as server
 
-        address, port = server.free_address(host, port)
-        n_threads = threads or physical_cores()
-        devices = ", ".join(device.name for device in server.offered_devices())
-        if server.lets_others_in(address):
-            terminal.say(
-                "other machines can reach this, and it has neither encryption nor a key: let it be "
-                "a network that you trust, or leave out --host",
-                style="yellow",
-            )
-        listening = (
-            f"listening on {address}:{port} · {devices} · {count(n_threads, 'thread')} · "
-            "Ctrl-C stops"
+    address, port = server.free_address(host, port)
+    n_threads = threads or physical_cores()
+    devices = ", ".join(device.name for device in server.offered_devices())
+    if server.lets_others_in(address):
+        terminal.say(
+            "other machines can reach this, and it has neither encryption nor a key: let it be "
+            "a network that you trust, or leave out --host",
+            style="yellow",
         )
-        # ggml says there who comes and goes, several times for each program
-        sys.stdout.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        server.run(
-            address,
-            port,
-            n_threads,
-            on_ready=lambda: terminal.say(listening),
-            on_end=lambda: terminal.say("stopped"),
-        )
+    listening = (
+        f"listening on {address}:{port} · {devices} · {count(n_threads, 'thread')} · Ctrl-C stops"
+    )
+    # ggml says there who comes and goes, several times for each program
+    sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    server.run(
+        address,
+        port,
+        n_threads,
+        on_ready=lambda: terminal.say(listening),
+        on_end=lambda: terminal.say("stopped"),
+    )

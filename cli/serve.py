@@ -16,7 +16,6 @@ from pyh2o.openai.limits import (
     Limits,
 )
 
-from .errors import reported_errors
 from .options import MODEL, ModelOptions, takes_run_options
 from .shell_completion import complete_model
 
@@ -107,10 +106,9 @@ def serve(
     that was made for embeddings has those. The archive of each text takes at most so much memory as
     --recall-mib says.
     """
-    with reported_errors():
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from .serving import Serving, listen, run_server
+    # Imported here because it loads llama.cpp, which `--help` must not wait for.
+    from .serving import Serving, listen, run_server
 
-        limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
-        serving = Serving(options, texts, store_mib, limits, api_key)
-        run_server(serving, model or [None], lambda: listen(host, port))
+    limits = Limits(max_body_mib, max_prompt_tokens, max_wait)
+    serving = Serving(options, texts, store_mib, limits, api_key)
+    run_server(serving, model or [None], lambda: listen(host, port))

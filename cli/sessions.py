@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
@@ -14,18 +16,19 @@ from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder, saved_chats
 from pyh2o.system.archives import of_session
 from pyh2o.system.files import replacement
 
-from .errors import InputError, reported_errors
+from .errors import InputError
 from .help import Group
-from .saved_texts import PARAGRAPH, TURN, found_passages, lines_of, texts_of
 from .shell_completion import complete_session
 from .terminal.terminal import terminal
-from .terminal.wording import count
+from .terminal.wording import SHORT, count, shortened
 
 if TYPE_CHECKING:
     from pyh2o.sessions.copies import CopiedSession
+    from pyh2o.sessions.listing import SavedText
 
 STDOUT = Path("-")
 TEMPORARY = ".pyh2o-export-"
+TURN, PARAGRAPH = "turn", "paragraph"
 
 
 class Form(str, Enum):
@@ -43,17 +46,93 @@ ENDINGS = {".txt": Form.text, ".md": Form.markdown, ".markdown": Form.markdown, 
 app = typer.Typer(
     cls=Group, help="The conversations that `pyh2o chat` has saved.", no_args_is_help=True
 )
+SessionName = Annotated[
+    str, typer.Argument(help="Name of the session.", autocompletion=complete_session)
+]
+
+
+# -------------------------------------------------------------------------------------------------
+# What is saved
+# -------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
 def list_command() -> None:
     """List what is saved, what was last changed first, with its first words."""
-    with reported_errors():
-        texts = texts_of(saved_chats())
-        for line in lines_of(texts):
-            terminal.write(f"{line}\n")
-        total = sum(text.n_bytes for text in texts)
-        terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
+    texts = [_read(chat) for chat in saved_chats()]
+    for line in _lines(texts):
+        terminal.write(f"{line}\n")
+    total = sum(text.n_bytes for text in texts)
+    terminal.say(f"{len(texts)} in {chats_folder()}, {total / 1e6:,.1f} MB")
+
+
+def lines_of(chats: Sequence[SavedChat]) -> list[str]:
+    """A line for each: when it was changed, how large it is, how it begins."""
+    return _lines([_read(chat) for chat in chats])
+
+
+def _read(chat: SavedChat) -> SavedText:
+    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+    from pyh2o.sessions.listing import read_saved_text
+
+    return read_saved_text(chat)
+
+
+def _lines(texts: Sequence[SavedText]) -> list[str]:
+    width = max((len(text.name) for text in texts), default=0)
+    lines: list[str] = []
+    for text in texts:
+        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(text.changed))
+        size = f"{text.n_bytes / 1e6:,.1f} MB"
+        what = "a story" if text.kind == "story" else count(len(text.turns), "turn")
+        first = shortened(text.turns[0].user if text.turns else text.text)
+        summary = text.trouble or f"{what:>9}  {first}".rstrip()
+        lines.append(f"{text.name:<{width}}  {changed}  {size:>10}  {summary}")
+    return lines
+
+
+@app.command("search")
+def search(
+    words: Annotated[
+        list[str], typer.Argument(help="Words that a message with its answer, or a paragraph, has.")
+    ],
+) -> None:
+    """Find the turns of conversations and the paragraphs of stories that have all these words."""
+    wanted = [" ".join(word.split()).casefold() for word in words]
+    kinds: Counter[str] = Counter()
+    sessions = set()
+    for text in map(_read, saved_chats()):
+        for kind, number, passage in _passages(text):
+            said = " ".join(passage.split())
+            if all(word in said.casefold() for word in wanted):
+                # folding may change the length of a text, but hardly the place
+                place = max(0, said.casefold().find(wanted[0]) - SHORT // 2)
+                shown = ("..." if place else "") + shortened(said[place:])
+                terminal.write(f"{text.name}  {kind} {number}  {shown}\n")
+                kinds[kind] += 1
+                sessions.add(text.name)
+    found = [count(kinds[kind], kind) for kind in (TURN, PARAGRAPH) if kinds[kind]]
+    where = f" in {count(len(sessions), 'session')}" if found else "nothing"
+    terminal.say(" and ".join(found) + where)
+
+
+def _passages(text: SavedText) -> Iterator[tuple[str, int, str]]:
+    """The parts of a text that are searched: what each is, its number, and what it says."""
+    for number, turn in enumerate(text.turns, start=1):
+        yield TURN, number, f"{turn.user} {turn.answer}"
+    for number, paragraph in enumerate(filter(str.strip, text.text.splitlines()), start=1):
+        yield PARAGRAPH, number, paragraph
+
+
+@app.command("path")
+def path() -> None:
+    """Print the folder of the saved conversations (PYH2O_CHATS changes it)."""
+    terminal.write(f"{chats_folder()}\n")
+
+
+# -------------------------------------------------------------------------------------------------
+# Removed, copied, exported
+# -------------------------------------------------------------------------------------------------
 
 
 @app.command("rm")
@@ -64,35 +143,26 @@ def remove(
     ],
 ) -> None:
     """Remove saved conversations for good."""
-    with reported_errors():
-        for chat in [_saved(name) for name in names]:
-            with closing(ChatLock(chat)):
-                chat.remove()
-            terminal.say(f"removed {chat.name}")
+    for chat in [_saved(name) for name in names]:
+        with closing(ChatLock(chat)):
+            chat.remove()
+        terminal.say(f"removed {chat.name}")
 
 
 @app.command("copy")
-def copy(
-    name: Annotated[
-        str, typer.Argument(help="Name of the session.", autocompletion=complete_session)
-    ],
-    new: Annotated[str, typer.Argument(help="Name of the copy.")],
-) -> None:
+def copy(name: SessionName, new: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
     """Copy a saved conversation or story, with its archive, so that both can be gone on with."""
-    with reported_errors():
-        chat, other = _saved(name), SavedChat(new)
-        with closing(ChatLock(other)):
-            if other.path.exists():
-                raise InputError(f"there is a session {new}: give another name")
-            _copy(chat, other.path)
-        terminal.say(f"copied {name} to {new}")
+    chat, other = _saved(name), SavedChat(new)
+    with closing(ChatLock(other)):
+        if other.path.exists():
+            raise InputError(f"there is a session {new}: give another name")
+        _copy(chat, other.path)
+    terminal.say(f"copied {name} to {new}")
 
 
 @app.command("export")
 def export(
-    name: Annotated[
-        str, typer.Argument(help="Name of the conversation.", autocompletion=complete_session)
-    ],
+    name: SessionName,
     file: Annotated[
         Path, typer.Argument(help="New file; - is standard output, for all forms but session.")
     ],
@@ -110,29 +180,24 @@ def export(
     `/load FILE` in a chat goes on from a session. One that recalls has its archive in a second
     file, FILE.archive: keep the two together.
     """
-    with reported_errors():
-        chat = _saved(name)
-        is_stdout = file == STDOUT
-        form = form or (Form.text if is_stdout else ENDINGS.get(file.suffix.lower(), Form.session))
-        if is_stdout and form is not Form.session:
-            terminal.write(_transcript(chat, form))
-            return
-        for path in (file, of_session(file)) if form is Form.session else (file,):
-            if path.exists():
-                raise InputError(f"{path} exists: give another name")
-        if form is Form.session:
-            _export_session(chat, file)
-        else:
-            text = _transcript(chat, form)
-            with replacement(file, prefix=TEMPORARY) as new:
-                new.write(text.encode())
-            terminal.say(f"exported {name} to {file} as {form.value}")
-
-
-def _export_session(chat: SavedChat, file: Path) -> None:
-    copied = _copy(chat, file)
-    archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
-    terminal.say(f"exported {chat.name} to {file}{archive}: /load goes on from there")
+    chat = _saved(name)
+    is_stdout = file == STDOUT
+    form = form or (Form.text if is_stdout else ENDINGS.get(file.suffix.lower(), Form.session))
+    if is_stdout and form is not Form.session:
+        terminal.write(_transcript(chat, form))
+        return
+    for path in (file, of_session(file)) if form is Form.session else (file,):
+        if path.exists():
+            raise InputError(f"{path} exists: give another name")
+    if form is Form.session:
+        copied = _copy(chat, file)
+        archive = "" if copied.archive is None else f" and {copied.archive.name} beside it"
+        terminal.say(f"exported {name} to {file}{archive}: /load goes on from there")
+    else:
+        text = _transcript(chat, form)
+        with replacement(file, prefix=TEMPORARY) as new:
+            new.write(text.encode())
+        terminal.say(f"exported {name} to {file} as {form.value}")
 
 
 def _transcript(chat: SavedChat, form: Form) -> str:
@@ -141,34 +206,12 @@ def _transcript(chat: SavedChat, form: Form) -> str:
     Raises:
         InputError: the session is damaged.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.listing import read_saved_text, text_of
+    from pyh2o.sessions.listing import text_of
 
-    saved = read_saved_text(chat)
+    saved = _read(chat)
     if saved.trouble:
         raise InputError(saved.trouble)
     return text_of(saved, form.value)
-
-
-@app.command("search")
-def search(
-    words: Annotated[
-        list[str], typer.Argument(help="Words that a message with its answer, or a paragraph, has.")
-    ],
-) -> None:
-    """Find the turns of conversations and the paragraphs of stories that have all these words."""
-    with reported_errors():
-        kinds: Counter[str] = Counter()
-        sessions = 0
-        for text in texts_of(saved_chats()):
-            found = found_passages(text, words)
-            for place, said in found:
-                terminal.write(f"{text.name}  {place}  {said}\n")
-                kinds[place.partition(" ")[0]] += 1
-            sessions += bool(found)
-        shown = [count(kinds[kind], kind) for kind in (TURN, PARAGRAPH) if kinds[kind]]
-        where = f" in {count(sessions, 'session')}" if shown else "nothing"
-        terminal.say(" and ".join(shown) + where)
 
 
 def _saved(name: str) -> SavedChat:
@@ -185,7 +228,6 @@ def _saved(name: str) -> SavedChat:
 
 def _copy(chat: SavedChat, target: Path) -> CopiedSession:
     """Copy a session that is not open in a chat."""
-    # Imported here for the same reason as above.
     from pyh2o.sessions.copies import copy_session
 
     with closing(ChatLock(chat)):
@@ -197,10 +239,3 @@ def _copy(chat: SavedChat, target: Path) -> CopiedSession:
             style="yellow",
         )
     return copied
-
-
-@app.command("path")
-def path() -> None:
-    """Print the folder of the saved conversations (PYH2O_CHATS changes it)."""
-    with reported_errors():
-        terminal.write(f"{chats_folder()}\n")

@@ -14,8 +14,8 @@ from pyh2o.sessions.saved import SavedChat, last_chat
 from pyh2o.text.cache_copies import DEFAULT_MIB
 
 from .. import loading
-from ..errors import EXIT_ERROR, reported_errors
-from ..options import CACHE, Plain, RunOptions, takes_run_options
+from ..errors import EXIT_ERROR
+from ..options import CACHE, MaxTokens, Plain, RunOptions, System, takes_run_options
 from ..session_options import sampling_given, typed_options
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
@@ -42,26 +42,8 @@ def chat(
     context: typer.Context,
     *,
     options: RunOptions = UNLIMITED,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            "-s",
-            help="System prompt: what the model is told before the conversation. It is never "
-            "evicted.",
-            show_default="the model's own",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            min=1,
-            help="Most tokens of an answer, against models that never stop.",
-            show_default="as many as the window has",
-        ),
-    ] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
     plain: Plain = False,
     go_on: Annotated[
         bool,
@@ -123,59 +105,58 @@ def chat(
     """
     if go_on and session is not None:
         raise typer.BadParameter("give either --continue or --session NAME")
-    with reported_errors():
-        opened = last_chat() if go_on else None if session is None else SavedChat(session)
-        given = typed_options(context)
-        if web:
-            refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
-            chat_on_page(options, given, opened)
-            return
-        source = open_source(COMMANDS, keep_history=not no_save)
-        saving = not no_save and (source.interactive or opened is not None)
-        with closing(Autosave(saving, opened)) as autosave:
-            saved = opened.path if opened is not None and opened.path.exists() else None
-            if saved is not None:
-                options = saved_options(options, given, _header(saved), reread=reread)
-            if not saving:
-                options = with_limit(options)
-            bars = Bars(hidden=options.verbose)
-            answers = Answers(bars)
-            with (
-                closing(loading.load_llama(options, bars, answers)) as llm,
-                closing(autosave),  # before the model goes
-            ):
-                is_reread = False
-                if saved is None:
-                    conversation = _new(llm, options, system, fair_turns, copies_mib)
-                else:
-                    conversation, is_reread = open_conversation(
-                        saved,
-                        llm,
-                        answers,
-                        source,
-                        is_saved=saving,
-                        reread=reread,
-                        cure=" (--reread)",
-                        copies_mib=copies_mib,
-                        fair_turns=fair_turns,
-                    )
-                talk = Chat(
-                    conversation,
-                    COMMANDS,
-                    source,
+    opened = last_chat() if go_on else None if session is None else SavedChat(session)
+    given = typed_options(context)
+    if web:
+        refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
+        chat_on_page(options, given, opened)
+        return
+    source = open_source(COMMANDS, keep_history=not no_save)
+    saving = not no_save and (source.interactive or opened is not None)
+    with closing(Autosave(saving, opened)) as autosave:
+        saved = opened.path if opened is not None and opened.path.exists() else None
+        if saved is not None:
+            options = saved_options(options, given, _header(saved), reread=reread)
+        if not saving:
+            options = with_limit(options)
+        bars = Bars(hidden=options.verbose)
+        answers = Answers(bars)
+        with (
+            closing(loading.load_llama(options, bars, answers)) as llm,
+            closing(autosave),  # before the model goes
+        ):
+            is_reread = False
+            if saved is None:
+                conversation = _new(llm, options, system, fair_turns, copies_mib)
+            else:
+                conversation, is_reread = open_conversation(
+                    saved,
+                    llm,
                     answers,
-                    autosave,
-                    max_tokens=max_tokens or llm.n_ctx(),
-                    markdown=stdout.is_terminal and not plain,
+                    source,
+                    is_saved=saving,
+                    reread=reread,
+                    cure=" (--reread)",
+                    copies_mib=copies_mib,
+                    fair_turns=fair_turns,
                 )
-                if saved is not None:
-                    talk.say_last_exchange(is_reread=is_reread)
-                    talk.adapt(sampling_given(options, given), system)
-                talk.greet()
-                talk.run()
-            is_saved = autosave.settle()
-        if not is_saved or (talk.refused and not source.interactive):
-            raise typer.Exit(EXIT_ERROR)
+            talk = Chat(
+                conversation,
+                COMMANDS,
+                source,
+                answers,
+                autosave,
+                max_tokens=max_tokens or llm.n_ctx(),
+                markdown=stdout.is_terminal and not plain,
+            )
+            if saved is not None:
+                talk.say_last_exchange(is_reread=is_reread)
+                talk.adapt(sampling_given(options, given), system)
+            talk.greet()
+            talk.run()
+        is_saved = autosave.settle()
+    if not is_saved or (talk.refused and not source.interactive):
+        raise typer.Exit(EXIT_ERROR)
 
 
 def _header(saved: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import SavedChat, saved_chats
 
 from ..errors import InputError
-from ..saved_texts import lines_of, texts_of
+from ..sessions import lines_of
 from ..shell_completion import complete_session
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
@@ -111,7 +111,7 @@ def _sessions(chat: Chat, _argument: str) -> None:
     """List the conversations that are saved."""
     found = saved_chats()
     chat.listed = found[:LISTED]
-    for number, line in enumerate(lines_of(texts_of(chat.listed)), start=1):
+    for number, line in enumerate(lines_of(chat.listed), start=1):
         this = "  (this one)" if chat.listed[number - 1].name == chat.autosave.name else ""
         terminal.say(f"{number:>2}  {line}{this}")
     if len(found) > LISTED:
