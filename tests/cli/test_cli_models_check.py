@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, run, run_program
-from pyh2o.cli.model_text import ranges
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -160,11 +159,3 @@ def test_program(tmp_path: Path) -> None:
     output = run_program("models", "check", tiny(tmp_path, "sliding_window", n_layer=1))
     assert output.code == 1
     assert output.notes == ""
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [([0], "0"), ([0, 1, 2], "0-2"), ([5, 11, 17], "5, 11, 17"), ([0, 1, 3, 4, 6], "0-1, 3-4, 6")],
-)
-def test_ranges(numbers: list[int], expected: str) -> None:
-    assert ranges(numbers) == expected
