@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -54,32 +53,20 @@ for commands in (app, evaluation.app, models.app, sessions.app, config.app):
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and what it was built from, and leave."""
-    if wanted:
-        with reported_errors():
-            terminal.write(version_text(pyh2o.__version__, pyh2o.build_info()))
-        raise typer.Exit()
-
-
-def version_text(version: str, build: Mapping[str, Any]) -> str:
-    """The version, and what it was built from if that is known.
-
-    Args:
-        version: of pyh2o.
-        build: `pyh2o.build_info()`: llama_cpp_python, llama_cpp_commit, patches and backends.
-    """
-    lines = [f"pyh2o {version}"]
-    for key, label in (
-        ("llama_cpp_commit", "llama.cpp"),
-        ("llama_cpp_python", "llama-cpp-python"),
-        ("patches", "patches"),
-        ("backends", "backends"),
-    ):
-        value = build.get(key)
-        if value:
-            shown = value if isinstance(value, str) else ", ".join(map(str, value))
-            lines.append(f"{label} {shown}")
-    return "\n".join(lines) + "\n"
+    """Print the version and what it was built from, as far as that is known, and leave."""
+    if not wanted:
+        return
+    build: dict[str, Any] = pyh2o.build_info()
+    parts = {
+        "pyh2o": pyh2o.__version__,
+        "llama.cpp": build.get("llama_cpp_commit"),
+        "llama-cpp-python": build.get("llama_cpp_python"),
+        "patches": build.get("patches"),
+        "backends": ", ".join(build.get("backends", [])),
+    }
+    with reported_errors():
+        terminal.write("".join(f"{name} {value}\n" for name, value in parts.items() if value))
+    raise typer.Exit()
 
 
 @app.callback()

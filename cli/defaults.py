@@ -113,11 +113,7 @@ def read_sections(path: Path) -> list[Section]:
 
 
 def _sections(path: Path, table: Mapping[str, Any], at: CommandPath) -> Iterator[Section]:
-    """The tables in a table, and what stands in it itself.
-
-    Raises:
-        InputError: a value outside of a table.
-    """
+    """The tables in a table, and what stands in it itself."""
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
     if values and not at:
         raise InputError(
@@ -141,22 +137,29 @@ def default_map(program: Any, sections: list[Section]) -> dict[str, Any]:
         InputError: no such command or option, or a value that the option does not take.
     """
     commands = dict(_commands(program, ()))
+    names = {ALL, *(".".join(path[:n]) for path in commands for n in range(1, len(path) + 1))}
     defaults: dict[str, Any] = {}
     for section in sections:
-        meant = {
-            path: _options(command)
+        if section.name not in names:
+            raise _unknown(f"section [{section.name}]", section.name, names)
+        options = [
+            (name.removeprefix("--"), path, option)
             for path, command in commands.items()
             if path[: len(section.path)] == section.path
-        }
-        if not meant:
-            raise _unknown(f"section [{section.name}]", section.name, _section_names(commands))
+            for option in command.params
+            for name in option.opts
+            if name.startswith("--")
+        ]
         for key, value in section.values.items():
-            having = {path: options[key] for path, options in meant.items() if key in options}
+            having = [(path, option) for name, path, option in options if name == key]
             if not having:
-                known = {name for options in meant.values() for name in options}
+                known = {name for name, _, _ in options}
                 raise _unknown(f"{key} in [{section.name}]", key, known)
-            for path, option in having.items():
-                _table(defaults, path)[option.name] = _value(section, key, value, option, path)
+            for path, option in having:
+                table = defaults
+                for name in path:
+                    table = table.setdefault(name, {})
+                table[option.name] = _value(section, key, value, option, path)
     return defaults
 
 
@@ -165,39 +168,12 @@ def _commands(command: Any, path: CommandPath) -> Iterator[tuple[CommandPath, An
     children = getattr(command, "commands", None)
     if children is None:
         yield path, command
-        return
-    for name, child in children.items():
+    for name, child in (children or {}).items():
         yield from _commands(child, (*path, name))
 
 
-def _options(command: Any) -> dict[str, Any]:
-    """The options of a command by their long names, without the dashes."""
-    return {
-        name.removeprefix("--"): parameter
-        for parameter in command.params
-        for name in parameter.opts
-        if name.startswith("--")
-    }
-
-
-def _section_names(commands: Mapping[CommandPath, Any]) -> set[str]:
-    names = {".".join(path[:n]) for path in commands for n in range(1, len(path) + 1)}
-    return {ALL, *names}
-
-
-def _table(defaults: dict[str, Any], path: CommandPath) -> dict[str, Any]:
-    """The defaults of one command."""
-    for name in path:
-        defaults = defaults.setdefault(name, {})
-    return defaults
-
-
 def _value(section: Section, key: str, value: Any, option: Any, path: CommandPath) -> Any:
-    """A value as the command line would have it, which the option takes.
-
-    Raises:
-        InputError: it does not.
-    """
+    """A value as the command line would have it, which the option takes."""
     where = f"{config_path()}: {key} in [{section.name}]"
     is_flag = bool(getattr(option, "is_flag", False))
     items = value if isinstance(value, list) and option.multiple else [value]

@@ -1,10 +1,14 @@
-"""Loading the model that the options ask for."""
+"""Loading the model that the options ask for.
+
+What loads llama.cpp is imported in functions: `--help` must not wait for it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -42,12 +46,9 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
         KeyboardInterrupt: Ctrl-C was pressed.
     """
 
-    def make(path: str, **settings: Any) -> Llama:
-        # Imported here because it loads llama.cpp.
-        from pyh2o.llama import Llama
+    from pyh2o.llama import Llama
 
-        return Llama(path, prompt_progress=reader.on_read, on_exact_prefill=say_prefill, **settings)
-
+    make = partial(Llama, prompt_progress=reader.on_read, on_exact_prefill=say_prefill)
     llm = _loaded(make, options, bars)
     llm.while_reading = reader.check
     say_layers(llm, options)
@@ -62,12 +63,9 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
         KeyboardInterrupt: Ctrl-C was pressed.
     """
 
-    def make(path: str, **settings: Any) -> Engine:
-        # Imported here because it loads llama.cpp.
-        from pyh2o.engine import Engine
+    from pyh2o.engine import Engine
 
-        return Engine(path, texts=texts, store_mib=store_mib, **settings)
-
+    make = partial(Engine, texts=texts, store_mib=store_mib)
     engine = _loaded(make, options, bars, texts=texts)
     say_layers(engine.model, options)
     return engine
@@ -76,12 +74,8 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
 def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
     """Refuse to put what a model writes into the place of the model.
 
-    Args:
-        options: of the command.
-        outputs: files that it would replace.
-
     Raises:
-        InputError: one of them is the model's.
+        InputError: one of the files that would be replaced is the model's.
     """
     try:
         model = find_model(options.model)
@@ -95,7 +89,6 @@ def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
 def say_layers(llm: Llama, options: ModelOptions) -> None:
     """Say on which machines the layers are, if there are several."""
     if options.rpc and not options.verbose:  # which says so by itself
-        # Imported here because it loads llama.cpp.
         from pyh2o.system.rpc import layers_text
 
         terminal.say(layers_text(llm.layers_at()), style="dim")
@@ -139,11 +132,8 @@ def machine_settings(options: ModelOptions) -> dict[str, Any]:
         SettingsError: a server's address that is none.
     """
     servers = servers_of(options.rpc)
-    return {
-        "n_gpu_layers": usable_gpu_layers(options.gpu_layers, servers),
-        "rpc_servers": servers,
-        **thread_settings(options),
-    }
+    n_gpu_layers = usable_gpu_layers(options.gpu_layers, servers)
+    return {"n_gpu_layers": n_gpu_layers, "rpc_servers": servers, **thread_settings(options)}
 
 
 def thread_settings(options: ModelOptions) -> dict[str, Any]:
@@ -158,20 +148,13 @@ def thread_settings(options: ModelOptions) -> dict[str, Any]:
 def with_gpu_layers(
     machine: dict[str, Any], options: ModelOptions, path: Path, *, texts: int
 ) -> dict[str, Any]:
-    """The settings with as many layers on the GPUs as fit, unless the options say how many.
-
-    Args:
-        machine: what `machine_settings` returned.
-        options: of the command.
-        path: of the model.
-        texts: that have a cache each.
+    """What `machine_settings` returned, with as many layers on the GPUs as fit with so many texts.
 
     Raises:
         PyH2OError: the model cannot be read, or settings make no sense for it.
     """
     if options.gpu_layers is not None or options.rpc:
         return machine
-    # Imported here because it loads llama.cpp.
     from pyh2o.system.gpu import find_gpus, fit_layers
 
     if not (gpus := find_gpus()):
@@ -182,12 +165,7 @@ def with_gpu_layers(
 
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
-    """What each layer of a model takes with these options, and the output.
-
-    Raises:
-        PyH2OError: as above.
-    """
-    # Imported here because it loads llama.cpp.
+    """What each layer of a model takes with these options, and the output."""
     from pyh2o.llama.description import describe_model
     from pyh2o.llama.header import read_header
     from pyh2o.llama.layer_sizes import caches_of_layers, weights_of_layers
@@ -208,7 +186,6 @@ def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
 
 def cache_settings(options: ModelOptions) -> dict[str, Any]:
     """What `Llama` takes of the cache."""
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.llama import KV_TYPES
 
     kv_type = KV_TYPES[options.kv_type.value]
@@ -229,7 +206,6 @@ def servers_of(given: list[str] | None) -> tuple[str, ...]:
     """
     if not given:
         return ()
-    # Imported here because it loads llama.cpp.
     from pyh2o.system import rpc
 
     def end(line: str) -> None:
@@ -242,7 +218,6 @@ def servers_of(given: list[str] | None) -> tuple[str, ...]:
 
 def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
     """How many layers to offload: none, and a line that says why, if there is nowhere to."""
-    # Imported here because it loads llama.cpp.
     from pyh2o.system.devices import why_no_gpu
     from pyh2o.system.rpc import ALL_LAYERS
 
@@ -256,7 +231,6 @@ def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:
     """Say what an exact prefill takes, before it is taken."""
-    # Imported here because it loads llama.cpp.
     from pyh2o.cache.eviction import mib
 
     terminal.say(f"reading {n_tokens:,} tokens in full takes {mib(n_bytes):,} MiB until then")

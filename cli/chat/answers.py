@@ -58,21 +58,13 @@ class Answers:
         self._read = 0
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
+        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
         self._read = done
         self._bars.reading(done, total)
         self.check()
 
     def check(self) -> None:
-        """To be called while a piece of a prompt is read.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
+        """To be called while a piece of a prompt is read: a KeyboardInterrupt after Ctrl-C."""
         self._interrupts.check()
 
     @property
@@ -107,10 +99,6 @@ class Answers:
             start: gives its text, piece by piece; to stop that early keeps what was said.
             write: takes each piece.
             n_before: tokens that are there already of an answer that goes on.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-            PyH2OError: the library refused.
         """
         turns, times, interrupted = conversation.turns, list[float](), False
         began = time.monotonic()
@@ -162,13 +150,7 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
 def statistics(
     conversation: Conversation, answers: list[Answer], saved: str
 ) -> Iterator[tuple[str, str]]:
-    """Labels and lines for `/stats`.
-
-    Args:
-        conversation: what has been said.
-        answers: all since the chat was opened.
-        saved: where the conversation is saved.
-    """
+    """Labels and lines for `/stats`: of all answers since the chat was opened, and of the cache."""
     kv = conversation.llm.kv
     turns = conversation.turns
     # behind what was taken back the cache may be empty, and the text is read again

@@ -43,11 +43,7 @@ class Autosave:
         return self._chat.name if self._chat else ""
 
     def keep_before(self) -> SavedChat | None:
-        """Before the next save, let there be a copy of the session as it is saved now.
-
-        Returns:
-            its name; None if nothing is saved there.
-        """
+        """Before the next save, let there be a copy of the session as it is saved now, if it is."""
         if self.enabled and self._chat is not None and self._chat.path.exists():
             self._before = self._chat.before()
         return self._before
@@ -61,7 +57,7 @@ class Autosave:
         self.settle()
         is_saved = self._chat is not None and self._chat.path.exists()
         if self.enabled and (conversation.turns or is_saved):
-            self._begin(conversation)
+            self._saving = self._worker.submit(self._save, conversation)
 
     def settle(self) -> bool:
         """Wait until all is saved; a failure is said once, in one line.
@@ -76,38 +72,26 @@ class Autosave:
         return not self._failure
 
     def save_now(self, conversation: Conversation) -> None:
-        """Save a conversation, and wait for it.
-
-        Raises:
-            InputError: that failed; the message says why.
-        """
+        """Save a conversation, and wait for it; a failure is an error."""
         self.settle()
-        self._begin(conversation)
+        self._saving = self._worker.submit(self._save, conversation)
         self._wait()
         if self._failure:
             raise InputError(f"{self._failure}; /save FILE saves a copy elsewhere")
 
-    def _begin(self, conversation: Conversation) -> None:
-        try:
-            if self._chat is None:
-                chat = new_chat()
-                self._lock = ChatLock(chat)
-                self._chat = chat
-        except PyH2OError as error:
-            self._saving = Future()
-            self._saving.set_exception(error)
-        else:
-            self._saving = self._worker.submit(self._save, conversation, self._chat)
-
-    def _save(self, conversation: Conversation, chat: SavedChat) -> None:
+    def _save(self, conversation: Conversation) -> None:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.sessions.copies import copy_session
 
+        if self._chat is None:
+            chat = new_chat()
+            self._lock = ChatLock(chat)
+            self._chat = chat
         if self._before is not None:
-            copy_session(chat.path, self._before.path)
+            copy_session(self._chat.path, self._before.path)
             self._before = None
-        conversation.save(chat.path)
-        chat.note_saved()
+        conversation.save(self._chat.path)
+        self._chat.note_saved()
 
     def _wait(self) -> None:
         while self._saving is not None:
@@ -135,9 +119,6 @@ class Autosave:
         Args:
             chat: where it is saved; None for a new place.
             leave: whether there is something in the place so far.
-
-        Raises:
-            SessionError: the chat is open elsewhere.
         """
         lock = ChatLock(chat) if self.enabled and chat is not None else None
         try:

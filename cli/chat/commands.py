@@ -12,9 +12,11 @@ from pyh2o.generation.sampling import Sampling
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal
 from ..terminal.wording import count, shortened
+from .answers import statistics
 from .command_table import Commands
 from .file_commands import FILE_COMMANDS
 from .kv_picture import kv_picture
+from .markdown import answer_writer
 from .opening import say_unread
 
 if TYPE_CHECKING:
@@ -26,12 +28,13 @@ EMPTY = '""'
 PICTURE_FRAME = 14
 PICTURE_LINES = 16
 
-KEYS = """\
+KEYS = '''\
 Ctrl-C stops an answer; what was said so far stays in the conversation. Ctrl-D leaves.
-Alt-Enter, or a backslash before Enter, begins a new line. TAB completes commands and files.
-A line that begins with a space is sent as it is, even if a / follows."""
+Alt-Enter, or a backslash before Enter, begins a new line; so does Enter in a message between
+""" and """. TAB completes commands and files.
+A line that begins with a space is sent as it is, even if a / follows.'''
 
-COMMANDS = Commands({"/exit": "/quit", "/bye": "/quit", "/?": "/help"})
+COMMANDS = Commands({"/exit": "/quit", "/bye": "/quit", "/new": "/clear", "/?": "/help"})
 
 
 @COMMANDS.add("/help", "[COMMAND]", words=lambda _: [name.removeprefix("/") for name in COMMANDS])
@@ -113,7 +116,10 @@ def _answers(chat: Chat, argument: str) -> None:
         cure = "/answers lists them" if len(found) > 1 else "/regen draws another one"
         there = count(len(found), "answer")
         raise InputError(f"the last message has {there}, and no {shortened(argument)}: {cure}")
-    chat.choose(found[int(argument) - 1].attempt)
+    attempt = found[int(argument) - 1].attempt
+    chat.change(lambda: chat.conversation.choose(attempt))
+    with answer_writer(markdown=chat.markdown) as write:
+        write(chat.conversation.turns[-1].answer)
     say_unread(chat.conversation)
 
 
@@ -164,16 +170,6 @@ def _system(chat: Chat, argument: str) -> None:
     terminal.say(f"system prompt: {system}" if system else "no system prompt but the model's own")
 
 
-@COMMANDS.add("/multi", "[TEXT]")
-def _multi(chat: Chat, argument: str) -> None:
-    """Begin a message of several lines, which /end ends.
-
-    So does a message between \"\"\" and \"\"\". Alt-Enter, or a backslash before Enter, begins a
-    new line, too.
-    """
-    chat.send(chat.source.read_multi(argument))
-
-
 COMMANDS.update(FILE_COMMANDS)
 
 
@@ -219,7 +215,8 @@ def _unpin(chat: Chat, argument: str) -> None:
 @COMMANDS.add("/stats")
 def _stats(chat: Chat, _argument: str) -> None:
     """The conversation and the cache in numbers."""
-    for label, text in chat.statistics():
+    saved = chat.autosave.describe()
+    for label, text in statistics(chat.conversation, chat.answers.all, saved):
         terminal.say(f"{label:<14} {text}")
 
 

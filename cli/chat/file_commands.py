@@ -28,22 +28,12 @@ LISTED = 20
 FILE_COMMANDS = Commands()
 
 
-@FILE_COMMANDS.add("/new")
-def _new(chat: Chat, _argument: str) -> None:
-    """Begin another conversation under the same system prompt.
-
-    The one so far stays saved under its name.
-    """
-    if chat.conversation.turns and not chat.autosave.enabled:
-        raise InputError(
-            "this chat is not saved as it goes: /save FILE saves a copy of it, /clear forgets it"
-        )
-    chat.clear()
-
-
 @FILE_COMMANDS.add("/clear")
 def _clear(chat: Chat, _argument: str) -> None:
-    """Forget all that was said; a conversation that is saved stays under its name."""
+    """Begin a new conversation; one that is saved stays under its name, another is forgotten.
+
+    The system prompt stays. /new is the same.
+    """
     chat.clear()
 
 
@@ -66,7 +56,10 @@ def _save(chat: Chat, argument: str) -> None:
     """
     if argument:
         path = _whole_file(argument)
-        chat.save_copy(path)
+        if path.exists() and path.resolve() not in chat.copies:
+            raise InputError(f"{path} exists: give another name")
+        chat.conversation.save(path, portable=True)
+        chat.copies.add(path.resolve())
         terminal.say(f"saved in {path}: /load goes on from here")
     elif not chat.autosave.enabled:
         raise InputError("this chat is not saved as it goes: /save FILE saves a copy of it")

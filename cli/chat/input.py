@@ -31,7 +31,6 @@ GOES_ON = "\\"
 """At the end of a line: the message goes on in the next one."""
 QUOTE = '"""'
 END_OF_QUOTE = re.compile(r'"""\s*\Z')
-END_OF_MULTI = re.compile(r"(?:\A|\n)[ \t]*/end\s*\Z")
 
 
 class Dropped(Exception):  # noqa: N818  # nothing went wrong
@@ -68,23 +67,13 @@ class Source(ABC):
         Raises:
             InputError: the second is missing.
         """
-        return self._read_until(END_OF_QUOTE, QUOTE, [first.strip().removeprefix(QUOTE)])
-
-    def read_multi(self, first: str) -> str:
-        """The line `first`, and all lines up to one that is `/end`.
-
-        Raises:
-            InputError: there is no such line.
-        """
-        return self._read_until(END_OF_MULTI, "/end", [first] if first else [])
-
-    def _read_until(self, end: re.Pattern[str], name: str, lines: list[str]) -> str:
-        while not (found := end.search("\n".join(lines))):
+        text = first.strip().removeprefix(QUOTE)
+        while not (end := END_OF_QUOTE.search(text)):
             try:
-                lines.append(self.read(MORE, verbatim=True))
+                text += "\n" + self.read(MORE, verbatim=True)
             except EOFError:
-                raise InputError(f"the input ended before {name}: nothing was sent") from None
-        return "\n".join(lines)[: found.start()].strip("\n")
+                raise InputError(f"the input ended before {QUOTE}: nothing was sent") from None
+        return text[: end.start()].strip("\n")
 
 
 class LineSource(Source):

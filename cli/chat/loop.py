@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ..endings import why_ended
 from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal
 from ..terminal.wording import count, excerpt
-from .answers import Answer, Answers, footer, statistics
+from .answers import Answer, Answers, footer
 from .autosave import Autosave
 from .command_table import Commands
 from .input import PROMPT, QUOTE, Dropped, Source
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyh2o.sessions.saved import SavedChat
 
 
+@dataclass
 class Chat:
     """A conversation with a person or a script.
 
@@ -39,50 +40,35 @@ class Chat:
         conversation: what has been said; `/load` puts another one here.
         commands: what a line that begins with a slash may say.
         source: where the lines come from.
+        answers: what streams them.
         autosave: where the conversation is saved.
         max_tokens: most tokens of an answer.
+        markdown: whether answers are coloured.
         listed: the saved conversations that `/sessions` has shown last.
+        copies: files that `/save` has written.
         left: set to leave.
         refused: whether anything could not be done.
     """
 
-    def __init__(
-        self,
-        conversation: Conversation,
-        commands: Commands,
-        source: Source,
-        answers: Answers,
-        autosave: Autosave,
-        *,
-        max_tokens: int,
-        markdown: bool,
-    ) -> None:
-        self.conversation = conversation
-        self.commands = commands
-        self.source = source
-        self.autosave = autosave
-        self.max_tokens = max_tokens
-        self.listed: list[SavedChat] = []
-        self.left = False
-        self.refused = False
-        self._answers = answers
-        self._markdown = markdown
-        self._changed = False  # and not saved yet
-        self._copies: set[Path] = set()
-        self._trouble = ""  # that was said last
-        self._n_evicted = conversation.llm.kv.tokens_evicted  # when that was looked at last
+    conversation: Conversation
+    commands: Commands
+    source: Source
+    answers: Answers
+    autosave: Autosave
+    max_tokens: int
+    markdown: bool
+    listed: list[SavedChat] = field(default_factory=list)
+    copies: set[Path] = field(default_factory=set)
+    left: bool = False
+    refused: bool = False
+    _changed: bool = False  # and not saved yet
+    _trouble: str = ""  # that was said last
 
-    # ---------------------------------------------------------------------------------------------
-    # The loop
-    # ---------------------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        self._n_evicted = self.conversation.llm.kv.tokens_evicted  # when that was looked at last
 
     def run(self) -> None:
-        """Answer line after line until /quit or the end of the input.
-
-        Raises:
-            InputError: a line of a script that is not UTF-8.
-            KeyboardInterrupt: Ctrl-C while a script is answered, or pressed twice.
-        """
+        """Answer line after line until /quit or the end of the input."""
         self._save_changes()  # by options
         while not self.left:
             try:
@@ -120,10 +106,6 @@ class Chat:
             self._changed = False
             self.autosave.save(self.conversation)
 
-    # ---------------------------------------------------------------------------------------------
-    # Answers
-    # ---------------------------------------------------------------------------------------------
-
     def send(self, message: str) -> None:
         """Have a message answered; a script ends with a message that is refused."""
         if not message.strip():
@@ -144,8 +126,8 @@ class Chat:
             n_before: tokens that are there already of an answer that goes on.
         """
         try:
-            with answer_writer(markdown=self._markdown) as write:
-                answer = self._answers.stream(self.conversation, start, write, n_before=n_before)
+            with answer_writer(markdown=self.markdown) as write:
+                answer = self.answers.stream(self.conversation, start, write, n_before=n_before)
         except BrokenPipeError:
             raise
         except (PyH2OError, OSError) as error:
@@ -205,21 +187,11 @@ class Chat:
             terminal.say(f"warning: {trouble}", style="yellow")
         self._trouble = trouble
 
-    # ---------------------------------------------------------------------------------------------
-    # What commands do to the conversation
-    # ---------------------------------------------------------------------------------------------
-
     def change(self, action: Callable[[], object]) -> None:
         """Change the conversation; it is saved at the end of the command."""
-        with self._answers.undisturbed():
+        with self.answers.undisturbed():
             action()
         self._changed = True
-
-    def choose(self, attempt: int) -> None:
-        """Have an answer back that was replaced, and show it as it was shown."""
-        self.change(lambda: self.conversation.choose(attempt))
-        with answer_writer(markdown=self._markdown) as write:
-            write(self.conversation.turns[-1].answer)
 
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt, and say what that costs."""
@@ -229,14 +201,10 @@ class Chat:
             terminal.say(f"{tokens} will be read again with the next message")
 
     def clear(self) -> None:
-        """Begin a new conversation; the one so far stays where it is saved.
-
-        Raises:
-            InputError: it is to be saved, and cannot be.
-        """
+        """Begin a new conversation; the one so far stays where it is saved."""
         turns = len(self.conversation.turns)
         left = self._make_sure_it_is_saved()
-        with self._answers.undisturbed():
+        with self.answers.undisturbed():
             self.conversation.clear()
         self._n_evicted = 0
         what = f"forgotten: {count(turns, 'turn')}"
@@ -256,30 +224,13 @@ class Chat:
             self.autosave.save_now(self.conversation)
         return self.autosave.name
 
-    def save_copy(self, path: Path) -> None:
-        """Save the conversation in a file, and go on saving it where it is.
-
-        Raises:
-            InputError: there is a file that this chat has not written.
-            SessionError: it cannot be written.
-        """
-        if path.exists() and path.resolve() not in self._copies:
-            raise InputError(f"{path} exists: give another name")
-        self.conversation.save(path, portable=True)
-        self._copies.add(path.resolve())
-
     def load(self, path: Path, session: SavedChat | None = None, *, reread: bool = False) -> None:
-        """Go on with a saved conversation; this one stays where it is saved.
+        """Go on with a saved conversation; this one stays where it is saved, also if that fails.
 
         Args:
             path: its file.
             session: what is saved there, to be saved there again; None for a copy.
             reread: whether to read its text again without asking.
-
-        Raises:
-            InputError: this conversation is to be saved, and cannot be, or the session is open
-                elsewhere, or here, or its text shall not be read again.
-            SessionError: there is no such file, or it does not fit; nothing is changed then.
         """
         if session is not None and session.name == self.autosave.name:
             raise InputError(f"this is session {session.name} already")
@@ -288,7 +239,7 @@ class Chat:
             self.conversation, is_reread = open_conversation(
                 path,
                 self.conversation.llm,
-                self._answers,
+                self.answers,
                 self.source,
                 is_saved=self.autosave.enabled,
                 reread=reread,
@@ -305,10 +256,6 @@ class Chat:
         self.conversation.sampling = replace(self.conversation.sampling, **sampling)
         if system is not None and system != self.conversation.system:
             self.set_system(system)
-
-    # ---------------------------------------------------------------------------------------------
-    # What a person is told
-    # ---------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
         """Tell a person where they are."""
@@ -328,7 +275,7 @@ class Chat:
     def say_last_exchange(self, *, is_reread: bool) -> None:
         """Show what a conversation that is continued was about."""
         if is_reread:
-            say_reread(self.conversation, self.autosave, self._answers.seconds_per_token_read)
+            say_reread(self.conversation, self.autosave, self.answers.seconds_per_token_read)
         self._say_trouble()
         turns = self.conversation.turns
         tokens = turns[-1].end if turns else 0
@@ -338,7 +285,3 @@ class Chat:
             last = turns[-1]
             exchange = harmless(f"{PROMPT}{excerpt(last.user)}\n{excerpt(last.answer.rstrip())}")
             terminal.say(exchange, style="dim")
-
-    def statistics(self) -> Iterator[tuple[str, str]]:
-        """Labels and lines for `/stats`."""
-        return statistics(self.conversation, self._answers.all, self.autosave.describe())

@@ -28,16 +28,10 @@ if TYPE_CHECKING:
 def saved_options(
     options: RunOptions, given: Set[str], header: Mapping[str, Any], *, reread: bool
 ) -> RunOptions:
-    """The options that a session was made with, but for those that were given.
-
-    Args:
-        options: the options as they are, with defaults.
-        given: names of those that the user typed.
-        header: of the session file.
-        reread: whether the text is read again under others.
+    """The options that a session was made with, but for those whose names were given.
 
     Raises:
-        InputError: one was given that cannot be changed without that.
+        InputError: one was given that cannot be changed unless the text is read again.
     """
     if not reread:
         refuse_what_is_fixed(given, header, "system prompt and sampling")
@@ -68,14 +62,10 @@ def open_conversation(
     """A saved conversation, and whether its text will be read again.
 
     Args:
-        path: its file.
-        llm: the model.
-        answers: what keeps Ctrl-C off meanwhile.
         source: of a person, who is asked where model or settings were others.
         is_saved: whether it is saved from now on; if not, its archive's file is left as it is.
         reread: whether to read its text again without asking.
         cure: how to say that, for an error.
-        copies_mib: as for `Conversation`.
         fair_turns: of a text that is read again.
 
     Raises:

@@ -48,15 +48,7 @@ _IN_TERMINAL = {
 
 
 def refuse_what_the_page_lacks(context: typer.Context, given: Set[str]) -> None:
-    """Refuse options that only a chat in the terminal has.
-
-    Args:
-        context: of the command.
-        given: names of those that are to have an effect.
-
-    Raises:
-        InputError: one of them is such an option.
-    """
+    """Refuse the options, by their names, that only a chat in the terminal has."""
     for option in context.command.params:
         if option.name in given and option.name in _IN_TERMINAL:
             typed = max(option.opts, key=len)
@@ -70,10 +62,6 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
         options: the options as they are, with defaults.
         given: names of those that the user typed.
         opened: the chat to go on with; None for a new one.
-
-    Raises:
-        PyH2OError: the chat cannot be gone on with, or there is no model or no server for that.
-        KeyboardInterrupt: Ctrl-C was pressed before it was served.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.openai.server import EmbeddingModel

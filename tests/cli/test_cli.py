@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import pyh2o
 from cli_fakes import PATIENCE, Output, program_environment, pyh2o_command, run, run_program
 from pyh2o.cli import models
-from pyh2o.cli.app import version_text
 from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel
 from tiny_gguf import write_tiny_gguf
 
@@ -114,17 +114,16 @@ def test_model_by_name_that_is_not_fetched() -> None:
     assert output == Output(1, "", f"error: the model gemma3-270m is not here yet: {fetch}\n")
 
 
-def test_version_text() -> None:
+def test_version_and_what_it_was_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
     build = {
         "llama_cpp_python": "0.3.36",
         "llama_cpp_commit": "0c1e570",
-        "patches": ["0001", "0002"],
-        "backends": ["CPU"],
+        "patches": "0001",
+        "backends": ["CPU", "RPC"],
     }
-    assert version_text("1.2", build) == (
-        "pyh2o 1.2\nllama.cpp 0c1e570\nllama-cpp-python 0.3.36\npatches 0001, 0002\nbackends CPU\n"
-    )
-    assert version_text("1.2", {}) == "pyh2o 1.2\n"
+    monkeypatch.setattr("pyh2o.build_info", lambda: build)
+    text = "llama.cpp 0c1e570\nllama-cpp-python 0.3.36\npatches 0001\nbackends CPU, RPC\n"
+    assert run("--version").text == f"pyh2o {pyh2o.__version__}\n{text}"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["generate", "--help"]])

@@ -337,9 +337,8 @@ def test_read(model: ScriptedModel, tmp_path: Path) -> None:
         "/read my notes.txt",
         "/read 'my notes.txt' Well?",
         r"/read my\ notes.txt",
-        "/multi",
-        "x",
-        "/end",
+        '"""x',
+        '"""',
     ]
     assert run("chat", stdin="\n".join(script)).code == 0
     assert said() == [

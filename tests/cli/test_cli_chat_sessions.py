@@ -20,20 +20,6 @@ def begin(model: ScriptedModel, name: str, message: str) -> None:
     assert run("chat", "--session", name, stdin=f"{message}\n").code == 0
 
 
-def test_new(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say(*["Hi"] * 3)
-    output = run("chat", "--session", "work", stdin="Hello\n/new\nWho?\n")
-    assert "`pyh2o chat --session work` goes on with the one so far" in output.notes
-    assert answers_of() == [("Who?", "Hi")]
-    assert len(list((tmp_path / "chats").glob("*.h2o"))) == 2
-    output = run("chat", stdin="Hello\n/new\n/stats\n")
-    assert output.code == 1
-    assert (
-        "error: this chat is not saved as it goes: /save FILE saves a copy of it, /clear forgets it"
-    ) in output.notes
-    assert answers_of() == [("Hello", "Hi")]
-
-
 def test_sessions_are_listed_and_loaded(
     model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

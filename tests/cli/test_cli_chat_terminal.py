@@ -109,19 +109,19 @@ def test_pasted_commands_of_several_lines(
     assert said() == []
 
 
-def test_multi(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
     model.say(*["a"] * 2)
     output = type_keys(
-        f"/multi{ENTER}one \\{ENTER}/two{ENTER}/end{ENTER}"
+        f'"""one \\{ENTER}/two{ENTER}"""{ENTER}'
         f'"""three{ENTER}lost{CTRL_C}'
-        f"/multi{ENTER}lost{ENTER}{CTRL_D}"
+        f'"""lost{ENTER}{CTRL_D}'
         f"four{ENTER}{CTRL_D}"
     )
     assert said() == ["one \\\n/two", "four"]
     assert notes_of(output) == [
         *GREETING,
         "/quit or Ctrl-D leaves",
-        "error: the input ended before /end: nothing was sent",
+        'error: the input ended before """: nothing was sent',
         FAREWELL,
     ]
 
