@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from pyh2o.openai.limits import (
 from .options import MODEL, ModelOptions, takes_run_options
 from .shell_completion import complete_model
 
-SERVER = "Server"
+_server_option = partial(typer.Option, rich_help_panel="Server")
 
 
 @takes_run_options
@@ -27,61 +28,48 @@ def serve(
     *,
     options: ModelOptions,
     host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; 0.0.0.0 lets other machines in.", rich_help_panel=SERVER
-        ),
+        str, _server_option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVER
-        ),
+        int, _server_option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(
+        _server_option(
             envvar="PYH2O_API_KEY",
             help="What clients have to send as their API key.",
             show_default="anything will do",
-            rich_help_panel=SERVER,
         ),
     ] = None,
     texts: Annotated[
         int,
-        typer.Option(
+        _server_option(
             min=1,
             help="Texts that are read and written at the same time, each with a cache of its own.",
-            rich_help_panel=SERVER,
         ),
     ] = DEFAULT_TEXTS,
     store_mib: Annotated[
         int,
-        typer.Option(
+        _server_option(
             min=0,
             help="Most MiB for texts that others came after, to go on where they were; 0 for none.",
-            rich_help_panel=SERVER,
         ),
     ] = DEFAULT_STORE_MIB,
     max_body_mib: Annotated[
-        int,
-        typer.Option(min=1, help="Most MiB of a request's body.", rich_help_panel=SERVER),
+        int, _server_option(min=1, help="Most MiB of a request's body.")
     ] = DEFAULT_BODY_MIB,
     max_prompt_tokens: Annotated[
         int | None,
-        typer.Option(
+        _server_option(
             min=1,
             help="Most tokens of a prompt.",
             show_default=f"{DEFAULT_WINDOWS} times the window",
-            rich_help_panel=SERVER,
         ),
     ] = None,
     max_wait: Annotated[
         float,
-        typer.Option(
-            min=0,
-            help="Longest wait of a request while others have all places, in seconds.",
-            rich_help_panel=SERVER,
+        _server_option(
+            min=0, help="Longest wait of a request while others have all places, in seconds."
         ),
     ] = DEFAULT_WAIT_SECONDS,
     model: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
 
-SAVING = "Saving"
+_saving_option = partial(typer.Option, rich_help_panel="Saving")
 # The archive of a chat that is saved is a file.
 UNLIMITED = RunOptions(eviction=EvictionSettings(recall_mib=None))
 
@@ -46,19 +47,15 @@ def chat(
     max_tokens: MaxTokens = None,
     plain: Plain = False,
     go_on: Annotated[
-        bool,
-        typer.Option(
-            "--continue", "-c", help="Go on with the last conversation.", rich_help_panel=SAVING
-        ),
+        bool, _saving_option("--continue", "-c", help="Go on with the last conversation.")
     ] = False,
     session: Annotated[
         str | None,
-        typer.Option(
+        _saving_option(
             help="Go on with the conversation of this name, or begin it. One that is saved keeps "
             "its model and its cache; the system prompt and the sampling can be changed.",
             autocompletion=complete_session,
             show_default="a new one, named by the time",
-            rich_help_panel=SAVING,
         ),
     ] = None,
     fair_turns: Annotated[
@@ -80,16 +77,15 @@ def chat(
     ] = DEFAULT_MIB,
     reread: Annotated[
         bool,
-        typer.Option(
+        _saving_option(
             "--reread",
             help="Read the text of a session again, as one has to be that was made with another "
-            "model or another cache; as it was it stays saved as NAME.before.",
-            rich_help_panel=SAVING,
+            "model or another cache, or has lost its archive; as it was it stays saved as "
+            "NAME.before.",
         ),
     ] = False,
     no_save: Annotated[
-        bool,
-        typer.Option("--no-save", help="Leave nothing on the disk.", rich_help_panel=SAVING),
+        bool, _saving_option("--no-save", help="Leave nothing on the disk.")
     ] = False,
     web: Annotated[
         bool,

@@ -30,9 +30,9 @@ FILE_COMMANDS = Commands()
 
 @FILE_COMMANDS.add("/clear")
 def _clear(chat: Chat, _argument: str) -> None:
-    """Begin a new conversation; one that is saved stays under its name, another is forgotten.
+    """Begin a new conversation; a saved one stays under its name.
 
-    The system prompt stays. /new is the same.
+    One that is not saved is forgotten. The system prompt stays. /new is the same.
     """
     chat.clear()
 
@@ -76,7 +76,7 @@ def _load(chat: Chat, argument: str) -> None:
 
     By its name, its number in /sessions, or a file. What is talked about now stays saved where it
     is. With --reread its text is read again, as one has to be that comes from another model or
-    another cache; as it was it stays saved as NAME.before.
+    another cache, or has lost its archive; as it was it stays saved as NAME.before.
     """
     name, _, last = argument.rpartition(" ")
     reread = last == REREAD and bool(name.strip())

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from pyh2o.sessions.saved import make_chats_folder
 
@@ -76,44 +76,31 @@ class Source(ABC):
         return text[: end.start()].strip("\n")
 
 
-class LineSource(Source):
-    """Plain lines of standard input: a script, or a terminal that can do no more."""
+class ScriptSource(Source):
+    """Plain lines of standard input."""
 
-    def __init__(self, lines: BinaryIO, interactive: bool) -> None:
-        self.interactive = interactive
-        self._lines = lines
-        self._number = 0
+    interactive = False
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = enumerate(lines, start=1)
 
     def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
-        """The next line; `default` cannot be shown."""
-        line = self._next(prompt)
+        """The next line; nobody sees `prompt` and `default`."""
+        line = self._next()
         while line.endswith(GOES_ON) and not verbatim:
             line = line.removesuffix(GOES_ON)
             with contextlib.suppress(EOFError):
-                line += "\n" + self._next(MORE)
+                line += "\n" + self._next()
         return line
 
-    def _next(self, prompt: str) -> str:
-        if self.interactive:
-            # Not to stdout, where the text goes.
-            sys.stderr.write(prompt)
-            sys.stderr.flush()
-        try:
-            line = self._lines.readline()
-        except KeyboardInterrupt:
-            if not self.interactive:
-                raise
-            raise Dropped from None
-        if not line:
-            if self.interactive:
-                sys.stderr.write("\n")
+    def _next(self) -> str:
+        number, line = next(self._lines, (0, b""))
+        if not number:
             raise EOFError
-        self._number += 1
         try:
-            text = line.decode("utf-8-sig" if self._number == 1 else "utf-8")
+            return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise InputError(f"line {self._number} of standard input is not UTF-8 text") from None
-        return text.rstrip("\r\n")
+            raise InputError(f"line {number} of standard input is not UTF-8 text") from None
 
 
 class TerminalSource(Source):
@@ -192,9 +179,8 @@ class TerminalSource(Source):
 
 def open_source(commands: Mapping[str, Command], *, keep_history: bool) -> Source:
     """Standard input as it is: with a person at it, or not."""
-    interactive = sys.stdin.isatty()
-    if not interactive or not (sys.stdout.isatty() or sys.stderr.isatty()):
-        return LineSource(sys.stdin.buffer, interactive)
+    if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return ScriptSource(sys.stdin.buffer)
     return TerminalSource(commands, _history_path() if keep_history else None)
 
 

@@ -19,7 +19,6 @@ from cli_fakes import (
     run,
     run_program,
 )
-from pyh2o.cache.settings import EvictionSettings
 from pyh2o.errors import ContextLimitError
 from pyh2o.generation.sampling import Sampling
 from scripted_chat import RecordedConversation, Script, ScriptedModel, said
@@ -115,15 +114,6 @@ def test_refusals_are_errors(model: ScriptedModel) -> None:
     assert model.closed
 
 
-def test_rows_are_found_by_default(model: ScriptedModel) -> None:
-    model.say(*["Hi"] * 2)
-    run("ask", "Who?", stdin="")
-    assert model.options is not None
-    assert model.options.eviction == EvictionSettings()
-    run("ask", "Who?", "--recall-mib", "5", "--recall", "0.1", stdin="")
-    assert (model.options.eviction.recall, model.options.eviction.recall_mib) == (0.1, 5)
-
-
 # -------------------------------------------------------------------------------------------------
 # The real program
 # -------------------------------------------------------------------------------------------------
@@ -159,14 +149,7 @@ def test_without_any_standard_input(tiny: Path) -> None:
     assert (done.returncode, len(done.stdout) > 10) == (0, True), done.stderr
 
 
-def test_on_a_terminal_nobody_is_asked_for_a_text(tiny: Path, tmp_path: Path) -> None:
-    screen = Screen("ask", "Hello", "-m", tiny, "-n20", *ENDLESS, stdout=tmp_path / "answer.txt")
-    screen.wait_for("the answer was cut at 20 tokens: give a larger --max-tokens")
-    assert screen.end() == 0
-    text = (tmp_path / "answer.txt").read_text()
-    assert len(text) > 10
-    assert text.endswith("\n")
-    assert "\x1b" not in text
+def test_on_a_terminal_nobody_is_asked_for_a_text(tiny: Path) -> None:
     screen = Screen("ask", "-m", tiny)
     screen.wait_for("error: there is nothing to ask")
     assert screen.end() == 1

@@ -74,7 +74,7 @@ def test_unknown_commands_are_never_sent(model: ScriptedModel, line: str, hint: 
 
 
 @pytest.mark.parametrize("quit_line", ["/quit", "/quit ", "/exit", "/bye"])
-def test_quit(model: ScriptedModel, quit_line: str) -> None:
+def test_quit_ends_the_chat(model: ScriptedModel, quit_line: str) -> None:
     assert run("chat", stdin=f"{quit_line}\nHello\n") == Output(0, "", "")
     assert said() == []
 
@@ -143,9 +143,12 @@ def test_regen_and_edit(model: ScriptedModel) -> None:
     )
     assert said() == ["Hello", "Hello", "Good  morning"]
     assert answers_of() == [("Good  morning", "three")]
+    model.say("one")
+    output = run("chat", stdin="Hello\n/edit\n")
+    assert output.notes.endswith("error: a script has to give the new message: /edit TEXT\n")
 
 
-def test_earlier_answers(model: ScriptedModel) -> None:
+def test_answers_lists_and_chooses_replaced_answers(model: ScriptedModel) -> None:
     model.say("one", "two  lines\nof it", "3", "four")
     lines = ["Hello", "/regen", "/regen", "/answers", "/answers 2", "/answers", "Bye", "/answers"]
     output = run("chat", stdin="\n".join(lines))
@@ -174,7 +177,7 @@ def test_answers_that_are_not_there(model: ScriptedModel, wanted: str) -> None:
     assert (output.code, answers_of()) == (1, [("Hello", "two")])
 
 
-def test_continue(model: ScriptedModel) -> None:
+def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> None:
     model.say("Hi there", " there", "")
     output = run("chat", "-n", "2", stdin="Hello\n/continue\n/continue\n/continue\n")
     hello = model.n_text(("Hello", "Hi t"))
@@ -203,7 +206,7 @@ def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
     assert answer == ("Repeat! " * 80)[: 8 + 256 + 256]
 
 
-def test_pins(model: ScriptedModel) -> None:
+def test_pin_and_unpin(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     lines = [
         "/pin",
@@ -234,13 +237,6 @@ def test_pins_without_room(model: ScriptedModel) -> None:
         "hh (--hh)"
     )
     assert nothing.startswith("nothing is pinned: ")
-
-
-def test_edit_needs_a_text_in_a_script(model: ScriptedModel) -> None:
-    model.say("one")
-    output = run("chat", stdin="Hello\n/edit\n")
-    assert output.code == 1
-    assert output.notes.endswith("error: a script has to give the new message: /edit TEXT\n")
 
 
 def test_undo_and_clear(model: ScriptedModel) -> None:
@@ -305,7 +301,7 @@ def test_long_messages_are_shown_shortened(model: ScriptedModel) -> None:
     assert output.notes.endswith(f"taken back: {shown} (0 turns, 0 tokens left)\n")
 
 
-def test_system(model: ScriptedModel) -> None:
+def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None:
     model.say("a", "b")
     lines = ["/system", "/system Be kind.", "Hello", "/system Be brief.\\", "Always.", "/system"]
     output = run("chat", stdin="\n".join([*lines, "Who?", '/system ""']))
@@ -327,7 +323,7 @@ def test_system(model: ScriptedModel) -> None:
     assert RecordedConversation.last.system is None
 
 
-def test_read(model: ScriptedModel, tmp_path: Path) -> None:
+def test_read_sends_a_file_and_a_question(model: ScriptedModel, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
     (tmp_path / "my notes.txt").write_text("three\n")
     model.say(*["a"] * 6)
@@ -351,7 +347,7 @@ def test_read(model: ScriptedModel, tmp_path: Path) -> None:
     ]
 
 
-def test_set(model: ScriptedModel) -> None:
+def test_set_shows_and_changes_the_sampling(model: ScriptedModel) -> None:
     output = run("chat", "--seed", "7", stdin="/set\n/set temp\n/set top-k 5\n/set temperature 0\n")
     lines = [line.split() for line in output.notes.splitlines()]
     assert lines == [
@@ -371,7 +367,7 @@ def test_set(model: ScriptedModel) -> None:
     assert RecordedConversation.last.sampling == Sampling(temperature=0.0, top_k=5, seed=7)
 
 
-def test_stats(model: ScriptedModel) -> None:
+def test_stats_of_answers_and_of_the_cache(model: ScriptedModel) -> None:
     model.say("Hi there", "one two three")
     model.changes = {
         "tokens_evicted": 1234,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from cli_fakes import run
-from pyh2o.cli.chat import command as chat_command
-from pyh2o.cli.chat.input import LineSource
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import ScriptedModel, answers_of, notes_of
+from scripted_chat import Person, ScriptedModel, answers_of, chat_with, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -36,7 +33,9 @@ def work(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Path:
     return path
 
 
-def test_refused_without_it(model: ScriptedModel, work: Path) -> None:
+def test_a_session_of_another_cache_is_refused_without_reread(
+    model: ScriptedModel, work: Path
+) -> None:
     before = work.read_bytes()
     output = run("chat", "--session", "work", stdin="Who?\n")
     assert (output.code, output.text) == (1, "")
@@ -65,7 +64,9 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     assert (work.parent / "work.before.h2o").read_bytes() == before
 
 
-def test_a_second_copy_has_another_name(model: ScriptedModel, work: Path) -> None:
+def test_a_second_copy_of_the_old_session_has_another_name(
+    model: ScriptedModel, work: Path
+) -> None:
     model.say("Ho")
     (work.parent / "work.before.h2o").write_text("precious")
     run("chat", "--session", "work", "--reread", stdin="Who?\n")
@@ -73,7 +74,7 @@ def test_a_second_copy_has_another_name(model: ScriptedModel, work: Path) -> Non
     assert (work.parent / "work.before-2.h2o").exists()
 
 
-def test_no_copy_is_no_save(
+def test_a_session_that_cannot_be_copied_is_not_replaced(
     model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the old session cannot be kept, it is not replaced."""
@@ -92,7 +93,7 @@ def test_no_copy_is_no_save(
     assert work.read_bytes() == before
 
 
-def test_not_saved_is_not_kept(model: ScriptedModel, work: Path) -> None:
+def test_reread_without_saving_leaves_the_session(model: ScriptedModel, work: Path) -> None:
     before = work.read_bytes()
     model.say("Ho")
     output = run("chat", "--session", "work", "--reread", "--no-save", stdin="Who?\n")
@@ -103,14 +104,12 @@ def test_not_saved_is_not_kept(model: ScriptedModel, work: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["y", "Yes", "", "n", None])
-def test_a_person_is_asked(
-    model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
+def test_a_person_is_asked_whether_to_read_the_text_again(
+    model: ScriptedModel, work: Path, answer: str | None
 ) -> None:
-    typed = b"" if answer is None else f"{answer}\nWho?\n".encode()
-    person = LineSource(BytesIO(typed), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
     model.say("Ho")
-    output = run("chat", "--session", "work")
+    person = Person("" if answer is None else f"{answer}\nWho?\n")
+    output = chat_with(person, "--session", "work")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert output.notes.startswith(f"{REFUSED}. Read its {n_text} tokens again? [y/N] ")
     if answer in ("y", "Yes"):
@@ -140,7 +139,7 @@ def test_turns_become_fair_and_a_full_cache_evicts(model: ScriptedModel, work: P
 # -------------------------------------------------------------------------------------------------
 
 
-def test_loading_it_is_refused_with_the_cure(model: ScriptedModel, work: Path) -> None:
+def test_load_of_such_a_session_is_refused_with_the_cure(model: ScriptedModel, work: Path) -> None:
     before = work.read_bytes()
     model.say("a")
     output = run("chat", "--session", "here", stdin="one\n/load work\n")
@@ -153,7 +152,7 @@ def test_loading_it_is_refused_with_the_cure(model: ScriptedModel, work: Path) -
 
 
 @pytest.mark.parametrize("argument", ["work --reread", "2  --reread"])
-def test_it_is_loaded_and_read_again(model: ScriptedModel, work: Path, argument: str) -> None:
+def test_load_reads_the_text_again(model: ScriptedModel, work: Path, argument: str) -> None:
     before = work.read_bytes()
     model.say("a", "b", "Ho", "c")
     lines = ["one", "two " * 40, "/sessions", f"/load {argument}", "Who?", "/load here", "three"]
@@ -173,8 +172,8 @@ def test_it_is_loaded_and_read_again(model: ScriptedModel, work: Path, argument:
     assert said_in(work.parent / "here.h2o")[2:] == [("three", "c")]
 
 
-@pytest.mark.parametrize("leave", ["/load here", "/new", "/clear"])
-def test_what_was_not_gone_on_with_is_not_kept(
+@pytest.mark.parametrize("leave", ["/load here", "/clear"])
+def test_a_reread_session_without_a_new_turn_has_no_copy(
     model: ScriptedModel, work: Path, leave: str
 ) -> None:
     """The next save is of another session, which has no old text."""
@@ -190,13 +189,9 @@ def test_what_was_not_gone_on_with_is_not_kept(
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
-def test_a_person_is_asked_when_it_is_loaded(
-    model: ScriptedModel, work: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    person = LineSource(BytesIO(f"/load work\n{answer}\nWho?\n".encode()), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
+def test_a_person_is_asked_when_it_is_loaded(model: ScriptedModel, work: Path, answer: str) -> None:
     model.say("Ho")
-    output = run("chat", "--session", "here")
+    output = chat_with(Person(f"/load work\n{answer}\nWho?\n"), "--session", "here")
     n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
     assert f"{REFUSED}. Read its {n_text} tokens again? [y/N] " in output.notes
     turns = [("Who?", "Ho")]
@@ -207,7 +202,9 @@ def test_a_person_is_asked_when_it_is_loaded(
         assert "/load work --reread" in output.notes
 
 
-def test_a_file_is_read_again_and_stays(model: ScriptedModel, work: Path, tmp_path: Path) -> None:
+def test_load_of_a_file_reads_its_text_again_and_leaves_it(
+    model: ScriptedModel, work: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "my talk.h2o"
     work.rename(file)
     before = file.read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from threading import Event
 from time import sleep, time
@@ -16,23 +15,17 @@ import pytest
 from cli_fakes import Output, run
 from pyh2o import Conversation, Llama
 from pyh2o.cache.settings import EvictionSettings
-from pyh2o.cli.chat import command as chat_command
 from pyh2o.cli.chat.command import UNLIMITED
-from pyh2o.cli.chat.input import LineSource
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import (
-    RecordedConversation,
-    ScriptedModel,
-    answers_of,
-)
+from scripted_chat import Person, RecordedConversation, ScriptedModel, answers_of, chat_with
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_session_goes_on(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("Hi", "Ho")
     first = run("chat", "--session", "work", "--seed", "7", "-s", "Be kind.", stdin="Hello\n")
     hello, who = ("Hello", "Hi"), ("Who?", "Ho")
@@ -56,14 +49,16 @@ def test_session_goes_on(model: ScriptedModel, tmp_path: Path) -> None:
 def test_continue_takes_the_chat_last_changed_when_the_clock_goes_back(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
-    model.say(*["Hi"] * 7)
+    model.say(*["Hi"] * 8)
     chats = tmp_path / "chats"
 
     def say(name: str) -> None:
         run("chat", "--session", name, stdin=f"{name}\n")
 
     def continued() -> str:
+        before = {path: path.read_bytes() for path in chats.iterdir()}
         run("chat", "-c", "--no-save", stdin="more\n")
+        assert {path: path.read_bytes() for path in chats.iterdir()} == before
         return RecordedConversation.last.turns[0].user
 
     say("one")
@@ -74,14 +69,8 @@ def test_continue_takes_the_chat_last_changed_when_the_clock_goes_back(
     say("one")
     assert continued() == "one"
     assert sorted(path.name for path in chats.iterdir()) == ["one.h2o", "two.h2o"]
-
-
-def test_continue_takes_the_chat_last_changed(model: ScriptedModel) -> None:
-    model.say(*["Hi"] * 4)
-    for name in ("one", "two", "one"):
-        run("chat", "--session", name, stdin=f"{name}\n")
     assert run("chat", "-c", stdin="more\n").code == 0
-    assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "one", "more"]
+    assert answers_of()[0] == ("one", "Hi")
 
 
 def test_options_that_are_typed_replace_those_of_the_session(model: ScriptedModel) -> None:
@@ -124,15 +113,15 @@ def test_model_is_left_alone_while_it_is_saved(
 
     monkeypatch.setattr(RecordedConversation, "save", save_slowly)
     monkeypatch.setattr(Llama, "kv", property(kv_of_a_model_at_rest))
-    person = LineSource(BytesIO(b"/stats\n"), interactive=True)
-    monkeypatch.setattr(chat_command, "open_source", lambda *_, **__: person)
-    output = run("chat", "--session", "work", "-s", "Be kind.")
+    output = chat_with(Person("/stats\n"), "--session", "work", "-s", "Be kind.")
     assert output.code == 0
     assert "window 1,000 tokens" in output.notes
     assert output.notes.endswith("saved as work: pyh2o chat -c goes on\n")
 
 
-def test_what_a_session_fixes_is_said(model: ScriptedModel, tmp_path: Path) -> None:
+def test_fair_turns_cannot_be_given_to_a_session_without(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     model.say("Hi", "Ho")
     run("chat", "--session", "plain", stdin="Hello\n")
     run("chat", "--session", "fair", "--fair-turns", stdin="Hello\n")
@@ -194,15 +183,9 @@ def test_script_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_continue_without_saving(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say("Hi", "Ho")
-    run("chat", "--session", "work", stdin="Hello\n")
-    before = (tmp_path / "chats" / "work.h2o").read_bytes()
-    assert run("chat", "-c", "--no-save", stdin="Who?\n").text == "Ho\n"
-    assert (tmp_path / "chats" / "work.h2o").read_bytes() == before
-
-
-def test_nothing_to_continue(model: ScriptedModel, tmp_path: Path) -> None:
+def test_continue_without_a_saved_conversation_is_refused(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     expected = (
         f"error: no conversation is saved in {tmp_path}/chats: start one without --continue\n"
     )
@@ -210,7 +193,7 @@ def test_nothing_to_continue(model: ScriptedModel, tmp_path: Path) -> None:
     assert model.options is None  # no model was loaded for it
 
 
-def test_continue_and_session_together(model: ScriptedModel) -> None:
+def test_continue_and_session_exclude_each_other(model: ScriptedModel) -> None:
     output = run("chat", "-c", "--session", "work")
     assert output.code == 2
     assert "give either --continue or --session NAME" in output.notes

@@ -87,7 +87,9 @@ def test_ctrl_z_suspends_and_is_not_typed(
     assert len(suspended) == 1
 
 
-def test_keys(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_enter_sends_and_alt_enter_begins_a_line(
+    model: ScriptedModel, type_keys: Callable[..., Output]
+) -> None:
     model.say(*["a"] * 4)
     pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
     output = type_keys(
@@ -147,7 +149,7 @@ def test_edit_can_be_dropped(model: ScriptedModel, type_keys: Callable[..., Outp
     ]
 
 
-def test_history_that_cannot_be_written(
+def test_a_history_that_cannot_be_written_does_not_end_the_chat(
     model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
 ) -> None:
     model.say("a")
@@ -239,13 +241,6 @@ def test_chat_without_a_name_is_named_by_the_time(
     assert RecordedConversation.last.saves == []
 
 
-def test_no_save(model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path) -> None:
-    model.say("a")
-    output = type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", "--no-save", session=None)
-    assert "error: this chat is not saved as it goes: /save FILE saves a copy of it" in output.notes
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_prompt_does_not_wait_for_the_disk(
     model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +280,7 @@ def completions(line: str) -> list[str]:
     return [line[: len(line) + each.start_position] + each.text for each in found]
 
 
-def test_completion(tmp_path: Path) -> None:
+def test_tab_completes_commands_their_words_and_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "night").mkdir()
     assert completions("/re") == ["/regen", "/read", "/recalled"]
@@ -322,7 +317,7 @@ FOOTER = re.compile(rb"^[1-9]\d* tokens? .* remembers ", re.MULTILINE)
 
 
 @real
-def test_chat_script(tiny: Path) -> None:
+def test_the_real_program_answers_a_script(tiny: Path) -> None:
     script = "Hello\n/nonsense\n/stats\n/kv\n/regen\n/quit\nx\n"
     output = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
     assert output.code == 1
@@ -386,7 +381,9 @@ def test_chat_on_a_terminal(tiny: Path) -> None:
 
 
 @real
-def test_killed_at_any_moment(tiny: Path, rng: np.random.Generator) -> None:
+def test_a_session_is_whole_when_the_program_is_killed(
+    tiny: Path, rng: np.random.Generator
+) -> None:
     """The session that is left is whole, and has every turn but those of the last moment."""
     small = ["--hh=32", "--recent=32", "--slack=8", "-n30"]
     answered = 0
@@ -417,7 +414,7 @@ def test_killed_at_any_moment(tiny: Path, rng: np.random.Generator) -> None:
 
 
 @real
-def test_resumed_is_as_uninterrupted(tiny: Path) -> None:
+def test_a_resumed_chat_answers_like_an_uninterrupted_one(tiny: Path) -> None:
     small = ["-m", str(tiny), "--hh=32", "--recent=32", "--slack=8", "-n100", "--seed=5"]
     whole = run_program("chat", *small, stdin="One\nTwo\nThree\n")
     text = ""
@@ -426,17 +423,6 @@ def test_resumed_is_as_uninterrupted(tiny: Path) -> None:
         assert part.code == 0, part.notes
         text += part.text
     assert text == whole.text
-
-
-@real
-def test_two_chats_on_one_session(tiny: Path) -> None:
-    screen = Screen("chat", "-m", tiny, "--session", "work")
-    screen.wait_for(READY)
-    other = run_program("chat", "-m", tiny, "--session", "work", stdin="Hello\n")
-    assert (other.code, other.text) == (1, "")
-    assert other.notes.startswith("error: session work is open in another chat")
-    screen.type(CTRL_D)
-    assert screen.end() == 0
 
 
 @real

@@ -56,7 +56,9 @@ def offered(monkeypatch: pytest.MonkeyPatch, line: str, shell: str = "zsh") -> s
         ("pyh2o sessi", ["sessions"]),
     ],
 )
-def test_names(monkeypatch: pytest.MonkeyPatch, shell: str, line: str, expected: list[str]) -> None:
+def test_models_sessions_and_commands_are_completed(
+    monkeypatch: pytest.MonkeyPatch, shell: str, line: str, expected: list[str]
+) -> None:
     shown = offered(monkeypatch, line, shell)
     for name in expected:
         assert name in shown
@@ -118,7 +120,7 @@ echo "${COMPREPLY[@]}"
 
 
 @pytest.mark.real
-def test_bash(tmp_path: Path) -> None:
+def test_bash_completes_a_model(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")

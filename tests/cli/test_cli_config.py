@@ -33,7 +33,9 @@ def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
     return fake.options
 
 
-def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_is_in_the_user_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYH2O_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -47,7 +49,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[defaults] threads = 3\n" in run("config", "show").text
 
 
-def test_every_kind_of_value(file: Path, fake: FakeModel) -> None:
+def test_every_kind_of_value_reaches_the_options(file: Path, fake: FakeModel) -> None:
     file.write_text(
         """\
 [defaults]
@@ -72,7 +74,7 @@ max-tokens = 2
     assert given.sampling.temperature == 0
 
 
-def test_what_goes_before_what(
+def test_command_line_goes_before_environment_and_file(
     file: Path, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert options_of_file(file, fake, "").threads is None
@@ -89,7 +91,7 @@ def options_of_file(file: Path, fake: FakeModel, text: str) -> RunOptions:
     return options_of(fake)
 
 
-def test_section_of_another_command(file: Path, fake: FakeModel) -> None:
+def test_a_section_of_another_command_has_no_effect(file: Path, fake: FakeModel) -> None:
     assert options_of_file(file, fake, "[chat]\nthreads = 2\n").threads is None
 
 
@@ -137,7 +139,7 @@ def test_one_model_for_a_command_that_takes_several(file: Path) -> None:
         ("[chat]\nsystem = 2026-01-01\n", "give a text or a number"),
     ],
 )
-def test_mistakes(file: Path, text: str, message: str) -> None:
+def test_mistakes_in_the_file_are_told(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     output = run("models", "list")
     assert (output.code, output.text) == (1, "")
@@ -147,7 +149,7 @@ def test_mistakes(file: Path, text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", [f"[{'.'.join('a' * 5000)}]\nb = 1", f"a = {'[' * 5000}"])
-def test_nested_too_deeply(file: Path, text: str) -> None:
+def test_tables_nested_too_deeply_are_refused(file: Path, text: str) -> None:
     file.write_text(text)
     output = run("models", "list")
     assert output == Output(
@@ -180,7 +182,9 @@ def test_file_that_is_not_there(file: Path) -> None:
     )
 
 
-def test_show(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_what_file_and_environment_set(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file.write_text("[chat]\nplain = true\n\n[defaults]\nmodel = 'qwen3'\nhh = 0.1\n")
     for name in ("PYH2O_MODELS", "PYH2O_CHATS"):
         monkeypatch.delenv(name)

@@ -131,7 +131,7 @@ def test_lines_fit_80_columns(tmp_path: Path, arch_variant: str, n_layer: int) -
     assert max(map(len, lines)) < 80
 
 
-def test_json(tmp_path: Path) -> None:
+def test_check_writes_json(tmp_path: Path) -> None:
     path, file = tiny(tmp_path, "sliding_window", n_layer=2), tmp_path / "found.json"
     assert run("models", "check", str(path), "--json", str(file)).code == 0
     record = json.loads(file.read_text())
@@ -143,7 +143,7 @@ def test_json(tmp_path: Path) -> None:
     assert "found.json exists" in again.notes
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_check_of_a_file_that_is_no_model(tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("not a model")
     assert run("models", "check", str(text)) == Output(
@@ -155,7 +155,7 @@ def test_errors(tmp_path: Path) -> None:
     assert "a window of 8 tokens is too small" in output.notes
 
 
-def test_program(tmp_path: Path) -> None:
+def test_check_of_the_real_program(tmp_path: Path) -> None:
     output = run_program("models", "check", tiny(tmp_path, "sliding_window", n_layer=1))
     assert output.code == 1
     assert output.notes == ""

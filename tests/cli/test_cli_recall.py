@@ -36,7 +36,7 @@ def small(tiny: Path, *more: str) -> list[str]:
     return ["-m", str(tiny), *cache, *more]
 
 
-def test_chat(tiny: Path) -> None:
+def test_a_chat_shows_what_it_recalled(tiny: Path) -> None:
     """The line under an answer, the passages, the numbers and the picture."""
     recall = ["--recall=32", "--recall-type=f16", "--recall-mib=5"]
     output = run("chat", *small(tiny, *recall), stdin=SCRIPT)
@@ -277,7 +277,7 @@ def test_a_story_whose_archive_is_gone_reads_its_text_again(tiny: Path, tmp_path
     assert "lacks" not in run("generate", "--resume", "-n240", *arguments).notes
 
 
-def test_generate(tiny: Path) -> None:
+def test_generate_with_recall_is_the_same_for_a_seed(tiny: Path) -> None:
     """The same seed gives the same story."""
     arguments = ["generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200"]
     first, second = run(*arguments), run(*arguments)

@@ -31,7 +31,7 @@ def chats(model: ScriptedModel, tmp_path: Path) -> Path:
     return tmp_path / "chats"
 
 
-def test_list_and_rm(model: ScriptedModel, tmp_path: Path) -> None:
+def test_sessions_are_listed_and_removed(model: ScriptedModel, tmp_path: Path) -> None:
     chats = tmp_path / "chats"
     assert run("sessions", "list") == Output(0, "", f"0 in {chats}, 0.0 MB\n")
     model.say(*["a"] * 3)
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_read_is_not_empty(
     assert run("sessions", "search", "word") == refused
 
 
-def test_copy(model: ScriptedModel, chats: Path) -> None:
+def test_a_copied_session_goes_on_like_the_first(model: ScriptedModel, chats: Path) -> None:
     """Both are gone on with, each on its own."""
     before = contents(chats)["work.h2o"]
     assert run("sessions", "copy", "work", "my copy") == Output(0, "", "copied work to my copy\n")
@@ -120,7 +120,9 @@ def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: s
     assert output.notes.startswith(f"error: {message.format(chats=chats)}")
 
 
-def test_export(model: ScriptedModel, chats: Path, tmp_path: Path) -> None:
+def test_an_exported_session_goes_on_by_load(
+    model: ScriptedModel, chats: Path, tmp_path: Path
+) -> None:
     """The file is the one that the chat itself would write."""
     run("chat", "--session", "work", stdin="/save saved.h2o\n")
     assert run("sessions", "export", "work", "exported.h2o") == Output(
@@ -251,7 +253,7 @@ def test_export_to_standard_output() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_search(model: ScriptedModel, tmp_path: Path) -> None:
+def test_search_finds_turns_that_have_all_words(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("Nothing", "The answer is 42")
     run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
     (tmp_path / "chats" / "odd.h2o").touch()

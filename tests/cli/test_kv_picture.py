@@ -96,7 +96,7 @@ def test_picture_of_an_empty_cache() -> None:
     assert picture(FakeLlama([], [], []), 10) == "the KV cache is empty\n"
 
 
-def test_picture() -> None:
+def test_picture_of_pinned_heavy_and_recent_tokens() -> None:
     llm = text_of((0, 8), (1, 8), (5, 2), (12, 6), (13, 3), (30, 5))
     llm.pinned = 2
     assert (
@@ -208,7 +208,7 @@ def test_picture_of_a_full_cache() -> None:
         ([0], [8], 1, 80, "█"),
     ],
 )
-def test_strip(
+def test_strip_shows_the_share_of_rows_that_is_kept(
     positions: list[int], rows: list[int], n_tokens: int, width: int, blocks: str
 ) -> None:
     kept = KeptTokens(np.array(positions), np.array(rows), np.zeros(len(rows)), pairs=8)

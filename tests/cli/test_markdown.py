@@ -79,7 +79,7 @@ def styled(*pieces: str) -> list[tuple[str, Style]]:
         ("", []),
     ],
 )  # fmt: skip
-def test_styles(text: str, segments: list[tuple[str, Style]]) -> None:
+def test_each_mark_has_its_style(text: str, segments: list[tuple[str, Style]]) -> None:
     assert styled(text) == segments
     assert styled(*text) == segments
 

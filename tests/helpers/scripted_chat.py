@@ -6,6 +6,7 @@ The numbers of its cache are made up, so that they stand in the tests as they ar
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import Output, cache_with
+from cli_fakes import Output, cache_with, run
 from pyh2o import Conversation, Llama
 from pyh2o.cli import loading
-from pyh2o.cli.chat import answers
+from pyh2o.cli.chat import answers, command
+from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import conversation as conversation_module
@@ -212,3 +214,23 @@ def answers_of() -> list[tuple[str, str]]:
 def notes_of(output: Output) -> list[str]:
     """The notes without the footers."""
     return [line for line in output.notes.splitlines() if " · remembers " not in line]
+
+
+class Person(ScriptSource):
+    """Somebody who types these lines, and is shown what is asked."""
+
+    interactive = True
+
+    def __init__(self, lines: str) -> None:
+        super().__init__(lines.encode().splitlines(keepends=True))
+
+    def read(self, prompt: str = PROMPT, default: str = "", *, verbatim: bool = False) -> str:
+        sys.stderr.write(prompt)
+        return super().read(prompt, default, verbatim=verbatim)
+
+
+def chat_with(person: Person, *arguments: str) -> Output:
+    """`pyh2o chat` of a person."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "open_source", lambda *_, **__: person)
+        return run("chat", *arguments)
