@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
+from pyh2o.generation.finish import FINISH_INTERRUPTED
 from pyh2o.system.home import expanded
 
 from . import loading
-from .chat.answers import Answer, Answers, footer
+from .chat.answers import Answers, footer, why_short
 from .chat.markdown import answer_writer
-from .endings import why_ended
 from .errors import InputError
 from .options import MaxTokens, Plain, RunOptions, System, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
-from .terminal.wording import count
 from .text_files import decoded, text_of
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    pass
 
 STDIN = Path("-")
 
@@ -71,7 +69,7 @@ def ask(
                 conversation, lambda: conversation.say(message, max_tokens=most), write
             )
         terminal.say(footer(answer, llm.kv), style="dim")
-        if end := _unusual_end(answer, llm, most):
+        if end := why_short(answer, llm.kv, most):
             terminal.say(end, style="yellow")
         if llm.archive_trouble:
             terminal.say(f"warning: {llm.archive_trouble}", style="yellow")
@@ -99,16 +97,3 @@ def _message(files: list[Path] | None, question: str | None) -> str:
 
 def _standard_input() -> str:
     return decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
-
-
-def _unusual_end(answer: Answer, llm: Llama, most: int) -> str:
-    """Why an answer of at most so many tokens is shorter than the model would have made it."""
-    if answer.finish == FINISH_INTERRUPTED:
-        return ""  # which is said when the program ends
-    if not answer.kept:
-        return "the model had nothing to say"
-    if answer.finish == FINISH_LENGTH and answer.written >= most:
-        return f"the answer was cut at {count(most, 'token')}: give a larger --max-tokens"
-    if answer.finish == FINISH_STOP:
-        return ""
-    return f"the answer ends here: {why_ended(answer.finish, llm.kv)}"

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_STOP
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 from pyh2o.text.cache_copies import WORTH
 
+from ..endings import why_ended
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
 from ..terminal.wording import count, per_second
@@ -145,6 +146,19 @@ def footer(answer: Answer, kv: KVStatistics) -> str:
         if len(line) <= FOOTER_WIDTH:
             break
     return line
+
+
+def why_short(answer: Answer, kv: KVStatistics, most: int) -> str:
+    """Why an answer of at most so many tokens ended, unless the model or Ctrl-C ended it."""
+    if answer.finish == FINISH_INTERRUPTED:
+        return ""
+    if not answer.kept:
+        return "the model had nothing to say"
+    if answer.finish == FINISH_LENGTH and answer.written >= most:
+        return f"the answer was cut at {count(most, 'token')}: give a larger --max-tokens"
+    if answer.finish == FINISH_STOP:
+        return ""
+    return f"the answer ends here: {why_ended(answer.finish, kv)}"
 
 
 def statistics(

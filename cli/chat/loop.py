@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.finish import (
-    FINISH_INTERRUPTED,
-    FINISH_LENGTH,
-    FINISH_REPETITION,
-    FINISH_STOP,
-)
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 
-from ..endings import why_ended
 from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal
 from ..terminal.wording import count, excerpt
-from .answers import Answer, Answers, footer
+from .answers import Answer, Answers, footer, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import PROMPT, QUOTE, Dropped, Source
@@ -145,31 +139,22 @@ class Chat:
 
     def _say_end(self, answer: Answer, otherwise: str) -> None:
         """Say why an answer ended, unless the model ended it, or what there is without one."""
+        why = why_short(answer, self.conversation.llm.kv, self.max_tokens)
         if answer.finish == FINISH_INTERRUPTED:
             stays = "what was said so far stays, and /continue goes on"
             terminal.say(f"stopped by Ctrl-C: {stays if answer.kept else otherwise}")
         elif not answer.kept:
-            terminal.say(f"the model had nothing to say: {otherwise}")
-        elif answer.finish == FINISH_STOP:
-            if not answer.written:
-                terminal.say("the model had nothing to add")
-        else:
-            if answer.finish == FINISH_LENGTH and answer.written >= self.max_tokens:
-                end = (
-                    f"the answer was cut at {count(self.max_tokens, 'token')}: /continue goes on, "
-                    "or give a larger --max-tokens"
-                )
-            elif answer.finish == FINISH_REPETITION:
-                end = (
-                    "the answer was ended because it only repeated itself: /continue goes on all "
-                    "the same, /regen draws another one"
-                )
-            else:
-                why = why_ended(answer.finish, self.conversation.llm.kv)
-                end = (
-                    f"the answer ends here: {why}; all text is kept, but start a new chat to go on"
-                )
-            terminal.say(end, style="yellow")
+            terminal.say(f"{why}: {otherwise}")
+        elif why:
+            can_go_on = answer.finish == FINISH_REPETITION or answer.written >= self.max_tokens
+            cure = (
+                "/continue goes on, /regen draws another one"
+                if can_go_on
+                else "all text is kept, but start a new chat to go on"
+            )
+            terminal.say(f"{why}; {cure}", style="yellow")
+        elif not answer.written:
+            terminal.say("the model had nothing to add")
 
     def _say_fading(self) -> None:
         """Say once in a conversation that tokens of it are evicted from now on."""

@@ -181,7 +181,10 @@ def test_continue_goes_on_with_an_answer_that_was_cut(model: ScriptedModel) -> N
     model.say("Hi there", " there", "")
     output = run("chat", "-n", "2", stdin="Hello\n/continue\n/continue\n/continue\n")
     hello = model.n_text(("Hello", "Hi t"))
-    cut = "the answer was cut at 2 tokens: /continue goes on, or give a larger --max-tokens"
+    cut = (
+        "the answer was cut at 2 tokens: give a larger --max-tokens; /continue goes on, "
+        "/regen draws another one"
+    )
     assert notes_of(output) == [
         cut,
         cut,
@@ -198,8 +201,8 @@ def test_answers_that_only_repeat_themselves(model: ScriptedModel) -> None:
     model.say("Repeat! " * 80, "Repeat! " * 80)
     output = run("chat", stdin="Hello\n/continue\n")
     ended = (
-        "the answer was ended because it only repeated itself: /continue goes on all the same, "
-        "/regen draws another one"
+        "the answer ends here: the model fell into one loop after another (a higher --temp or "
+        "--repeat-penalty helps); /continue goes on, /regen draws another one"
     )
     assert notes_of(output) == [ended, ended]
     [(_, answer)] = answers_of()

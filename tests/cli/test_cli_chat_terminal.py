@@ -114,12 +114,12 @@ def test_pasted_commands_of_several_lines(
 def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
     model.say(*["a"] * 2)
     output = type_keys(
-        f'"""one \\{ENTER}/two{ENTER}"""{ENTER}'
+        f'"""one{ENTER}/two \\{ENTER}"""{ENTER}'
         f'"""three{ENTER}lost{CTRL_C}'
         f'"""lost{ENTER}{CTRL_D}'
         f"four{ENTER}{CTRL_D}"
     )
-    assert said() == ["one \\\n/two", "four"]
+    assert said() == ["one\n/two \\", "four"]
     assert notes_of(output) == [
         *GREETING,
         "/quit or Ctrl-D leaves",
