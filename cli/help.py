@@ -60,5 +60,7 @@ def _value(option: Any, ctx: Any) -> str:
     # versions of typer differ in what shows the type
     show = getattr(option, "display_type_rich", None) or option.make_metavar
     shown = str(show(ctx=ctx))
+    if "|" in shown:
+        return shown
     kind = shown.strip("<>[]").removeprefix("list[").upper()
     return next((name for start, name in VALUES.items() if kind.startswith(start)), shown)

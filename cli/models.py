@@ -26,7 +26,7 @@ from pyh2o.models.names import whole_name
 from .errors import EXIT_ERROR
 from .help import Group
 from .measure.output import new_file, write_file
-from .options import KVType, option_named, takes_run_options
+from .options import KVType, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
 from .terminal.entries import LABEL, entry
 from .terminal.progress import Bars
@@ -130,9 +130,9 @@ class CheckOptions:
             "is larger.",
         ),
     ] = 0
-    verbose: Annotated[bool, option_named("verbose").__metadata__[0]] = False
+    verbose: bool = False
     eviction: EvictionSettings = field(default=EvictionSettings())
-    kv_type: Annotated[KVType, option_named("kv_type").__metadata__[0]] = KVType.f16
+    kv_type: KVType = KVType.f16
 
 
 @app.command("check")

@@ -29,8 +29,8 @@ from .shell_completion import complete_model
 MODEL = "Model"
 CACHE = "KV cache"
 SAMPLING = "Sampling"
-
-_of_model = partial(typer.Option, rich_help_panel=MODEL)
+RECORDS = (EvictionSettings, Sampling)
+"""Of the library, whose fields are options, too."""
 
 
 class KVType(str, Enum):
@@ -88,11 +88,12 @@ def _option(panel: str, kind: Any, help_text: str, *names: str, **settings: Any)
     return Annotated[kind, typer.Option(*names, help=help_text, rich_help_panel=panel, **settings)]
 
 
+_model = partial(_option, MODEL)
 _cache = partial(_option, CACHE)
 _sampling = partial(_option, SAMPLING)
 _ROWS: dict[str, Any] = {"parser": parse_rows, "metavar": "ROWS"}
 
-# The options that make a record of the library, by its fields, whose defaults are theirs.
+# The options by the fields of the records that they make, whose defaults are theirs.
 EVICTION_OPTIONS: dict[str, Any] = {
     "hh": _cache(
         float, "Heavy hitters to keep: a fraction of the window (0.1) or a count (256).", **_ROWS
@@ -180,69 +181,64 @@ SAMPLING_OPTIONS: dict[str, Any] = {
         show_default="a new one each run",
     ),
 }
-LIBRARY_OPTIONS = {EvictionSettings: EVICTION_OPTIONS, Sampling: SAMPLING_OPTIONS}
+MODEL_OPTIONS: dict[str, Any] = {
+    "model": _model(
+        Path | None,
+        "GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
+        "--model",
+        "-m",
+        envvar="PYH2O_MODEL",
+        autocompletion=complete_model,
+        show_default="the demo model, see `pyh2o models`",
+    ),
+    "ctx": _model(int, "Window in tokens; 0 is the context the model was trained on.", min=0),
+    "gpu_layers": _model(
+        int | None,
+        "Layers to run on the GPU, or with --rpc on servers; -1 is all of them.",
+        min=-1,
+        envvar="PYH2O_GPU_LAYERS",
+        show_default="as many as fit on GPUs with memory of their own; all with --rpc",
+    ),
+    "rpc": _model(
+        list[str] | None,
+        "Other machines that compute layers (`pyh2o rpc-server`); may be given again.",
+        metavar="HOST:PORT,...",
+    ),
+    "threads": _model(
+        int | None,
+        "CPU threads.",
+        min=1,
+        envvar="PYH2O_THREADS",
+        show_default="one for each physical core",
+    ),
+    "threads_batch": _model(
+        int | None,
+        "CPU threads for reading prompts.",
+        min=1,
+        envvar="PYH2O_THREADS_BATCH",
+        show_default="as many as --threads",
+    ),
+    "verbose": _model(bool, "Show the log of llama.cpp.", "--verbose"),
+    "no_evict": _cache(bool, "Keep the full cache.", "--no-evict"),
+    "kv_type": _cache(KVType, "Type of the cached K and V rows."),
+}
+OPTIONS = {**MODEL_OPTIONS, **EVICTION_OPTIONS, **SAMPLING_OPTIONS}
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How to load a model and what its cache keeps."""
 
-    model: Annotated[
-        Path | None,
-        _of_model(
-            "--model",
-            "-m",
-            envvar="PYH2O_MODEL",
-            autocompletion=complete_model,
-            help="GGUF file of the model, or a name from `pyh2o models list` or its beginning.",
-            show_default="the demo model, see `pyh2o models`",
-        ),
-    ] = None
-    ctx: Annotated[
-        int, _of_model(min=0, help="Window in tokens; 0 is the context the model was trained on.")
-    ] = 0
-    gpu_layers: Annotated[
-        int | None,
-        _of_model(
-            min=-1,
-            envvar="PYH2O_GPU_LAYERS",
-            help="Layers to run on the GPU, or with --rpc on servers; -1 is all of them.",
-            show_default="as many as fit on GPUs with memory of their own; all with --rpc",
-        ),
-    ] = None
-    rpc: Annotated[
-        list[str] | None,
-        _of_model(
-            metavar="HOST:PORT,...",
-            help="Other machines that compute layers (`pyh2o rpc-server`); may be given again.",
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        _of_model(
-            min=1,
-            envvar="PYH2O_THREADS",
-            help="CPU threads.",
-            show_default="one for each physical core",
-        ),
-    ] = None
-    threads_batch: Annotated[
-        int | None,
-        _of_model(
-            min=1,
-            envvar="PYH2O_THREADS_BATCH",
-            help="CPU threads for reading prompts.",
-            show_default="as many as --threads",
-        ),
-    ] = None
-    verbose: Annotated[bool, _of_model("--verbose", help="Show the log of llama.cpp.")] = False
+    model: Path | None = None
+    ctx: int = 0
+    gpu_layers: int | None = None
+    rpc: list[str] | None = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    verbose: bool = False
     eviction: EvictionSettings = field(default=EvictionSettings())
-    no_evict: Annotated[
-        bool, typer.Option("--no-evict", help="Keep the full cache.", rich_help_panel=CACHE)
-    ] = False
-    kv_type: Annotated[
-        KVType, typer.Option(help="Type of the cached K and V rows.", rich_help_panel=CACHE)
-    ] = KVType.f16
+    no_evict: bool = False
+    kv_type: KVType = KVType.f16
 
 
 @dataclass(frozen=True)
@@ -277,30 +273,33 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def option_named(name: str) -> Any:
     """The option of a field of `RunOptions`, or of a record in it, for commands of their own."""
-    return next(each.annotation for each in _parameters(RunOptions()) if each.name == name)
+    return OPTIONS[name]
 
 
 def _parameters(record: Any) -> Iterator[inspect.Parameter]:
-    """The fields of a record as parameters that Typer understands, with its values as defaults."""
-    kind = type(record)
-    hints = LIBRARY_OPTIONS.get(kind) or get_type_hints(kind, include_extras=True)
+    """The fields of a record as parameters that Typer understands, with its values as defaults.
+
+    A field that is no option, here or by its own annotation, is left at its default.
+    """
+    hints = get_type_hints(type(record), include_extras=True)
     for name, default in vars(record).items():
-        if type(default) in LIBRARY_OPTIONS:
+        hint = hints[name] if hasattr(hints[name], "__metadata__") else OPTIONS.get(name)
+        if isinstance(default, RECORDS):
             yield from _parameters(default)
-        elif name in hints:
-            if hints[name].__metadata__[0].default_factory is not None:
+        elif hint is not None:
+            if hint.__metadata__[0].default_factory is not None:
                 default = inspect.Parameter.empty
             elif isinstance(default, Policy):
                 default = str(default)
             yield inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name]
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
             )
 
 
 def _filled(record: Any, given: Mapping[str, Any]) -> Any:
     """The record with what was given for its fields and for those of the records in it."""
     values = {
-        name: _filled(value, given) if type(value) in LIBRARY_OPTIONS else given.get(name, value)
+        name: _filled(value, given) if isinstance(value, RECORDS) else given.get(name, value)
         for name, value in vars(record).items()
     }
     return replace(record, **values)

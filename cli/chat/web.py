@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import webbrowser
 from collections.abc import Set
 from contextlib import suppress
-from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -93,7 +92,8 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
         [options.model],
         _listen,
         check=check,
-        on_listening=lambda page: _open_beside(f"{page}{route}"),
+        # beside the server: some browsers only return when they are left
+        on_listening=lambda page: Thread(target=_open, args=[page + route], daemon=True).start(),
     )
 
 
@@ -104,11 +104,6 @@ def _listen() -> socket.socket:
         return listen(HOST, PORT)
     except InputError:
         return listen(HOST, 0)
-
-
-def _open_beside(address: str) -> None:
-    """Open an address in the browser; some programs for that only return when they are left."""
-    threading.Thread(target=partial(_open, address), daemon=True).start()
 
 
 def _open(address: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Interrupts:
@@ -21,11 +21,7 @@ class Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
 
     def check(self) -> None:
-        """A safe place.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """A safe place: a KeyboardInterrupt if Ctrl-C was pressed."""
         if self.presses:
             raise KeyboardInterrupt
 
@@ -36,12 +32,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._pressed)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
     def _pressed(self, _signal: int, _frame: FrameType | None) -> None:
