@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_STOP
 
-from ..archive import restore_archive
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
 
 
@@ -100,14 +98,6 @@ class Answers:
             written=max(0, turn.end - turn.answer_start - n_before) if turn else 0,
             write_seconds=times[-1] - times[0] if times else 0.0,
         )
-
-    def restore_archive(self, llm: Llama) -> bool:
-        """Have rows computed again that the archive's file has lost; whether there were any.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-        """
-        return restore_archive(llm, self._bars, self._interrupts)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -95,8 +95,8 @@ def chat(
         bool,
         typer.Option(
             "--reread",
-            help="Read the text of a session again that was made with another model or another "
-            "cache; as it was it stays saved as NAME.before.",
+            help="Read the text of a session again: under another model or another cache, or to "
+            "build a lost archive anew; as it was it stays saved as NAME.before.",
             rich_help_panel=SAVING,
         ),
     ] = False,
@@ -159,7 +159,7 @@ def chat(
                     markdown=stdout.is_terminal and not plain,
                 )
                 if saved is not None:
-                    talk.restore_archive()
+                    talk.leave_archive_alone()
                     talk.say_last_exchange()
                     talk.adapt(sampling_given(options, given), system)
                 talk.greet()

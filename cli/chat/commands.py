@@ -330,8 +330,8 @@ _ALL = [
         "go on with a saved conversation",
         keeping.load,
         "By its name, its number in /sessions, or a file. What is talked about now stays saved "
-        "where it is. The text of one that comes from another model or another cache is read again "
-        "with --reread; as it was it stays saved as NAME.before.",
+        "where it is. The text of one that comes from another model or another cache, or has lost "
+        "its archive, is read again with --reread; as it was it stays saved as NAME.before.",
     ),
     Command("/sessions", "", "list the conversations that are saved", keeping.sessions),
     Command(

@@ -16,7 +16,6 @@ from pyh2o.generation.finish import (
     FINISH_STOP,
 )
 
-from ..archive import leave_file_alone
 from ..endings import why_ended
 from ..errors import InputError, one_line, say_error
 from ..terminal.terminal import harmless, terminal
@@ -30,7 +29,6 @@ from .report import Tally, footer, statistics
 from .rereading import is_wanted, say_recompute, say_reread
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
     from pyh2o.sessions.conversation import Conversation
     from pyh2o.sessions.saved import SavedChat
 
@@ -270,8 +268,7 @@ class Chat:
         Args:
             path: its file.
             session: what is saved there, to be saved there again; None for a copy.
-            reread: whether its text may be read again, if model or settings were others; without
-                it a person is asked.
+            reread: have its text read again; a person is asked where model or settings were others.
 
         Raises:
             InputError: this conversation is to be saved, and cannot be, or the session is open
@@ -282,29 +279,35 @@ class Chat:
             raise InputError(f"this is session {session.name} already")
         speed = self._tally.seconds_per_token_read
         try:
-            loaded = self._moved(self.conversation.load, path, session)
+            loaded = self._moved(path, session, reread=reread)
         except OtherSettingsError as error:
-            if not reread and not is_wanted(error, path, self.source, speed):
+            if not is_wanted(error, path, self.source, speed):
                 name = session.name if session is not None else path
                 raise InputError(
                     f"{one_line(error)}; or have its text read again: /load {name} --reread"
                 ) from None
-            loaded = self._moved(_reread, path, session)
+            reread = True
+            loaded = self._moved(path, session, reread=True)
+        if reread:
             is_kept = session is not None and self.autosave.enabled
             say_reread(loaded, self.autosave.keep(session) if is_kept and session else None, speed)
-        restored = self._restore(loaded.llm)
+        self.leave_archive_alone()
         self.say_last_exchange()
-        if restored or session is None:
+        if session is None:
             self.autosave.save(loaded)
 
-    def _moved(
-        self, load: Callable[..., Conversation], path: Path, session: SavedChat | None
-    ) -> Conversation:
+    def _moved(self, path: Path, session: SavedChat | None, *, reread: bool) -> Conversation:
         """Load a conversation, to be saved elsewhere than the one before."""
         now = self.conversation
         left = self._make_sure_it_is_saved()
         with self.autosave.moving(session, leave=bool(left)), self._answers.undisturbed():
-            loaded = load(path, now.llm, on_recompute=say_recompute, copies_mib=now.copies.mib)
+            loaded = now.load(
+                path,
+                now.llm,
+                reread=reread,
+                on_recompute=say_recompute,
+                copies_mib=now.copies.mib,
+            )
         self.conversation = loaded
         self._n_evicted = loaded.llm.kv.tokens_evicted
         return loaded
@@ -329,17 +332,16 @@ class Chat:
         terminal.say(f"window {kv.window:,} tokens, {cache}", style="dim")
         terminal.say("/help lists the commands", style="dim")
 
-    def restore_archive(self) -> None:
-        """Make good what the archive of a saved conversation has lost."""
-        if self._restore(self.conversation.llm):
-            self.autosave.save(self.conversation)
-            self.autosave.settle()
+    def leave_archive_alone(self) -> None:
+        """Go on in a copy of a saved archive that ends with the program, if the chat is not saved.
 
-    def _restore(self, llm: Llama) -> bool:
-        """Make good what an archive has lost, in its file only if the chat is saved."""
-        if not self.autosave.enabled:
-            leave_file_alone(llm)
-        return self._answers.restore_archive(llm)
+        Nothing that is said from now on may stay on the disk.
+        """
+        llm = self.conversation.llm
+        if self.autosave.enabled or llm.archive is None or not llm.archive.is_of_session:
+            return
+        llm.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())  # makes the copy
+        llm.archive.remove_unsaved()
 
     def say_last_exchange(self) -> None:
         """Show what a conversation that is continued was about."""
@@ -358,10 +360,3 @@ class Chat:
         self.conversation.sampling = replace(self.conversation.sampling, **sampling)
         if system is not None and system != self.conversation.system:
             self.set_system(system)
-
-
-def _reread(path: Path, llm: Llama, **settings: Any) -> Conversation:
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.rereading import reread_conversation
-
-    return reread_conversation(path, llm, **settings)

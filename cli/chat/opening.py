@@ -84,8 +84,8 @@ def open_saved(
         chat: that is saved.
         autosave: where it is saved from now on.
         source: of a person who can be asked.
-        reread: whether its text may be read again, if model or settings are others now.
-        fair_turns: of a text that is read again; such a session need not be.
+        reread: have its text read again; a person is asked where model or settings are others now.
+        fair_turns: of a text that is read again.
         copies_mib: as for `Conversation`.
 
     Raises:
@@ -93,23 +93,20 @@ def open_saved(
         SessionError: the file is damaged.
     """
     from pyh2o.sessions.conversation import Conversation
-    from pyh2o.sessions.rereading import reread_conversation
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
 
-    try:
-        if not (reread and fair_turns) or read_saved_conversation(chat.path).places.fair_turns:
-            return Conversation.load(
-                chat.path, llm, on_recompute=say_recompute, copies_mib=copies_mib
-            )
-    except OtherSettingsError as error:
-        if not reread and not is_wanted(error, chat.path, source):
-            raise InputError(f"{one_line(error)}; or have its text read again (--reread)") from None
-    conversation = reread_conversation(
-        chat.path,
-        llm,
-        fair_turns=fair_turns,
-        on_recompute=say_recompute,
-        copies_mib=copies_mib,
-    )
+    def load(**how: bool) -> Conversation:
+        return Conversation.load(
+            chat.path, llm, on_recompute=say_recompute, copies_mib=copies_mib, **how
+        )
+
+    if not reread:
+        try:
+            return load()
+        except OtherSettingsError as error:
+            if not is_wanted(error, chat.path, source):
+                raise InputError(
+                    f"{one_line(error)}; or have its text read again (--reread)"
+                ) from None
+    conversation = load(reread=True, fair_turns=fair_turns)
     say_reread(conversation, autosave.keep(chat) if autosave.enabled else None)
     return conversation
