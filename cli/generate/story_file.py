@@ -233,24 +233,16 @@ class NewStoryFile(StoryFile):
         try:
             if self._replace:
                 self._move_aside()
-            file = self._create()
+            file = self.path.open("ab")  # an empty one is what a run that was killed leaves
         except OSError:
             self._bring_back()
             raise
         self._lock(file)
-        if self.aside is not None:
-            shutil.copymode(self.aside, self.path)
-        return file
-
-    def _create(self) -> BinaryIO:
-        """The new file, or an empty one that is there, such as a run that was killed leaves."""
-        try:
-            return self.path.open("xb")
-        except FileExistsError:
-            file = self.path.open("r+b")
-        if file.seek(0, os.SEEK_END):  # another program has made it since the check
+        if file.tell():  # another program has made it since the check
             file.close()
             raise self._exists("")
+        if self.aside is not None:
+            shutil.copymode(self.aside, self.path)
         return file
 
     def _move_aside(self) -> None:
@@ -365,28 +357,27 @@ class ResumedStoryFile(StoryFile):
         return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
 
     def _open(self) -> BinaryIO:
-        file = self.path.open("r+b" if self.path.exists() else "x+b")
+        self._bring_back()
+        file = self.path.open("r+b")
         self._lock(file)
-        try:
-            content = file.read()
-            if not self._is_known(content):
-                raise InputError(f"{self.name} was changed just now: give the command again")
-            is_there = bool(content.strip()) or content == self._text
-            if not is_there:
-                self._bring_back(file)
-        except BaseException:
+        content = file.read()
+        if not (self._is_known(content) and content.startswith(self._text)):
             file.close()
-            raise
-        if not is_there:
-            file.close()
-            return self._open()
+            raise InputError(f"{self.name} was changed just now: give the command again")
         file.seek(len(self._text))
         self._rest = content[len(self._text) :]
         return file
 
-    def _bring_back(self, file: BinaryIO) -> None:
-        """Have the text in the file again, all of it at once: a part would be taken for an edit."""
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    def _bring_back(self) -> None:
+        """Have a text that is missing in the file again, all of it at once.
+
+        A part would be taken for an edit.
+        """
+        mode = None
+        if self.path.exists():
+            if not self._text or self.path.read_bytes().strip():
+                return
+            mode = stat.S_IMODE(self.path.stat().st_mode)
         try:
             with replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
                 whole.write(self._text)

@@ -21,8 +21,7 @@ class Answer:
     """An answer while it is drawn.
 
     Attributes:
-        start: position of its first token.
-        attempt: answers the message had before this one.
+        turn: that it makes, as far as it is known before.
         generation: its tokens as they come.
         before: those that were drawn before it was stopped, if it goes on now.
         finish: why it ended; empty before, and if an error ended it.
@@ -30,12 +29,10 @@ class Answer:
 
     def __init__(self, turn: Turn, generation: Generation, before: Sequence[int]) -> None:
         """Begin the answer of a turn that has none yet, or another one, or go on with it."""
-        self.start = turn.answer_start
-        self.attempt = turn.attempt
+        self.turn = turn
         self.generation = generation
         self.finish = ""
         self.before = before
-        self._turn = turn
         self._texts: list[str] = []
         self._n_shown = 0
         if before:
@@ -65,7 +62,7 @@ class Answer:
 
     def made_turn(self, end: int) -> Turn:
         """The turn it makes, with the position behind the last token that is kept."""
-        return replace(self._turn, answer="".join(self._texts), finish=self.finish, end=end)
+        return replace(self.turn, answer="".join(self._texts), finish=self.finish, end=end)
 
 
 class LatestAnswer:

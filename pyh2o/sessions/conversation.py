@@ -322,11 +322,11 @@ class Conversation(TextSession):
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self._turns), answer.start]
+            starts = [*(turn.start for turn in self._turns), answer.turn.answer_start]
             llm.share_fairly([start for start in starts if start > 0])
         if text.n_again and self._on_recompute is not None:
             self._on_recompute(text.n_again)
-        seed = answer_seed(self.sampling.seed, len(self._turns), answer.attempt)
+        seed = answer_seed(self.sampling.seed, len(self._turns), answer.turn.attempt)
         writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
@@ -348,7 +348,7 @@ class Conversation(TextSession):
         """
         text = self._text
         if answer.kept:
-            end = answer.start + answer.kept
+            end = answer.turn.answer_start + answer.kept
             # A stop string's tokens go; what the template ends an answer with will come instead.
             if end < self.llm.n_tokens and not text.has_rows(end):
                 end = len(text.tokens)

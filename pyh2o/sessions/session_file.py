@@ -205,23 +205,22 @@ def read_tokens(path: str | Path) -> list[int]:
         return _tokens_of(_member(archive, _TOKENS))
 
 
-def is_of_kind(path: str | Path, kind: str) -> bool:
-    """Whether a session file can be read, and is of this kind."""
-    try:
-        return read_overview(path).kind == kind
-    except SessionError:
-        return False
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """A session file to read; whatever goes wrong becomes a SessionError."""
+    with damage_found(path), path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise SessionError(f"{path} is not a session file of pyh2o: check the name")
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+
+
+@contextlib.contextmanager
+def damage_found(path: str | Path = "") -> Iterator[None]:
+    """Whatever makes no sense in a session, or cannot be read, becomes a SessionError."""
+    file = f"the session file {path}".rstrip()
     try:
-        with path.open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                raise SessionError(f"{path} is not a session file of pyh2o: check the name")
-            with zipfile.ZipFile(file) as archive:
-                yield archive
+        yield
     except SessionError:
         raise
     except FileNotFoundError as error:
@@ -229,9 +228,9 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise SessionError(f"cannot read the session {path}: {error.strerror}") from error
+        why = " ".join(str(error).split()) or type(error).__name__
         raise SessionError(
-            f"the session file {path} is damaged ({_one_line(error)}): use another copy of it, or "
-            "start a new session"
+            f"{file} is damaged ({why}): use another copy of it, or start a new session"
         ) from error
 
 
@@ -284,20 +283,3 @@ def _kind_and_header(
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     return kind, header
-
-
-@contextlib.contextmanager
-def damage_found(what: str | Path = "the file") -> Iterator[None]:
-    """Whatever makes no sense in a session becomes a SessionError."""
-    try:
-        yield
-    except SessionError:
-        raise
-    except _DAMAGE as error:
-        raise SessionError(
-            f"the session file is damaged ({_one_line(error)}): use another copy of {what}"
-        ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -64,7 +64,7 @@ def test_text_is_read_again_and_the_old_session_stays(model: ScriptedModel, work
     assert said_in(work) == [("Hello", "Hi"), ("Who?", "Ho")]
     assert (work.parent / "work.before.h2o").read_bytes() == before
     model.say("Ha")
-    output = run("chat", "--session", "work", "--reread", stdin="Why?\n")  # which it need not be
+    output = run("chat", "--session", "work", stdin="Why?\n")
     assert "reading" not in output.notes
     assert len(said_in(work)) == 3
     assert sorted(path.name for path in work.parent.iterdir()) == ["work.before.h2o", "work.h2o"]
@@ -224,9 +224,10 @@ def test_a_file_is_read_again_and_stays(model: ScriptedModel, work: Path, tmp_pa
     assert said_in(work.parent / "here.h2o") == [("Hello", "Hi"), ("Who?", "Ho")]
 
 
-def test_one_that_need_not_be_read_again_is_not(model: ScriptedModel) -> None:
+def test_one_that_need_not_be_read_again_is_where_that_is_asked_for(model: ScriptedModel) -> None:
+    """To build its archive anew."""
     model.say("a", "b")
     run("chat", "--session", "work", stdin="one\n")
     output = run("chat", "--session", "here", stdin="/load work --reread\ntwo\n")
-    assert "again" not in output.notes
+    assert "read again with the next message; once it is saved anew, work.before" in output.notes
     assert answers_of() == [("one", "a"), ("two", "b")]
