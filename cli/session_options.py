@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pyh2o.cache.settings import FIRST_SETTINGS, EvictionSettings, saved_names
+from pyh2o.cache.settings import EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
 
@@ -83,12 +83,11 @@ def sampling_given(options: RunOptions, given: Collection[str]) -> dict[str, Any
 def _eviction(
     settings: EvictionSettings, given: Collection[str], saved: Mapping[str, Any]
 ) -> EvictionSettings:
-    """Those that were saved, but for what was given; a session from before a setting is without."""
-    defaults = {**vars(EvictionSettings()), **FIRST_SETTINGS}
+    """Those that were saved, but for what was given."""
     values = {
-        name: saved.get(saved_name, defaults[name])
+        name: saved[saved_name]
         for name, saved_name in saved_names().items()
-        if name not in given
+        if name not in given and saved_name in saved
     }
     try:
         return replace(settings, **values)

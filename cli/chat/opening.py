@@ -74,14 +74,16 @@ def open_conversation(
     """
     # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.conversation import Conversation
-    from pyh2o.sessions.rereading import reread_conversation
+
+    def load(**how: bool) -> Conversation:
+        with answers.undisturbed():
+            return Conversation.load(
+                path, llm, on_recompute=say_recompute, copies_mib=copies_mib, **how
+            )
 
     if not reread:
         try:
-            with answers.undisturbed():
-                conversation = Conversation.load(
-                    path, llm, on_recompute=say_recompute, copies_mib=copies_mib
-                )
+            conversation = load()
         except OtherSettingsError as error:
             if not _is_wanted(error, path, source, answers.seconds_per_token_read):
                 raise InputError(f"{one_line(error)}; or have its text read again{cure}") from None
@@ -89,11 +91,7 @@ def open_conversation(
             if not is_saved:
                 _leave_archive_alone(llm)
             return conversation, False
-    with answers.undisturbed():
-        conversation = reread_conversation(
-            path, llm, fair_turns=fair_turns, on_recompute=say_recompute, copies_mib=copies_mib
-        )
-    return conversation, True
+    return load(reread=True, fair_turns=fair_turns), True
 
 
 def _is_wanted(

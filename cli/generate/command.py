@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shlex
+import sys
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,15 +20,19 @@ from ..options import RunOptions, takes_run_options
 from ..session_options import options_of_header, refuse_what_is_fixed, sampling_given, typed_options
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from .many import Many, begin_many, go_on_many
-from .new_story_file import NewStoryFile
-from .plan import Plan
-from .prompt import checked_prompt, read_prompt
-from .resumed_story_file import ResumedStoryFile
-from .story_file import StoryFile
-from .story_run import StoryRun
-from .task import Task, own_sampling_note, read_edited, recompute_note, resume_command
+from ..terminal.wording import count
+from ..text_files import decoded
+from .story_file import NewStoryFile, ResumedStoryFile, StoryFile
+from .story_run import Plan, StoryRun, end_of
 
+if TYPE_CHECKING:
+    from pyh2o.sessions.story import Story
+
+STDIN = Path("-")
+# Options that change how fast a story is written: no checkpoint has them.
+SPEED_OPTIONS = ("gpu_layers", "rpc", "threads", "threads_batch")
+# A run only goes on: its text never goes back to where a copy of the cache would be of use.
+NO_COPIES = 0
 STORY_FILE = "Story file"
 
 
@@ -101,26 +107,6 @@ def generate(
             rich_help_panel=STORY_FILE,
         ),
     ] = None,
-    n_stories: Annotated[
-        int | None,
-        typer.Option(
-            "--count",
-            min=1,
-            help="Write so many stories at once, with the seeds SEED, SEED + 1 and so on: FILE.txt "
-            "becomes FILE-01.txt, FILE-02.txt and so on.",
-            show_default="one, in FILE itself",
-            rich_help_panel=STORY_FILE,
-        ),
-    ] = None,
-    texts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Stories of --count that are written at once, each with a cache; others wait.",
-            show_default="all",
-            rich_help_panel=STORY_FILE,
-        ),
-    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -130,38 +116,55 @@ def generate(
             rich_help_panel=STORY_FILE,
         ),
     ] = False,
+    reread: Annotated[
+        bool,
+        typer.Option(
+            "--reread",
+            help="With --resume: read the text again from its start, under another model or "
+            "another cache, or to build a lost archive anew.",
+            rich_help_panel=STORY_FILE,
+        ),
+    ] = False,
 ) -> None:
     """Go on with a text: a story of any length in a cache of fixed size.
 
     Only the text goes to standard output or to the file. Ctrl-C ends it and keeps what is there;
-    --resume goes on with what is in a file.
+    --resume goes on with what is in a file. `pyh2o batch` writes many texts at once.
     """
     given = typed_options(context)
     _check_usage(prompt, prompt_file, output, force=force, resume=resume)
-    _check_count(n_stories, texts, output)
     if resume and "echo" in given:
         raise typer.BadParameter("a story keeps its beginning: leave --echo out with --resume")
+    if reread and not resume:
+        raise typer.BadParameter("--reread is for a story that goes on: --resume")
     with reported_errors():
-        text = None if prompt is None else checked_prompt(prompt)
+        text = None if prompt is None else _checked_prompt(prompt)
         if prompt_file is not None:
-            text = read_prompt(prompt_file)
+            text = _read_prompt(prompt_file)
         task = Task(text, max_tokens, until, loop_guard, ignore_eos, checkpoint)
-        if n_stories is not None:
-            many = Many(cast(Path, output), n_stories, texts)
-            if resume:
-                go_on_many(options, given, task, many)
-            else:
-                files = [NewStoryFile(path, replace=force) for path in many.paths]
-                _check_prompt_stays(files, prompt_file, echo=echo)
-                loading.check_model_stays(options, [file.path for file in files])
-                begin_many(options, given, task, many, files, echo=echo)
-        elif resume:
-            go_on(options, given, task, ResumedStoryFile(cast(Path, output)))
-        else:
-            file = None if output is None else NewStoryFile(output, replace=force)
-            _check_prompt_stays([file] if file else [], prompt_file, echo=echo)
-            loading.check_model_stays(options, [file.path] if file else [])
-            begin(options, given, task, file, echo=echo)
+        if resume:
+            go_on(options, given, task, ResumedStoryFile(cast(Path, output)), reread=reread)
+            return
+        file = None if output is None else NewStoryFile(output, replace=force)
+        is_prompt = file and prompt_file and expanded(prompt_file).resolve() == file.path
+        if file is not None and is_prompt and not echo:
+            raise InputError(
+                f"--no-echo would lose the prompt in {file.name}: give another --output"
+            )
+        loading.check_model_stays(options, [file.path] if file else [])
+        begin(options, given, task, file, echo=echo)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to write: None is what the story had, or the default."""
+
+    prompt: str | None
+    max_tokens: int | None
+    until: list[str] | None
+    loop_guard: bool | None
+    ignore_eos: bool | None
+    checkpoint_every: int | None
 
 
 def _check_usage(
@@ -182,24 +185,37 @@ def _check_usage(
         raise typer.BadParameter("give either --resume or --force")
 
 
-def _check_count(n_stories: int | None, texts: int | None, output: Path | None) -> None:
-    if n_stories is not None and output is None:
-        raise typer.BadParameter("--count needs --output FILE, for the names of the stories")
-    if texts is not None and n_stories is None:
-        raise typer.BadParameter("--texts is for the stories of --count")
+def _read_prompt(file: Path) -> str:
+    """The text of a prompt file, without its last line break, which editors add.
+
+    Raises:
+        InputError: a file that is not there, cannot be read, is not UTF-8 or is empty.
+    """
+    name = "standard input" if file == STDIN else str(file)
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no prompt file {name}") from None
+    except IsADirectoryError:
+        raise InputError(f"{name} is a folder: give --prompt-file a text file") from None
+    except OSError as error:  # reading, unlike opening, does not say which file
+        raise InputError(f"cannot read {name}: {error.strerror}") from None
+    return _checked_prompt(decoded(data, name).removesuffix("\n"))
 
 
-def _check_prompt_stays(
-    files: Sequence[NewStoryFile], prompt_file: Path | None, *, echo: bool
-) -> None:
-    """Refuse to replace the file of the prompt by a story that does not begin with it."""
-    if echo or prompt_file is None:
-        return
-    for file in files:
-        if expanded(prompt_file).resolve() == file.path:
-            raise InputError(
-                f"--no-echo would lose the prompt in {file.name}: give another --output"
-            )
+def _checked_prompt(prompt: str) -> str:
+    """The prompt, if there is something to go on with.
+
+    Raises:
+        InputError: it is empty, or no text.
+    """
+    if not prompt:
+        raise InputError("the prompt is empty: give the model at least one word to go on with")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not UTF-8 text") from None
+    return prompt
 
 
 def begin(
@@ -211,48 +227,97 @@ def begin(
         PyH2OError: the library refused the model, the settings or the prompt.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
+    run = StoryRun(Bars(hidden=options.verbose), file, _how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run)) as llm:
-        story = task.new_story(llm, options.sampling, run.on_loop, echo=echo)
-        run.write(story, file, Plan().changed(task.max_tokens, task.checkpoint_every))
+        # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.sessions.story import Story
+
+        story = Story(
+            llm,
+            cast(str, task.prompt),
+            sampling=options.sampling,
+            until=task.until or (),
+            echo=echo,
+            loop_guard=task.loop_guard is not False,
+            ignore_eos=task.ignore_eos is True,
+            on_loop=run.on_loop,
+            copies_mib=NO_COPIES,
+        )
+        run.write(story, Plan().changed(task.max_tokens, task.checkpoint_every))
 
 
-def go_on(options: RunOptions, given: set[str], task: Task, file: ResumedStoryFile) -> None:
+def go_on(
+    options: RunOptions, given: set[str], task: Task, file: ResumedStoryFile, *, reread: bool
+) -> None:
     """Load the model and go on with a story; `given` are the options that were typed.
 
     Raises:
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_story import KIND, StoryHeader
-    from pyh2o.sessions.session_file import read_session
+    from pyh2o.sessions.saved_story import read_story_header
 
-    session = read_session(file.checkpoint, KIND)
-    header = asdict(StoryHeader.of(session))
-    refuse_what_is_fixed(given, header, "length and ends")
+    header = asdict(read_story_header(file.checkpoint))
+    if not reread:
+        refuse_what_is_fixed(given, header, "length and ends")
     options = options_of_header(options, given, header)
-    run = StoryRun(Bars(hidden=options.verbose), how_to_go_on(file, options, given))
+    run = StoryRun(Bars(hidden=options.verbose), file, _how_to_go_on(file, options, given))
     with closing(loading.load_llama(options, run.bars, run)) as llm:
-        story = task.resumed_story(
-            session, llm, file, on_loop=run.on_loop, on_recompute=say_recompute
+        from pyh2o.sessions.story import Story
+
+        story = Story.load(
+            file.checkpoint,
+            llm,
+            reread=reread,
+            until=task.until,
+            loop_guard=task.loop_guard,
+            ignore_eos=task.ignore_eos,
+            on_loop=run.on_loop,
+            on_recompute=None if reread else _say_recompute,
+            copies_mib=NO_COPIES,
         )
-        run.restore_archive(story)
+        if task.prompt is not None and not story.begins_with(task.prompt):
+            raise InputError(
+                f"the story in {file.path} has another prompt: leave the prompt out to go on with "
+                "it, or give another --output"
+            )
         plan = Plan.of(story.notes).changed(task.max_tokens, task.checkpoint_every)
-        for note in (
-            own_sampling_note(story, sampling_given(options, given)),
-            read_edited(story, file, str(file.name)),
-        ):
-            if note:
-                terminal.say(note)
-        run.write(story, file, plan)
+        if llm.archive_trouble:
+            terminal.say(f"warning: {llm.archive_trouble}", style="yellow")
+        _say_own_sampling(story, sampling_given(options, given))
+        edited = file.expect(story.text(), end_of(story))
+        if edited is not None:
+            story.edit(edited)
+            n_unread = max(1, len(story.tokens) - llm.n_tokens)
+            tokens = count(n_unread, "token")
+            terminal.say(f"{file.name} was edited: reading {tokens} from where it differs")
+        run.write(story, plan)
 
 
-def say_recompute(tokens: int) -> None:
+def _say_recompute(tokens: int) -> None:
     """Say that text is read once more, and what that may change."""
-    terminal.say(recompute_note(tokens))
+    terminal.say(
+        f"reading {count(tokens, 'token')} again: the saved cache does not fit, and from here the "
+        "story may go on otherwise than it would have"
+    )
 
 
-def how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:
+def _say_own_sampling(story: Story, given: Mapping[str, float]) -> None:
+    """Say that a story keeps its sampling, if another one was typed."""
+    own = {name: getattr(story.sampling, name) for name in given}
+    others = [f"{name} {value}" for name, value in own.items() if value != given[name]]
+    if others:
+        terminal.say(f"the story goes on with its own sampling: {', '.join(others)}")
+
+
+def _how_to_go_on(file: StoryFile | None, options: RunOptions, given: Collection[str]) -> str:
     """The command line that goes on with a story, or "" if nothing can."""
-    return "" if file is None or file.special else resume_command(file.name, options, given)
+    if file is None or file.special:
+        return ""
+    speed = []
+    for name in SPEED_OPTIONS:
+        if name in given:
+            value = getattr(options, name)
+            typed = ",".join(value) if isinstance(value, list) else str(value)
+            speed += [f"--{name.replace('_', '-')}", typed]
+    return shlex.join(["pyh2o", "generate", "--resume", "--output", str(file.name), *speed])

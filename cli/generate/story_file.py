@@ -1,7 +1,7 @@
-"""A story file that grows while it is written, and never costs the user another text.
+"""The file of a story, which grows while it is written, and never costs the user another text.
 
-Beside it lie its checkpoint, which `--resume` goes on from, and its records, one JSON line for each
-checkpoint.
+Beside it lie its checkpoint, which `--resume` goes on from, the archive of that, and its records,
+one JSON line for each checkpoint.
 """
 
 from __future__ import annotations
@@ -9,17 +9,25 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from pyh2o.system.files import flush_to_disk, try_lock
+from pyh2o.system import archives
+from pyh2o.system.files import flush_to_disk, replacement, try_lock
 from pyh2o.system.home import expanded
 
 from ..errors import InputError
+from ..terminal.terminal import terminal
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
+# A story, and what lies beside it.
+BESIDE = ("", CHECKPOINT, f"{CHECKPOINT}{archives.SUFFIX}", RECORDS)
+# How the name of a file begins until all of the text is in it.
+TEMPORARY = ".pyh2o-story-"
 
 
 class StoryFile:
@@ -62,8 +70,18 @@ class StoryFile:
         """The session file beside it."""
         return beside(self.path, CHECKPOINT)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the text so far."""
+        assert self._file is not None
+        return self._file.tell()
+
     def __enter__(self) -> StoryFile:
-        self._file = self._open()
+        try:
+            self._file = self._open()
+        except BaseException:
+            self._say_aside()
+            raise
         return self
 
     def __exit__(
@@ -74,12 +92,15 @@ class StoryFile:
     ) -> None:
         assert self._file is not None
         try:
-            with self._file as opened:
-                self._sync(opened)
+            with self._file:
+                self._flush()
         except OSError as failure:
             # After a failed write closing fails alike; the first error is the one to show.
             if error is None:
                 raise self._unwritable(failure) from None
+        finally:
+            self._close()
+            self._say_aside()
 
     def write(self, text: str) -> None:
         """Append text; it is in the file when this returns.
@@ -104,27 +125,35 @@ class StoryFile:
         Raises:
             InputError: the disk is full or broken.
         """
-        assert self._file is not None
         try:
-            self._sync(self._file)
+            self._flush()
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def _sync(self, file: BinaryIO) -> None:
+    def _flush(self) -> None:
+        assert self._file is not None
         if self.special:
-            file.flush()
+            self._file.flush()
         else:
-            flush_to_disk(file)
+            flush_to_disk(self._file)
 
-    def record(self, line: str) -> None:
+    def record(self, record: dict[str, Any]) -> None:
         """Append a line to the records; one that a crash or a power cut has damaged is dropped.
 
         Raises:
             OSError: they cannot be written.
         """
         with beside(self.path, RECORDS).open("ab+") as file:
-            _end_last_line(file)
-            file.write(f"{line}\n".encode())
+            file.seek(0)
+            content = file.read()
+            begin = content.rfind(b"\n", 0, -1) + 1
+            is_ended = content.endswith(b"\n")
+            # zeros are what a disk has not written when the power fails
+            if b"\0" in content[begin:] or not (is_ended or _is_json(content[begin:])):
+                file.truncate(begin)
+            elif not is_ended:  # as editors leave it
+                file.write(b"\n")
+            file.write(f"{json.dumps(record)}\n".encode())
             flush_to_disk(file)
 
     def settle(self) -> None:
@@ -133,12 +162,19 @@ class StoryFile:
     def complete(self) -> None:
         """The text is whole: an earlier one that it replaces is no longer needed."""
 
-    def kept(self) -> str:
-        """For a person: what is kept in `aside`."""
-        return f"the earlier {self.path.name} is kept as {self.aside}"
-
     def _open(self) -> BinaryIO:
         raise NotImplementedError
+
+    def _close(self) -> None:
+        """After the file was closed."""
+
+    def _say_aside(self) -> None:
+        if self.aside is not None:
+            terminal.say(self._kept())
+
+    def _kept(self) -> str:
+        """For a person: what is kept in `aside`."""
+        return f"the earlier {self.path.name} is kept as {self.aside}"
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep other runs off the file until it is closed, also by a crash."""
@@ -157,28 +193,229 @@ class StoryFile:
         )
 
 
+class NewStoryFile(StoryFile):
+    """The file of a new story, which may take the place of an earlier one.
+
+    A file that is to be replaced is moved aside first, with all that lies beside it. It comes back
+    if nothing was written, is removed once the new text is complete, and stays if the new text was
+    cut short.
+    """
+
+    def __init__(self, path: Path, replace: bool) -> None:
+        """Check the place before a model is loaded for it.
+
+        Raises:
+            InputError: the file cannot be written, or exists and is not to be replaced.
+        """
+        super().__init__(path)
+        self._replace = replace
+        self._earlier: Path | None = None
+        self._complete = False
+        if not replace and not self.special:
+            for suffix, found in _files_of(self.path).items():
+                if suffix or not found.is_file() or found.stat().st_size:
+                    raise self._exists(suffix)
+
+    def complete(self) -> None:
+        """The text is whole: the earlier file is no longer needed."""
+        self._complete = True
+
+    def _exists(self, suffix: str) -> InputError:
+        resume = "go on with it with --resume, " if self.checkpoint.exists() else ""
+        return InputError(
+            f"{beside(self.name, suffix)} exists: {resume}give another --output, or replace it "
+            "with --force"
+        )
+
+    def _open(self) -> BinaryIO:
+        if self.special:
+            return self.path.open("wb")
+        try:
+            if self._replace:
+                self._move_aside()
+            file = self.path.open("ab")  # an empty one is what a run that was killed leaves
+        except OSError:
+            self._bring_back()
+            raise
+        self._lock(file)
+        if file.tell():  # another program has made it since the check
+            file.close()
+            raise self._exists("")
+        if self.aside is not None:
+            shutil.copymode(self.aside, self.path)
+        return file
+
+    def _move_aside(self) -> None:
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                self._lock(file)
+            self.aside = _new_name(self.path)
+        self._earlier = self.aside or _new_name(self.path)
+        _move(self.path, self._earlier)
+
+    def _bring_back(self) -> None:
+        if self._earlier is not None:
+            _move(self._earlier, self.path)
+        self.aside = None
+
+    def _close(self) -> None:
+        if not self.written and not self.special:
+            self.path.unlink(missing_ok=True)
+            self.checkpoint.unlink(missing_ok=True)
+            archives.remove_of_session(self.checkpoint)
+            self._bring_back()
+        elif self._complete and self._earlier is not None:
+            for path in _files_of(self._earlier).values():
+                path.unlink()
+            self.aside = None
+
+
+class ResumedStoryFile(StoryFile):
+    """The file of a story that is gone on with, whatever has become of it since.
+
+    Text that came after the checkpoint comes again. The file keeps it until then, and if something
+    else comes, it is kept beside the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Check the place before a model is loaded for it.
+
+        Raises:
+            InputError: the file cannot be written, is no file, or has no checkpoint.
+        """
+        super().__init__(path)
+        if self.special:
+            raise InputError(f"{self.name} is not a file: only a story in a file can be resumed")
+        if not self.checkpoint.exists():
+            cure = "start without --resume"
+            if self.path.exists():
+                cure = f"go on after its text with --prompt-file {self.name} and another --output"
+            raise InputError(f"there is no checkpoint {beside(self.name, CHECKPOINT)}: {cure}")
+        self._text = b""
+        self._end: bytes | None = None
+        self._rest = b""
+
+    def expect(self, text: str, end: str | None) -> str | None:
+        """Compare the file, before it is opened, with what the checkpoint knows of it.
+
+        Args:
+            text: that it begins with; it gets back what is missing of that.
+            end: what comes after that; None if anything may, because the story was cut off.
+
+        Returns:
+            What somebody has made of the text, or None if it is the same.
+
+        Raises:
+            InputError: it was made something that is no text.
+        """
+        self._text = text.encode()
+        self._end = None if end is None else end.encode()
+        self.written = bool(text)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if self._is_known(content):
+            return None
+        # An editor ends its files with a line break.
+        self._text = content.removesuffix(b"\n")
+        self._end = content[len(self._text) :]
+        self.written = True
+        if self._text == text.encode():
+            return None
+        try:
+            return self._text.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.name} was edited, and is not UTF-8 text (byte {error.start}): save it as "
+                "UTF-8"
+            ) from None
+
+    def write(self, text: str) -> None:
+        """Write text over the same text of the run before, or behind it."""
+        data = text.encode()
+        if self._end is not None or not (
+            self._rest.startswith(data) or data.startswith(self._rest)
+        ):
+            self.settle()
+        self._rest = self._rest[len(data) :]
+        super().write(text)
+
+    def settle(self) -> None:
+        """Take away what comes after this place, and keep it aside unless it was the known end."""
+        assert self._file is not None
+        if self._rest.strip() and self._end is None:
+            self.aside = _new_name(self.path)
+            with self.aside.open("xb") as file:
+                file.write(self._rest)
+                flush_to_disk(file)
+        if self._rest:
+            self._file.truncate()
+        self._rest, self._end = b"", None
+
+    def _is_known(self, content: bytes) -> bool:
+        """Whether the file has the text that is expected, or none at all, which then comes back."""
+        rest = content.removeprefix(self._text)
+        begins = content.startswith(self._text)
+        return not content.strip() or (begins and (self._end is None or self._end.startswith(rest)))
+
+    def _open(self) -> BinaryIO:
+        self._bring_back()
+        file = self.path.open("r+b")
+        self._lock(file)
+        content = file.read()
+        if not (self._is_known(content) and content.startswith(self._text)):
+            file.close()
+            raise InputError(f"{self.name} was changed just now: give the command again")
+        file.seek(len(self._text))
+        self._rest = content[len(self._text) :]
+        return file
+
+    def _bring_back(self) -> None:
+        """Have a text that is missing in the file again, all of it at once.
+
+        A part would be taken for an edit.
+        """
+        mode = None
+        if self.path.exists():
+            if not self._text or self.path.read_bytes().strip():
+                return
+            mode = stat.S_IMODE(self.path.stat().st_mode)
+        try:
+            with replacement(self.path, prefix=TEMPORARY, mode=mode) as whole:
+                whole.write(self._text)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _kept(self) -> str:
+        return (
+            f"what {self.path.name} had after the checkpoint, and did not come again, is kept as "
+            f"{self.aside}"
+        )
+
+
 def beside(path: Path, suffix: str) -> Path:
     """The file of that name with the suffix added."""
     return path.with_name(path.name + suffix)
 
 
-def new_name(path: Path) -> Path:
+def _new_name(path: Path) -> Path:
     """A name beside the file that no other file has."""
     return beside(path, f".{secrets.token_hex(4)}.old")
 
 
-def _end_last_line(file: BinaryIO) -> None:
-    """Drop a last line of JSON that is not whole, and end one that somebody has edited."""
-    file.seek(0)
-    content = file.read()
-    begin = content.rfind(b"\n", 0, -1) + 1
-    line = content[begin:]
-    if b"\0" in line:  # what a disk has not written when the power fails
-        file.truncate(begin)
-    elif line and not line.endswith(b"\n"):
-        try:
-            json.loads(line)
-        except ValueError:
-            file.truncate(begin)
-        else:
-            file.write(b"\n")
+def _move(source: Path, target: Path) -> None:
+    """Rename a story and what lies beside it."""
+    for suffix, path in _files_of(source).items():
+        path.rename(beside(target, suffix))
+
+
+def _files_of(story: Path) -> dict[str, Path]:
+    """A story and what lies beside it, as much as there is; names may be too long to be there."""
+    files = {suffix: beside(story, suffix) for suffix in BESIDE}
+    return {suffix: path for suffix, path in files.items() if os.path.lexists(path)}
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -2,42 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pyh2o.generation.finish import FINISH_INTERRUPTED
+from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_UNTIL
+from pyh2o.system.memory import resident_bytes
 
-from ..archive import restore_archive
-from ..errors import EXIT_INTERRUPTED
+from ..endings import why_ended
+from ..errors import EXIT_INTERRUPTED, InputError
 from ..terminal.interrupts import Interrupts
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from .pen import Pen, length_note, loop_note, opened
-from .plan import Plan
+from ..terminal.wording import count, per_second
 from .story_file import StoryFile
 
 if TYPE_CHECKING:
     from pyh2o.generation.repetition import Loop
     from pyh2o.sessions.story import Story
 
+NO_LIMIT = 0
+"""What -n says for a story that goes on until the model ends it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far a story is to go, as its checkpoint remembers it.
+
+    Attributes:
+        max_tokens: most tokens of the story in all, without the prompt's; NO_LIMIT is no limit.
+        checkpoint_every: tokens between two checkpoints.
+    """
+
+    max_tokens: int = NO_LIMIT
+    checkpoint_every: int = 1000
+
+    @classmethod
+    def of(cls, notes: Mapping[str, Any]) -> Plan:
+        """The plan in a checkpoint.
+
+        Raises:
+            InputError: there is none, or it makes no sense.
+        """
+        found: dict[str, Any] = {name: notes.get(name) for name in asdict(cls())}
+        for name, value in found.items():
+            if type(value) is not int or value < (name == "checkpoint_every"):
+                raise InputError(
+                    f"the checkpoint is damaged (its {name} is {value!r}): use another copy of it"
+                )
+        return cls(**found)
+
+    def changed(self, max_tokens: int | None, checkpoint_every: int | None) -> Plan:
+        """The plan with what was typed; None is what it was."""
+        typed = {"max_tokens": max_tokens, "checkpoint_every": checkpoint_every}
+        return replace(self, **{name: value for name, value in typed.items() if value is not None})
+
+    def left(self, written: int) -> int | None:
+        """How many tokens a story of so many may have more; None is any number."""
+        return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
+
 
 class StoryRun:
-    """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens."""
+    """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens.
 
-    def __init__(self, bars: Bars, how_to_go_on: str) -> None:
-        """Nothing is written yet.
+    Args:
+        bars: for the progress.
+        file: of the story; None for standard output.
+        how_to_go_on: the command line that goes on with the story, or "".
+    """
 
-        Args:
-            bars: for the progress.
-            how_to_go_on: the command line that goes on with the story, or "".
-        """
+    def __init__(self, bars: Bars, file: StoryFile | None, how_to_go_on: str) -> None:
         self.bars = bars
+        self._file = file
         self._how_to_go_on = how_to_go_on
         self._interrupts = Interrupts()
-        self._writes_file = False
         self._notes: list[str] = []
+
+    # ---------------------------------------------------------------------------------------------
+    # What the library calls
+    # ---------------------------------------------------------------------------------------------
 
     def on_read(self, done: int, total: int) -> None:
         """To be called after each piece of a prompt is read: `done` of `total` tokens.
@@ -58,17 +105,21 @@ class StoryRun:
 
     def on_loop(self, loop: Loop) -> None:
         """To be called with each loop that is noticed."""
-        self._note(loop_note(loop))
+        note = (
+            f"a loop of {count(loop.period, 'token')} at token {loop.position:,}: the model has to "
+            "write something else"
+        )
+        # A note amid the text on stdout would begin a new line in it.
+        if self._file is not None:
+            terminal.say(note)
+        else:
+            self._notes.append(note)
 
-    def restore_archive(self, story: Story) -> None:
-        """Make good what the archive of a saved story has lost.
+    # ---------------------------------------------------------------------------------------------
+    # Writing
+    # ---------------------------------------------------------------------------------------------
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-        """
-        restore_archive(story.llm, self.bars, self._interrupts)
-
-    def write(self, story: Story, file: StoryFile | None, plan: Plan) -> None:
+    def write(self, story: Story, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went.
 
         Raises:
@@ -76,19 +127,26 @@ class StoryRun:
             KeyboardInterrupt: Ctrl-C was pressed twice.
             typer.Exit: Ctrl-C was pressed; what was written stays.
         """
+        file = self._file
         if plan.left(story.written) == 0:
-            terminal.say(length_note(story.written, plan))
+            terminal.say(
+                f"the story has {count(story.written, 'token')}, and --max-tokens is "
+                f"{plan.max_tokens:,}: give a larger one, or 0 for no limit, to go on with it"
+            )
             return
-        self._writes_file = file is not None
         story.notes = asdict(plan)
-        pen = Pen(story, file)
+        self._story, self._plan = story, plan
+        self._finish_before, self._loops_before = story.finish, story.loops
+        self._written_before, self._seconds_before = story.written, story.seconds
+        self._last_record = story.written, story.seconds
+        self._is_read = story.llm.n_tokens > 0
         try:
-            with opened(file), self._interrupts:
-                pen.begin()
-                self._write(story, pen, plan)
-                pen.end()
+            with file or nullcontext(), self._interrupts:
+                self._begin()
+                self._write()
+                self._end()
         except KeyboardInterrupt:
-            self._say_how_to_go_on(file)
+            self._say_how_to_go_on()
             raise
         for note in self._notes:
             terminal.say(note)
@@ -96,34 +154,147 @@ class StoryRun:
             terminal.say(f"warning: {story.llm.archive_trouble}", style="yellow")
         if file is not None and file.written:
             terminal.say(f"the text is in {file.path}")
-        terminal.say(pen.report())
+        terminal.say(self._report())
         if story.finish == FINISH_INTERRUPTED:
-            self._say_how_to_go_on(file)
+            self._say_how_to_go_on()
             raise typer.Exit(EXIT_INTERRUPTED)
 
-    def _write(self, story: Story, pen: Pen, plan: Plan) -> None:
+    @property
+    def _written(self) -> int:
+        """Tokens of this run."""
+        return self._story.written - self._written_before
+
+    @property
+    def _seconds(self) -> float:
+        """How long they took, without the reading."""
+        return self._story.seconds - self._seconds_before
+
+    def _begin(self) -> None:
+        """Have a checkpoint to go on from, even if the first token is never written."""
+        file = self._file
+        if file is None or file.special:
+            return
+        # That of a story that was ended has to say that more may come after its end.
+        if self._finish_before is not None or not file.checkpoint.exists():
+            self._story.finish = None
+            self._story.save(file.checkpoint)
+
+    def _write(self) -> None:
+        story, plan = self._story, self._plan
         most = plan.left(story.written)
-
-        def after_each() -> None:
-            if self._writes_file:
-                self.bars.writing(pen.written, most, pen.seconds)
-            self._interrupts.check()
-
         try:
-            pen.write(plan, after_each)
+            with closing(story.write(most)) as texts:
+                for text in texts:
+                    self._put(text)
+                    is_at_step = story.written % plan.checkpoint_every == 0
+                    if story.finish is None and (is_at_step or not self._is_read):
+                        self._checkpoint()
+                    if self._file is not None:
+                        self.bars.writing(self._written, most, self._seconds)
+                    self._interrupts.check()
         except KeyboardInterrupt:
             if self._interrupts.presses != 1:
                 raise
         finally:
             self.bars.clear()
 
-    def _say_how_to_go_on(self, file: StoryFile | None) -> None:
-        if file is not None and file.written and self._how_to_go_on:
+    def _put(self, text: str) -> None:
+        if self._file is None:
+            terminal.write(text)
+        else:
+            self._file.write(text)
+
+    def _checkpoint(self) -> None:
+        """Make sure that no more than what comes after this place can be lost."""
+        file, story = self._file, self._story
+        if file is None or file.special or not file.written:
+            return
+        self._is_read = True
+        # The text comes first: a checkpoint must never know of text that is not in the file.
+        file.sync()
+        story.save(file.checkpoint)
+        file.record(self._record(file.n_bytes))
+        self._last_record = story.written, story.seconds
+
+    def _end(self) -> None:
+        """End the text like any text file, with a line break, unless it was interrupted."""
+        story, file = self._story, self._file
+        if story.finish == FINISH_INTERRUPTED and self._written == 0:
+            if file is not None and self._finish_before is not None:
+                story.finish = self._finish_before  # its checkpoint says again that it was ended
+                story.save(file.checkpoint)
+                story.finish = FINISH_INTERRUPTED
+            return
+        if file is not None:
+            file.settle()
+            self._checkpoint()
+        self._put(end_of(story) or "")
+        if file is not None and story.finish != FINISH_INTERRUPTED:
+            file.complete()
+
+    def _record(self, n_bytes: int) -> dict[str, Any]:
+        """A line of the records: the story at a checkpoint, with so many bytes of text."""
+        story, kv = self._story, self._story.llm.kv
+        written_before, seconds_before = self._last_record
+        return {
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "finish": story.finish,
+            "tokens": story.written,
+            "text_bytes": n_bytes,
+            "seconds": round(story.seconds, 3),
+            "tokens_per_second": _rate(
+                story.written - written_before, story.seconds - seconds_before
+            ),
+            "tokens_per_second_overall": _rate(story.written, story.seconds),
+            "loops": story.loops,
+            "position": kv.position,
+            "cells_used": kv.used,
+            "capacity": kv.capacity,
+            "tokens_evicted": kv.tokens_evicted,
+            "compactions": kv.compactions,
+            "rebases": kv.rebases,
+            "kv_bytes": kv.bytes_total,
+            "resident_bytes": resident_bytes(),
+        }
+
+    # ---------------------------------------------------------------------------------------------
+    # What is said
+    # ---------------------------------------------------------------------------------------------
+
+    def _say_how_to_go_on(self) -> None:
+        if self._file is not None and self._file.written and self._how_to_go_on:
             terminal.say(f"to go on: {self._how_to_go_on}")
 
-    def _note(self, note: str) -> None:
-        # A note amid the text on stdout would begin a new line in it.
-        if self._writes_file:
-            terminal.say(note)
-        else:
-            self._notes.append(note)
+    def _report(self) -> str:
+        """What was read and written, why it ended and what the cache holds, as one line."""
+        story, kv = self._story, self._story.llm.kv
+        n_read = story.n_read or kv.position  # it was interrupted
+        parts = [
+            _with_speed("read", n_read, n_read, story.read_seconds),
+            _with_speed("wrote", self._written, self._written - bool(story.n_read), self._seconds),
+            why_ended(str(story.finish), kv),
+        ]
+        if self._written_before and not story.n_read:
+            parts[0] = f"went on after {count(self._written_before, 'token')}"
+        if loops := story.loops - self._loops_before:
+            parts.append(f"broke {count(loops, 'loop')}")
+        return " · ".join([*parts, f"seed {story.sampling.seed}", kv.summary()])
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 2) if seconds > 0 else 0.0
+
+
+def end_of(story: Story) -> str | None:
+    """What a file has after the text of a story, or None while it is being written."""
+    if story.finish is None:
+        return None
+    held_back = "" if story.finish == FINISH_UNTIL else story.held_back
+    text = story.text() + held_back
+    is_closed = story.finish == FINISH_INTERRUPTED or not text or text.endswith("\n")
+    return held_back if is_closed else f"{held_back}\n"
+
+
+def _with_speed(verb: str, tokens: int, timed: int, seconds: float) -> str:
+    speed = per_second(timed, seconds)
+    return f"{verb} {count(tokens, 'token')}" + (f" at {speed}" if speed else "")

@@ -102,25 +102,6 @@ class Layer:
         return self.rows_of == self.number and self.window is None
 
 
-@dataclass(frozen=True)
-class LostRows:
-    """Tokens whose rows the file of an archive has lost.
-
-    Attributes:
-        begin: where the archive began.
-        start, end: their positions, end not included.
-    """
-
-    begin: int
-    start: int
-    end: int
-
-    @property
-    def n_tokens(self) -> int:
-        """How many they are."""
-        return self.end - self.start
-
-
 class KVCache:
     """What one sequence of a llama.cpp context has in its KV cache; the context must outlive this.
 
@@ -258,23 +239,6 @@ class KVCache:
     def archive_in_states(self, whole: bool) -> None:
         """Whether states hold all of the archive, or only what its file does not have."""
         _check(lib.llama_h2o_archive_in_states(*self._text, whole))
-
-    def lost_rows(self) -> LostRows:
-        """The rows that the archive's file has lost, and that can be computed again."""
-        lost = ffi.new("struct llama_h2o_lost_rows *")
-        _check(lib.llama_h2o_archive_lost(*self._text, lost))
-        return LostRows(lost.begin, lost.p0, lost.p1)
-
-    def restore_archive(self, lost: LostRows) -> None:
-        """Have lost rows put into the file as the text is decoded again from its start.
-
-        Comes when the sequence has been emptied; a state of before, loaded in the end, has them.
-
-        Raises:
-            NativeError: there is no file, or the sequence is not empty.
-        """
-        rows = ffi.new("struct llama_h2o_lost_rows *", [lost.begin, lost.start, lost.end])
-        self._check_archive(lib.llama_h2o_archive_restore(*self._text, rows[0]))
 
     def archive_trouble(self) -> str:
         """What is wrong with the archive, in one line; "" if nothing is."""

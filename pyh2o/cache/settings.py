@@ -202,10 +202,6 @@ def check_window(window: int) -> None:
         )
 
 
-# Settings that the first version did not have, with what it did.
-FIRST_SETTINGS: dict[str, Any] = {"recall": 0, "recall_type": "q8_0"}
-
-
 def saved_names() -> dict[str, str]:
     """The settings that a saved cache depends on, each with its name in session files."""
     names = {each.name: each.metadata.get("saved", each.name) for each in fields(EvictionSettings)}

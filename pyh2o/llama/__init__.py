@@ -30,7 +30,7 @@ from ..openai import completion
 from ..policies import Policy, parse_policy
 from ..system.rpc import ALL_LAYERS, layers_text, parse_servers
 from ..text.drawn import DrawnTexts
-from . import restoring, states
+from . import states
 from .arguments import KV_TYPES, check_arguments
 from .drop_in import check_file
 from .reading import ReadingLlama
@@ -348,22 +348,6 @@ class Llama(ReadingLlama):
             self.n_tokens = len(tokens)
             self._requires_eval = True
             self._n_without_logits = len(tokens)
-
-    def restore_archive(self) -> None:
-        """Compute the rows again that the archive's file has lost (see `archive_lost`).
-
-        The text is read from its start as far as that takes, which `prompt_progress` is told; then
-        the state that there was is put back, and what was lost can be found. Rows in the file that
-        are as they were written stay. Those that are computed again are what they were to rounding,
-        or where other rows are found meanwhile a little else.
-
-        Whatever is raised meanwhile, `KeyboardInterrupt` too, text and cache are as before.
-
-        Raises:
-            SettingsError: an exact prefill that is not possible, as `eval` says.
-        """
-        with self.guard:
-            restoring.restore(self)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The parent's state, with all that eviction has to remember."""

@@ -3,7 +3,7 @@
 The archive of the session NAME is NAME.archive. A new text gets a new file of another name, which
 takes the place of NAME.archive once the session is saved that needs it: until then the saved one
 has its own. Whatever is wrong with an archive, the session itself is none the worse: tokens that
-are not in the archive are not found, no more, and their rows can be computed again (restoring.py).
+are not in the archive are not found, no more, and who reads the text again builds it anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..cache.kv_cache import KVCache, LostRows
+from ..cache.kv_cache import KVCache
 from ..errors import NativeError, SettingsError
 from ..system.archives import ID_BYTES, find, new_name, of_session, remove_leftovers
 
@@ -54,7 +54,10 @@ class ArchiveFile:
     @property
     def trouble(self) -> str:
         """What is wrong with the archive, or soon will be, in one line; "" if nothing is."""
-        return self._kv.archive_trouble() or self._little_room()
+        trouble = self._kv.archive_trouble()
+        if trouble and self.is_of_session:
+            return f"{trouble}; have the text read again (--reread) to build it anew"
+        return trouble or self._little_room()
 
     def _little_room(self) -> str:
         """Said before the disk is full that an archive without a limit grows on."""
@@ -82,24 +85,6 @@ class ArchiveFile:
     def is_of_session(self) -> bool:
         """Whether it lies in a file beside a session."""
         return self._target is not None
-
-    @property
-    def lost(self) -> LostRows:
-        """What the file has lost and can be computed again."""
-        return self._kv.lost_rows()
-
-    def restore(self, lost: LostRows) -> None:
-        """Put lost rows into the file again as the text is read from its start."""
-        self._kv.restore_archive(lost)
-
-    @contextlib.contextmanager
-    def keeping_file(self) -> Iterator[None]:
-        """While the cache is emptied for the text that the file is of."""
-        self._awaits_state = True
-        try:
-            yield
-        finally:
-            self._awaits_state = False
 
     def begin_text(self) -> None:
         """The cache has been emptied: what comes is another text, unless its state is loaded."""

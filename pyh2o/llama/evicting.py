@@ -275,12 +275,6 @@ class EvictingLlama(DropIn):
         with self.guard:
             return self._archive.trouble if self._archive is not None else ""
 
-    @property
-    def archive_lost(self) -> int:
-        """Tokens whose rows the archive's file has lost, and `restore_archive` computes again."""
-        with self.guard:
-            return self._archive.lost.n_tokens if self._archive is not None else 0
-
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """Token positions and scores of the rows that one layer holds, in the order of the text.
 

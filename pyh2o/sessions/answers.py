@@ -5,22 +5,15 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..errors import PyH2OError
-from ..generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
+from ..generation.finish import FINISH_INTERRUPTED
 from ..generation.generation import Generation
-from ..generation.repetition import EndlessText
 from ..generation.sampling import LARGEST_SEED
-from ..llama import Llama
-from ..text.chat_template import ChatTemplate
-from ..text.detokenizer import detokenizer
-from ..text.pieces import Piece, TextPieces
-from ..text.vocabulary import is_end_token
-from .kept_answers import KeptAnswer
-from .pins import Pins
+from ..text.pieces import Piece
 from .turns import Turn
 
 
@@ -28,8 +21,7 @@ class Answer:
     """An answer while it is drawn.
 
     Attributes:
-        start: position of its first token.
-        attempt: answers the message had before this one.
+        turn: that it makes, as far as it is known before.
         generation: its tokens as they come.
         before: those that were drawn before it was stopped, if it goes on now.
         finish: why it ended; empty before, and if an error ended it.
@@ -37,12 +29,10 @@ class Answer:
 
     def __init__(self, turn: Turn, generation: Generation, before: Sequence[int]) -> None:
         """Begin the answer of a turn that has none yet, or another one, or go on with it."""
-        self.start = turn.answer_start
-        self.attempt = turn.attempt
+        self.turn = turn
         self.generation = generation
         self.finish = ""
         self.before = before
-        self._turn = turn
         self._texts: list[str] = []
         self._n_shown = 0
         if before:
@@ -72,26 +62,7 @@ class Answer:
 
     def made_turn(self, end: int) -> Turn:
         """The turn it makes, with the position behind the last token that is kept."""
-        return replace(self._turn, answer="".join(self._texts), finish=self.finish, end=end)
-
-
-@dataclass(frozen=True)
-class Before:
-    """What a conversation was before an answer.
-
-    Attributes:
-        turns: all of them.
-        kept: answers to the last message that were replaced.
-        dropped: tokens of the text that the answer replaces.
-        n_known: how many tokens of the text had been evaluated.
-        pins: what was pinned in it.
-    """
-
-    turns: tuple[Turn, ...]
-    kept: tuple[KeptAnswer, ...]
-    dropped: list[int]
-    n_known: int
-    pins: Pins
+        return replace(self.turn, answer="".join(self._texts), finish=self.finish, end=end)
 
 
 class LatestAnswer:
@@ -123,36 +94,6 @@ class LatestAnswer:
         if inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING:
             raise PyH2OError("an answer is being written: wait for its end, or close its generator")
         generator.close()
-
-
-def answer_generation(
-    llm: Llama,
-    template: ChatTemplate,
-    text: list[int],
-    before: Sequence[int],
-    limit: int | None,
-    *,
-    said: Sequence[int] = (),
-) -> Generation:
-    """What makes the text of an answer out of its tokens; one that only repeats itself ends.
-
-    Args:
-        llm: the model.
-        template: says what ends an answer.
-        text: to which the tokens are added.
-        before: the tokens that come right before the answer.
-        limit: most tokens of the answer; None for as many as the model likes.
-        said: tokens of the answer that were drawn before it was stopped.
-    """
-    endless = EndlessText(said)
-    return Generation(
-        text,
-        detokenizer(llm, before, starts_text=False),
-        TextPieces(template.stops),
-        is_end=lambda token: is_end_token(llm, token) or template.ends(token),
-        limit=limit,
-        watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
-    )
 
 
 def answer_seed(seed: int, turn: int, attempt: int) -> int:

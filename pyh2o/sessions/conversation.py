@@ -9,12 +9,19 @@ again, and `on_recompute` is told so before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import PyH2OError, SettingsError
-from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
+from ..generation.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_REPETITION,
+    FINISH_STOP,
+    finish_without_room,
+)
+from ..generation.generation import Generation
+from ..generation.repetition import EndlessText
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
@@ -22,21 +29,33 @@ from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
+from ..text.detokenizer import detokenizer
+from ..text.pieces import TextPieces
 from ..text.prompt import check_message
-from .answers import Answer, Before, LatestAnswer, answer_generation, answer_seed
-from .archives import archive_saved, open_archive
-from .edited_conversation import EditableConversation, other_text
+from ..text.vocabulary import is_end_token
+from .answers import Answer, LatestAnswer, answer_seed
 from .identity import model_identity, settings_identity
-from .kept_answers import KeptAnswer, attempts, with_replaced
-from .places import Places
+from .layout import Layout, Places, lay_out
+from .pins import Pins
 from .saved_conversation import KIND, SavedConversation, open_saved_conversation
-from .session_file import Session, write_session
-from .turns import Turn
+from .text_session import TextSession
+from .turns import MOST_KEPT, KeptAnswer, Turn, attempts
 
 _DEFAULT_SAMPLING = Sampling()
 
 
-class Conversation(EditableConversation):
+@dataclass(frozen=True)
+class _Before:
+    """What a conversation was before an answer, which replaces the tokens that were dropped."""
+
+    turns: tuple[Turn, ...]
+    kept: tuple[KeptAnswer, ...]
+    dropped: list[int]
+    n_known: int
+    pins: Pins
+
+
+class Conversation(TextSession):
     """A conversation with a model, to which it belongs until another one is begun or loaded.
 
     What the template puts before the first message, the system prompt, is pinned: it is never
@@ -50,6 +69,8 @@ class Conversation(EditableConversation):
     or in which Ctrl-C is raised, keeps what was said so far as the answer. If the model says
     nothing at all, or an error comes up, everything stays as it was before: a message is taken
     back, an answer that was to be replaced is still there.
+
+    All methods that change it raise PyH2OError if the model has another text by now.
 
     Args:
         llm: the model. What is in its cache is dropped.
@@ -121,6 +142,16 @@ class Conversation(EditableConversation):
         return self._turns
 
     @property
+    def answers(self) -> tuple[Turn, ...]:
+        """The last turn with each of its answers that are kept, by their attempts; () without one.
+
+        One of them is the turn as it is now, the others were replaced by `regenerate`.
+        """
+        last = self._turns[-1:]
+        found = [*last, *(kept.in_turn(last[0]) for kept in self._kept)]
+        return tuple(sorted(found, key=lambda turn: turn.attempt))
+
+    @property
     def unread(self) -> list[int]:
         """Tokens of what was said that are evaluated with the next message, before it."""
         return self._text.unread
@@ -151,7 +182,7 @@ class Conversation(EditableConversation):
 
         Raises:
             ContextLimitError: there are no positions for the message and an answer.
-            PyH2OError: the template refuses the message, or the model has another text by now.
+            PyH2OError: the template refuses the message.
         """
         return self._latest.begin(self._say(message, max_tokens))
 
@@ -201,8 +232,12 @@ class Conversation(EditableConversation):
         tokens = self._text.tokens[start : last.answer_start]
         newest = attempts(self._turns, self._kept)[-1]
         turn = replace(last, end=0, attempt=newest + 1 + self._n_empty)
-        kept = with_replaced(self._kept, KeptAnswer.of(last, self._text.tokens))
+        kept = self._with_replaced(self._kept, last)
         yield from self._write(turn, start, tokens, self._turns[:-1], kept, max_tokens)
+
+    def _with_replaced(self, kept: Sequence[KeptAnswer], last: Turn) -> tuple[KeptAnswer, ...]:
+        """The answers that are kept once that of the last turn was replaced."""
+        return (*kept, KeptAnswer.of(last, self._text.tokens))[-MOST_KEPT:]
 
     def _reply(
         self, message: str, turns: tuple[Turn, ...], start: int, max_tokens: int | None
@@ -242,13 +277,10 @@ class Conversation(EditableConversation):
             raise SettingsError(f"max_tokens is {max_tokens}: give 1 or more, or None for no limit")
         check_message(self.llm, tokens, start)
         text = self._text
-        before = Before(self._turns, self._kept, text.tokens[start:], text.n_known, text.pins)
+        before = _Before(self._turns, self._kept, text.tokens[start:], text.n_known, text.pins)
         said = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if said else tokens
-        generation = answer_generation(
-            self.llm, self._template, text.tokens, lead, max_tokens, said=said
-        )
-        answer = Answer(turn, generation, said)
+        answer = Answer(turn, self._generation(lead, said, max_tokens), said)
         rest: list[str] = []
         try:
             self._turns, self._kept = turns, kept
@@ -265,28 +297,48 @@ class Conversation(EditableConversation):
                 self._keep(answer, start, before)
         yield from rest
 
+    def _generation(
+        self, lead: Sequence[int], said: Sequence[int], limit: int | None
+    ) -> Generation:
+        """What makes the text of an answer out of its tokens.
+
+        Args:
+            lead: tokens that come right before the answer.
+            said: those of it that were drawn before it was stopped.
+            limit: most tokens of it.
+        """
+        llm, template, endless = self.llm, self._template, EndlessText(said)
+        return Generation(
+            self._text.tokens,
+            detokenizer(llm, lead, starts_text=False),
+            TextPieces(template.stops),
+            is_end=lambda token: is_end_token(llm, token) or template.ends(token),
+            limit=limit,
+            watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
+        )
+
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
         llm, text = self.llm, self._text
         if self._places.fair_turns:
             # what comes before the first turn is a part of its own
-            starts = [*(turn.start for turn in self._turns), answer.start]
+            starts = [*(turn.start for turn in self._turns), answer.turn.answer_start]
             llm.share_fairly([start for start in starts if start > 0])
         if text.n_again and self._on_recompute is not None:
             self._on_recompute(text.n_again)
-        seed = answer_seed(self.sampling.seed, len(self._turns), answer.attempt)
+        seed = answer_seed(self.sampling.seed, len(self._turns), answer.turn.attempt)
         writer = Writer(llm, replace(self.sampling, seed=seed), written=answer.before)
         for pieces in answer.generation.run(text.write(writer, max_tokens)):
             yield from answer.take(pieces)
             if not self._has_text_of(answer):
-                raise other_text()
+                raise _other_text()
         answer.finish = answer.generation.finish or finish_without_room(llm.evicting)
 
     def _has_text_of(self, answer: Answer) -> bool:
         """Whether the cache ends with the answer, and not with something else by now."""
         return not answer.has_begun or self._text.is_growing()
 
-    def _keep(self, answer: Answer, start: int, before: Before) -> None:
+    def _keep(self, answer: Answer, start: int, before: _Before) -> None:
         """Make a turn of an answer, or go back to what was before.
 
         Args:
@@ -296,7 +348,7 @@ class Conversation(EditableConversation):
         """
         text = self._text
         if answer.kept:
-            end = answer.start + answer.kept
+            end = answer.turn.answer_start + answer.kept
             # A stop string's tokens go; what the template ends an answer with will come instead.
             if end < self.llm.n_tokens and not text.has_rows(end):
                 end = len(text.tokens)
@@ -308,6 +360,113 @@ class Conversation(EditableConversation):
             text.put_back(start, before.dropped, before.n_known, before.pins)
             if answer.finish == FINISH_STOP:
                 self._n_empty += 1
+
+    # ---------------------------------------------------------------------------------------------
+    # What was said is taken back, or replaced
+    # ---------------------------------------------------------------------------------------------
+
+    def choose(self, attempt: int) -> None:
+        """Have an answer back that was replaced; the one in its place is kept in turn.
+
+        What comes next is as if it had been the answer all the time: bit for bit where a copy of
+        the cache has it. Otherwise its tokens are read again with the next message, and
+        `on_recompute` is told so before.
+
+        Args:
+            attempt: of one of `answers`.
+
+        Raises:
+            PyH2OError: there is no such answer, or nothing has been said.
+        """
+        self._settle()
+        last, text = self._last_turn(), self._text
+        if attempt == last.attempt:
+            return
+        chosen = next((each for each in self._kept if each.attempt == attempt), None)
+        if chosen is None:
+            there = ", ".join(map(str, attempts(self._turns, self._kept)))
+            raise PyH2OError(
+                f"the last message has no answer of attempt {attempt}: choose among {there}"
+            )
+        others = tuple(each for each in self._kept if each is not chosen)
+        start = last.answer_start
+        self._kept = self._with_replaced(others, last)
+        self._turns = (*self._turns[:-1], chosen.in_turn(last))
+        text.set_back(start, may_return=True)
+        text.put_back(start, chosen.tokens, start + chosen.n_known, text.pins)
+
+    def undo(self) -> Turn:
+        """Take back the last message and its answer, and return them.
+
+        Raises:
+            PyH2OError: nothing has been said.
+        """
+        self._settle()
+        last = self._last_turn()
+        self._turns, self._kept = self._turns[:-1], ()
+        self._text.set_back(last.start)
+        return last
+
+    def clear(self) -> None:
+        """Take back all that was said; the system prompt stays."""
+        self._settle()
+        if self._turns:
+            start = self._turns[0].start
+            self._turns, self._kept = (), ()
+            self._text.set_back(start)
+            self._text.copies.clear()
+
+    def take_over(self, said: Sequence[tuple[str, str]]) -> None:
+        """Begin with messages and answers that were said elsewhere; the next message reads them.
+
+        Raises:
+            PyH2OError: the template refuses one.
+        """
+        self._settle()
+        turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
+        self._begin(lay_out(self.llm, self._template, self._places, turns))
+        self._kept = ()
+
+    def set_system(self, text: str | None) -> None:
+        """Go on under another system prompt; with the next message all is read again.
+
+        Raises:
+            SettingsError: the system prompt does not fit the budget, or the template has no place
+                for one.
+        """
+        self._settle()
+        template = ChatTemplate(self.llm, text)
+        layout = lay_out(
+            self.llm, template, self._places, self._turns, self._text.tokens, self.pins
+        )
+        self._template = template
+        self._begin(layout)
+
+    def _begin(self, layout: Layout) -> None:
+        """Have other tokens for what was said, all to be read again."""
+        self._turns = layout.turns
+        self._text.begin(
+            layout.tokens,
+            n_known=len(layout.tokens) if layout.turns else 0,
+            n_pinned=layout.n_pinned,
+            pins=layout.pins,
+        )
+
+    def _settle(self) -> None:
+        """End the answer that is drawn, and refuse to go on as `_check_text` does."""
+        self._latest.end()
+        self._check_text()
+
+    def _check_text(self) -> None:
+        """Refuse to go on if the model was used for another text."""
+        if not self._text.is_as_left():
+            raise _other_text()
+        self._text.drop_surplus()
+
+    def _last_turn(self) -> Turn:
+        if not self._turns:
+            raise PyH2OError("nothing has been said yet: say something")
+        return self._turns[-1]
 
     # ---------------------------------------------------------------------------------------------
     # Files
@@ -327,7 +486,6 @@ class Conversation(EditableConversation):
 
         Raises:
             SessionError: the file cannot be written; an old one is unchanged.
-            PyH2OError: the model has another text by now.
         """
         self._settle()
         saved = SavedConversation(
@@ -341,13 +499,11 @@ class Conversation(EditableConversation):
             cached=self.llm.n_tokens,
             known=self._text.n_again,
             empty=self._n_empty,
+            archive=None,
             pins=self.pins,
             kept=self._kept,
         )
-        with archive_saved(path, self.llm, portable=portable) as archive:
-            header = asdict(replace(saved, archive=archive))
-            state = self.llm.kv_state()
-            write_session(path, Session(KIND, header, self._text.tokens, state))
+        self._write_session(path, KIND, asdict(saved), portable=portable)
 
     @classmethod
     def load(
@@ -355,6 +511,8 @@ class Conversation(EditableConversation):
         path: str | Path,
         llm: Llama,
         *,
+        reread: bool = False,
+        fair_turns: bool = False,
         on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Conversation:
@@ -362,25 +520,48 @@ class Conversation(EditableConversation):
 
         A state of the cache that does not fit is left: the text is read again with the next
         message, and `on_recompute` is told so before. Other rows may be kept of it than were. What
-        the archive of recall has lost is said in `llm.archive_trouble`; `llm.restore_archive` then
-        computes it again.
+        the archive of recall has lost is said in `llm.archive_trouble`.
 
         Args:
-            path: the file.
+            path: the file, which stays as it is.
             llm: the model, loaded with the settings it had then. What is in its cache is dropped,
                 unless the file is refused.
+            reread: read all of the text again with the next message, which builds the archive
+                anew, under any model and any settings. The same model reads the tokens that it
+                wrote; another one reads the messages and answers as texts, and has neither pins
+                nor the answers that were replaced, as those are tokens.
+            fair_turns: with `reread`: give each turn its share of the heavy rows from now on.
             on_recompute, copies_mib: as for the class.
 
         Raises:
-            SessionError: no such file, or it is damaged, of another model, other settings, another
-                template or a newer format.
+            SessionError: no such file, or it is damaged, of another format, or without `reread` of
+                another model, other settings or another template.
+            SettingsError: with `reread`: there is no room for what is pinned.
         """
-        session, saved, template = open_saved_conversation(path, llm)
+        session, saved, template = open_saved_conversation(path, llm, reread=reread)
+        places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
+        layout, kept = None, saved.kept
+        # All that may be refused is looked at while the cache is still what it was.
+        if reread and saved.model.is_same(model_identity(llm)):
+            layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
+        elif reread:
+            turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
+            layout, kept = lay_out(llm, template, places, turns), ()
         conversation = cls.__new__(cls)
-        conversation._set_up(llm, template, saved.sampling, saved.places, on_recompute, copies_mib)
-        n_known = saved.cached + saved.known
-        open_archive(session, llm, saved.archive)
-        conversation._text.load(session.tokens, saved.cached, n_known, session.kv, saved.pins)
-        conversation._turns, conversation._kept = saved.turns, saved.kept
-        conversation._n_empty = saved.empty
+        conversation._set_up(llm, template, saved.sampling, places, on_recompute, copies_mib)
+        if layout is not None:
+            conversation._begin(layout)
+        else:
+            n_known = saved.cached + saved.known
+            conversation._load_text(session, saved.archive, saved.cached, n_known, saved.pins)
+            conversation._turns, conversation._n_empty = saved.turns, saved.empty
+        conversation._kept = kept
         return conversation
+
+
+def _other_text() -> PyH2OError:
+    """The error for a conversation that is no longer in the model's cache."""
+    return PyH2OError(
+        "the model has been used for another text, and this conversation is no longer in its "
+        "cache: load it from a file (Conversation.load), or begin a new one"
+    )

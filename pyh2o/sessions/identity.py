@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..cache.settings import FIRST_SETTINGS, saved_names
+from ..cache.settings import saved_names
 from ..errors import OtherSettingsError, SessionError
 from ..llama import KV_TYPES, Llama
 from ..llama.file_identity import identify
 from .records import Count, Range, Scalar, in_one_line, record_of, value_of
-from .session_file import Session, damage_found
+from .session_file import damage_found
+
+# The settings of a cache by their names (see `settings_identity`).
+Settings = dict[str, Scalar | dict[str, Scalar]]
+# Of those that the command line takes from a session.
+_SETTING_TYPES: dict[str, Any] = {
+    "evict": bool,
+    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
+    **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
+}
+_OPTIONS = {
+    "ctx": "--ctx",
+    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
+    "type_k": "--kv-type",
+    "type_v": "--kv-type",
+}
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 
 
 @dataclass(frozen=True)
@@ -36,129 +61,10 @@ class ModelIdentity:
         return (self.sha256, self.bytes) == (other.sha256, other.bytes)
 
 
-# The settings of a cache by their names, which differ between versions (see `settings_identity`).
-Settings = dict[str, Scalar | dict[str, Scalar]]
-_SETTING_TYPES: dict[str, Any] = {
-    "evict": bool,
-    **dict.fromkeys(("ctx", "heavy", "recent", "pinned", "slack", "n_pos", "recall"), Count),
-    **dict.fromkeys(("policy", "positions", "recall_type", "type_k", "type_v"), str),
-}
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that the command line could not read.
-
-    Raises:
-        ValueError: one is something else than it should be.
-    """
-    for name, kind in _SETTING_TYPES.items():
-        if name in settings:
-            value_of(kind, settings[name], name)
-
-
 def model_identity(llm: Llama) -> ModelIdentity:
     """What tells the model of `llm` from others."""
     file = llm.model_file
     return ModelIdentity(**file.record(), path=str(file.path))
-
-
-def settings_identity(llm: Llama) -> dict[str, Any]:
-    """The settings that a state of the cache depends on, and how the text goes on after it.
-
-    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
-    """
-    params = llm.context_params
-    lora = None if llm.lora_file is None else llm.lora_file.record() | {"scale": llm.lora_scale}
-    return {
-        "evict": llm.evicting,
-        "ctx": llm.n_ctx(),
-        **({} if llm.budget is None else llm.budget.saved()),
-        "type_k": _type_name(params.type_k),
-        "type_v": _type_name(params.type_v),
-        "flash_attn": int(params.flash_attn_type),
-        **{name: getattr(params, name) for name in _ROPE},
-        "lora": lora,
-        "kv_overrides": llm.kv_overrides,
-        "last_n_tokens_size": llm.last_n_tokens_size,
-    }
-
-
-_OPTIONS = {
-    "ctx": "--ctx",
-    **{saved: f"--{name.replace('_', '-')}" for name, saved in saved_names().items()},
-    "type_k": "--kv-type",
-    "type_v": "--kv-type",
-}
-_ROPE = (
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-)
-
-
-def check_same(session: Session, llm: Llama) -> None:
-    """Refuse a session that was made with another model or other settings.
-
-    Raises:
-        SessionError: naming the first thing that differs.
-    """
-    check_same_header(session.header, llm)
-    if any(not 0 <= token < llm.n_vocab() for token in session.tokens):
-        raise SessionError(
-            "the session file is damaged (it has tokens the model does not know): use another copy "
-            "of it"
-        )
-
-
-def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
-    """As `check_same`, of the header alone."""
-    with damage_found():
-        settings = value_of(Settings, header.get("settings"), "settings")
-        check_settings(settings)
-    model, mine = saved_model(header), model_identity(llm)
-    if not model.is_same(mine):
-        raise OtherSettingsError(
-            f"this session was made with the model {in_one_line(model.file)}, which is another "
-            f"than {mine.file}: give that one (--model), or start a new session"
-        )
-    _check_same_settings(settings, settings_identity(llm))
-
-
-def saved_model(header: Mapping[str, Any]) -> ModelIdentity:
-    """The model that a session was made with.
-
-    Raises:
-        SessionError: the header does not say it.
-    """
-    with damage_found():
-        return record_of(ModelIdentity, header.get("model"), "model")
-
-
-def _check_same_settings(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    theirs = {
-        **{name: FIRST_SETTINGS[name] for name in FIRST_SETTINGS.keys() & mine.keys()},
-        **theirs,
-    }
-    for name in {**mine, **theirs}:
-        if name not in mine or name not in theirs or theirs[name] != mine[name]:
-            raise OtherSettingsError(
-                f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
-                f"{_shown(name, mine)}: give the same settings, or start a new session"
-            )
-
-
-def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    """A setting as the user gives it."""
-    if name == "evict":
-        return "eviction" if settings.get(name) else "--no-evict"
-    value = settings.get(name, "unknown")
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"
 
 
 def file_identity(path: str) -> dict[str, Any]:
@@ -175,6 +81,87 @@ def file_identity(path: str) -> dict[str, Any]:
         ) from error
 
 
-def _type_name(number: int) -> str:
-    names = {number: name for name, number in KV_TYPES.items()}
-    return names.get(number, str(number))
+def settings_identity(llm: Llama) -> dict[str, Any]:
+    """The settings that a state of the cache depends on, and how the text goes on after it.
+
+    Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
+    """
+    params = llm.context_params
+    lora = None if llm.lora_file is None else llm.lora_file.record() | {"scale": llm.lora_scale}
+    types = {number: name for name, number in KV_TYPES.items()}
+    return {
+        "evict": llm.evicting,
+        "ctx": llm.n_ctx(),
+        **({} if llm.budget is None else llm.budget.saved()),
+        "type_k": types.get(params.type_k, str(params.type_k)),
+        "type_v": types.get(params.type_v, str(params.type_v)),
+        "flash_attn": int(params.flash_attn_type),
+        **{name: getattr(params, name) for name in _ROPE},
+        "lora": lora,
+        "kv_overrides": llm.kv_overrides,
+        "last_n_tokens_size": llm.last_n_tokens_size,
+    }
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that the command line could not read.
+
+    Raises:
+        ValueError: one is something else than it should be.
+    """
+    for name in settings.keys() & _SETTING_TYPES.keys():
+        value_of(_SETTING_TYPES[name], settings[name], name)
+
+
+def check_tokens(llm: Llama, *texts: Sequence[int]) -> None:
+    """Refuse texts with tokens that a model does not have.
+
+    Raises:
+        ValueError: there are some.
+    """
+    n_vocab = llm.n_vocab()
+    if any(not 0 <= token < n_vocab for tokens in texts for token in tokens):
+        raise ValueError("it has tokens the model does not know")
+
+
+def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
+    """Refuse the header of a session that was made with another model or other settings.
+
+    Raises:
+        SessionError: naming the first thing that differs.
+    """
+    with damage_found():
+        theirs = value_of(Settings, header.get("settings"), "settings")
+        check_settings(theirs)
+    model, mine = saved_model(header), model_identity(llm)
+    if not model.is_same(mine):
+        raise OtherSettingsError(
+            f"this session was made with the model {in_one_line(model.file)}, which is another "
+            f"than {mine.file}: give that one (--model), or start a new session"
+        )
+    now = settings_identity(llm)
+    for name in {**now, **theirs}:
+        if name not in now or name not in theirs or theirs[name] != now[name]:
+            raise OtherSettingsError(
+                f"this session was made with {_shown(name, theirs)}, and the model is loaded with "
+                f"{_shown(name, now)}: give the same settings, or start a new session"
+            )
+
+
+def saved_model(header: Mapping[str, Any]) -> ModelIdentity:
+    """The model that a session was made with.
+
+    Raises:
+        SessionError: the header does not say it.
+    """
+    with damage_found():
+        return record_of(ModelIdentity, header.get("model"), "model")
+
+
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    """A setting as the user gives it."""
+    if name == "evict":
+        return "eviction" if settings.get(name) else "--no-evict"
+    value = settings.get(name, "unknown")
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{_OPTIONS.get(name) or in_one_line(name)} {in_one_line(text)}"

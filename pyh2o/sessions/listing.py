@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import SessionError
+from .records import record_of
 from .saved import SavedChat
 from .saved_conversation import KIND, SavedConversation
 from .saved_story import KIND as STORY
@@ -95,7 +96,7 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
     }
     with damage_found(chat.path):
         if overview.kind == KIND:
-            saved = SavedConversation.of(header)
+            saved = record_of(SavedConversation, header)
             return SavedText(
                 system=saved.system,
                 sampling=asdict(saved.sampling),
@@ -105,7 +106,7 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
             )
         if overview.kind != STORY:
             raise ValueError(f"it is no session but a {overview.kind}")
-        story = StoryHeader.of_header(header)
+        story = record_of(StoryHeader, header)
         notes = story.notes
         return SavedText(
             sampling=asdict(story.story.sampling),

@@ -18,7 +18,7 @@ from ..errors import SessionError, SessionOpenError
 from ..system.archives import give_to, of_session, remove_of_session
 from ..system.files import replacement
 from ..system.home import user_folder
-from .session_file import is_of_kind
+from .session_file import read_overview
 
 SUFFIX = ".h2o"
 LONGEST_NAME = 100
@@ -164,8 +164,10 @@ def last_chat() -> SavedChat:
     """
     noted = _noted(chats_folder() / LAST)
     for chat in sorted(saved_chats(), key=lambda chat: chat.name != noted):
-        if not is_of_kind(chat.path, "story"):
-            return chat
+        with contextlib.suppress(SessionError):  # which is said when it is opened
+            if read_overview(chat.path).kind == "story":
+                continue
+        return chat
     raise SessionError(
         f"no conversation is saved in {chats_folder()}: start one without --continue"
     )

@@ -1,11 +1,10 @@
-"""Reads the session file of a conversation, and says what its header must hold."""
+"""What the header of a conversation's session file says, and whether it goes with a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from ..errors import OtherSettingsError
 from ..generation.finish import (
@@ -18,13 +17,19 @@ from ..generation.finish import (
 from ..generation.sampling import Sampling
 from ..llama import Llama
 from ..text.chat_template import ChatTemplate
-from .identity import ModelIdentity, Settings, check_same, check_settings
-from .kept_answers import KeptAnswer, attempts, check_kept, check_known
+from .identity import (
+    ModelIdentity,
+    Settings,
+    check_same_header,
+    check_settings,
+    check_tokens,
+    model_identity,
+)
+from .layout import Places
 from .pins import check_pins
-from .places import Places
 from .records import Count, in_one_line, record_of
-from .session_file import Session, damage_found, read_header, read_session
-from .turns import Turn
+from .session_file import Session, damage_found, read_overview, read_session
+from .turns import KeptAnswer, Turn, attempts
 
 KIND = "conversation"
 FINISHES = (
@@ -50,6 +55,9 @@ class SavedConversation:
         archive: which file beside the session is its archive's; None if it has none.
         pins: spans that are never evicted, beside the system prompt.
         kept: answers to the last message that were replaced, in the order of that.
+
+    Raises:
+        ValueError: they make no sense.
     """
 
     model: ModelIdentity
@@ -62,17 +70,11 @@ class SavedConversation:
     cached: Count
     known: Count
     empty: Count
-    archive: str | None = None
-    pins: tuple[tuple[Count, Count], ...] = ()
-    kept: tuple[KeptAnswer, ...] = ()
+    archive: str | None
+    pins: tuple[tuple[Count, Count], ...]
+    kept: tuple[KeptAnswer, ...]
 
     def __post_init__(self) -> None:
-        """Refuse settings and turns that make no sense.
-
-        Raises:
-            ValueError: a turn has no message or no answer, or they are not one behind the other, or
-                an answer that is kept is none.
-        """
         check_settings(self.settings)
         check_pins(self.pins)
         for turn in self.turns:
@@ -80,22 +82,16 @@ class SavedConversation:
                 raise ValueError("a turn has no message or no answer")
             if not 0 <= turn.attempt <= 2**31:
                 raise ValueError(f"the attempt of a turn is {turn.attempt}")
-        finishes = [each.finish for each in self.turns] + [each.finish for each in self.kept]
+        finishes = [*(turn.finish for turn in self.turns), *(each.finish for each in self.kept)]
         for finish in finishes:
             if finish not in FINISHES:
                 raise ValueError(f"the answer of a turn ended by {in_one_line(ascii(finish))}")
-        check_kept(self.kept, self.turns)
+        if self.kept and len(set(self.attempts)) != len(self.kept) + 1:
+            raise ValueError("it keeps two answers of one attempt, or to no message")
+        if not all(each.tokens for each in self.kept):
+            raise ValueError("an answer it keeps has no tokens")
         if any(after.start != turn.end for turn, after in pairwise(self.turns)):
             raise ValueError("its turns are not one behind the other")
-
-    @classmethod
-    def of(cls, header: dict[str, Any]) -> SavedConversation:
-        """Read a header, which somebody may have edited.
-
-        Raises:
-            ValueError: it makes no sense.
-        """
-        return record_of(cls, header)
 
     @property
     def attempts(self) -> list[int]:
@@ -130,34 +126,41 @@ def read_saved_conversation(path: str | Path) -> SavedConversation:
     Raises:
         SessionError: there is no such file, it is damaged, or of another kind.
     """
-    header = read_header(path, KIND)
+    header = read_overview(path, KIND).header
     with damage_found(path):
-        return SavedConversation.of(header)
+        return record_of(SavedConversation, header)
 
 
 def open_saved_conversation(
-    path: str | Path, llm: Llama
+    path: str | Path, llm: Llama, *, reread: bool
 ) -> tuple[Session, SavedConversation, ChatTemplate]:
     """Read a conversation's session file to go on with it in a model.
+
+    Args:
+        path: the file.
+        llm: the model.
+        reread: whether model, settings and template may be others than those of the file.
 
     Returns:
         The session, what its header says, and the model's chat template with its system prompt.
 
     Raises:
         SessionError: no such file, or it is damaged, of another model, other settings, another
-            template or a newer format.
+            template or another format.
     """
     session = read_session(path, KIND)
-    check_same(session, llm)
     with damage_found(path):
-        saved = SavedConversation.of(session.header)
-        check_known(saved.kept, llm)
+        saved = record_of(SavedConversation, session.header)
+    if not reread:
+        check_same_header(session.header, llm)
     template = ChatTemplate(llm, saved.system)
-    if template.fingerprint != saved.template:
+    if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
             "same chat_format, or start a new session"
         )
     with damage_found(path):
-        saved.check_text(session.tokens, template.opening)
+        saved.check_text(session.tokens, session.tokens if reread else template.opening)
+        if saved.model.is_same(model_identity(llm)):
+            check_tokens(llm, session.tokens, *(each.tokens for each in saved.kept))
     return session, saved, template

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..generation.finish import (
@@ -17,7 +18,7 @@ from ..generation.sampling import Sampling
 from .identity import ModelIdentity, Settings, check_settings
 from .pins import check_pins
 from .records import Count, Seconds, in_one_line, record_of
-from .session_file import Session, damage_found
+from .session_file import damage_found, read_overview
 
 KIND = "story"
 FINISHES = (
@@ -46,6 +47,9 @@ class SavedStory:
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         pins: spans that are never evicted.
+
+    Raises:
+        ValueError: an unknown finish, or text held back that is none.
     """
 
     prompt_tokens: Count
@@ -61,14 +65,9 @@ class SavedStory:
     loop_guard: bool
     ignore_eos: bool
     seconds: Seconds
-    pins: tuple[tuple[Count, Count], ...] = ()
+    pins: tuple[tuple[Count, Count], ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no story has.
-
-        Raises:
-            ValueError: an unknown finish, or text held back that is none.
-        """
         if self.finish not in FINISHES:
             raise ValueError(f"its finish is {in_one_line(ascii(self.finish))}")
         check_pins(self.pins)
@@ -110,37 +109,27 @@ class StoryHeader:
         story: the story's own part.
         notes: of whoever wrote the story.
         archive: which file beside the session is its archive's; None if it has none.
+
+    Raises:
+        ValueError: it makes no sense.
     """
 
     model: ModelIdentity
     settings: Settings
     story: SavedStory
-    notes: dict[str, Any] = field(default_factory=dict)
-    archive: str | None = None
+    notes: dict[str, Any]
+    archive: str | None
 
     def __post_init__(self) -> None:
-        """Refuse settings that make no sense.
-
-        Raises:
-            ValueError: they make none.
-        """
         check_settings(self.settings)
 
-    @classmethod
-    def of(cls, session: Session) -> StoryHeader:
-        """Read the header of a file, which somebody may have edited.
 
-        Raises:
-            SessionError: it makes no sense.
-        """
-        with damage_found():
-            return cls.of_header(session.header)
+def read_story_header(path: str | Path) -> StoryHeader:
+    """Read the header of a story's session file, which is quick.
 
-    @classmethod
-    def of_header(cls, header: dict[str, Any]) -> StoryHeader:
-        """As `of`.
-
-        Raises:
-            ValueError: it makes no sense.
-        """
-        return record_of(cls, header)
+    Raises:
+        SessionError: there is no such file, it is damaged, or of another kind.
+    """
+    header = read_overview(path, KIND).header
+    with damage_found(path):
+        return record_of(StoryHeader, header)

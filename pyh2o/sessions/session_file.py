@@ -2,24 +2,22 @@
 
 A file is a ZIP archive of three stored members:
 
-* `header.json`: format, version and kind, the model's identity, the settings, and what the kind of
-  session has to remember;
-* `tokens.npy`: the tokens of the text, int32 [n_tokens];
+* `header.json`: format, version and kind, the model's identity, the settings, what the kind of
+  session has to remember, and the CRC-32 of the other two members;
+* `tokens.bin`: the tokens of the text, little-endian int32 [n_tokens];
 * `kv.bin`: what the KV cache holds, as `Llama.kv_state` returns it.
 
-The archive keeps a CRC-32 of each member, so damage is noticed; the header has those of the other
-two, so that parts of different sessions are not taken for one. A new file is written beside the old
-one and takes its place when it is complete: a crash or a full disk leaves the old one whole.
+The archive keeps a CRC-32 of each member, so damage is noticed; those in the header tell parts of
+different sessions apart. A new file is written beside the old one and takes its place when it is
+complete: a crash or a full disk leaves the old one whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
-import re
 import stat
 import struct
 import zipfile
@@ -41,18 +39,9 @@ FORMAT_VERSION = 1
 # How the name of a file begins until it is complete.
 TEMPORARY = ".pyh2o-session-"
 
-_HEADER, _TOKENS, _KV = "header.json", "tokens.npy", "kv.bin"
-# Check sums of the other members, beside the header; the first files do not have them.
+_HEADER, _TOKENS, _KV = "header.json", "tokens.bin", "kv.bin"
 _SUMS = "crc32"
-# What np.save writes before the numbers: version 1.0, the length of the text, and the text.
-_NPY = re.compile(
-    rb"\x93NUMPY\x01\x00(..)"
-    rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \((\d{1,10}),\), \} *\n",
-    re.DOTALL,
-)
-
-# What comes before the numbers of a text that has fewer than a million million tokens.
-_NPY_HEADER_BYTES = 128
+_TOKEN = np.dtype("<i4")
 
 # All that a damaged or foreign archive makes zipfile, json and numpy raise.
 _DAMAGE = (
@@ -132,19 +121,18 @@ def _mode(path: str | Path, target: Path) -> int:
 
 
 def _write_archive(file: IO[bytes], session: Session) -> None:
-    tokens = io.BytesIO()
-    np.save(tokens, np.asarray(session.tokens, dtype="<i4"), allow_pickle=False)
+    tokens = np.asarray(session.tokens, _TOKEN).tobytes()
     about = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "kind": session.kind,
         "header": session.header,
-        _SUMS: {_TOKENS: zlib.crc32(tokens.getbuffer()), _KV: zlib.crc32(session.kv)},
+        _SUMS: {_TOKENS: zlib.crc32(tokens), _KV: zlib.crc32(session.kv)},
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         # A ZipInfo of its own has no date: equal sessions are equal files.
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(about, allow_nan=False))
-        archive.writestr(zipfile.ZipInfo(_TOKENS), tokens.getbuffer())
+        archive.writestr(zipfile.ZipInfo(_TOKENS), tokens)
         archive.writestr(zipfile.ZipInfo(_KV), session.kv)
 
 
@@ -153,31 +141,28 @@ def _write_archive(file: IO[bytes], session: Session) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def read_session(path: str | Path, kind: str) -> Session:
+def read_session(path: str | Path, kind: str | None = None) -> Session:
     """Read a session file.
 
     Args:
         path: the file.
-        kind: the kind of session it has to be.
+        kind: the kind of session it has to be; None for any.
 
     Raises:
         SessionError: there is no such file, it is no session file, it is damaged, of another kind,
-            or of a newer format.
+            or of another format.
     """
     path = Path(path)
-    with _opened(path) as file:
-        return _read_archive(path, file, kind)
-
-
-def read_header(path: str | Path, kind: str) -> dict[str, Any]:
-    """Read the header of a session file alone, which is quick however large the file is.
-
-    Raises:
-        SessionError: as for `read_session`, but for damage elsewhere in the file.
-    """
-    path = Path(path)
-    with _opened(path) as file, zipfile.ZipFile(file) as archive:
-        return _read_header(path, _json(_member(archive, _HEADER)), kind)
+    with _opened(path) as archive:
+        about = _read_about(path, archive)
+        kind, header = _kind_and_header(path, about, kind)
+        tokens, kv = _member(archive, _TOKENS), _member(archive, _KV)
+        sums = about[_SUMS]
+        if sums[_TOKENS] != zlib.crc32(tokens):
+            raise ValueError("its header and its tokens are not of one session")
+        if sums[_KV] != zlib.crc32(kv):
+            kv = b""  # a state that fits no text: that is read again
+        return Session(kind, header, _tokens_of(tokens), kv, path)
 
 
 @dataclass(frozen=True)
@@ -194,19 +179,20 @@ class Overview:
     n_tokens: int
 
 
-def read_overview(path: str | Path) -> Overview:
-    """Read what a session file of any kind says of itself, which is quick.
+def read_overview(path: str | Path, kind: str | None = None) -> Overview:
+    """Read what a session file says of itself, which is quick however large the file is.
+
+    Args:
+        path, kind: as for `read_session`.
 
     Raises:
-        SessionError: as for `read_header`.
+        SessionError: as for `read_session`, but for damage elsewhere in the file.
     """
     path = Path(path)
-    with _opened(path) as file, zipfile.ZipFile(file) as archive:
-        about = _json(_member(archive, _HEADER))
-        kind = about.get("kind") if isinstance(about, dict) else None
-        header = _read_header(path, about, str(kind))
-        n_bytes = archive.getinfo(_TOKENS).file_size - _NPY_HEADER_BYTES
-    return Overview(str(kind), header, max(0, n_bytes // 4))
+    with _opened(path) as archive:
+        about = _read_about(path, archive)
+        kind, header = _kind_and_header(path, about, kind)
+        return Overview(kind, header, archive.getinfo(_TOKENS).file_size // _TOKEN.itemsize)
 
 
 def read_tokens(path: str | Path) -> list[int]:
@@ -215,26 +201,26 @@ def read_tokens(path: str | Path) -> list[int]:
     Raises:
         SessionError: as for `read_session`.
     """
-    with _opened(Path(path)) as file, zipfile.ZipFile(file) as archive:
-        return _read_tokens(_member(archive, _TOKENS))
-
-
-def is_of_kind(path: str | Path, kind: str) -> bool:
-    """Whether a session file can be read, and is of this kind."""
-    try:
-        return read_overview(path).kind == kind
-    except SessionError:
-        return False
+    with _opened(Path(path)) as archive:
+        return _tokens_of(_member(archive, _TOKENS))
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """A session file to read; whatever goes wrong becomes a SessionError."""
+    with damage_found(path), path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise SessionError(f"{path} is not a session file of pyh2o: check the name")
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+
+
+@contextlib.contextmanager
+def damage_found(path: str | Path = "") -> Iterator[None]:
+    """Whatever makes no sense in a session, or cannot be read, becomes a SessionError."""
+    file = f"the session file {path}".rstrip()
     try:
-        with path.open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                raise SessionError(f"{path} is not a session file of pyh2o: check the name")
-            yield file
+        yield
     except SessionError:
         raise
     except FileNotFoundError as error:
@@ -242,44 +228,15 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise SessionError(f"cannot read the session {path}: {error.strerror}") from error
+        why = " ".join(str(error).split()) or type(error).__name__
         raise SessionError(
-            f"the session file {path} is damaged ({_one_line(error)}): use another copy of it, or "
-            "start a new session"
+            f"{file} is damaged ({why}): use another copy of it, or start a new session"
         ) from error
 
 
-def _read_archive(path: Path, file: IO[bytes], kind: str) -> Session:
-    with zipfile.ZipFile(file) as archive:
-        about = _json(_member(archive, _HEADER))
-        header = _read_header(path, about, kind)
-        tokens = _read_tokens(_member(archive, _TOKENS))
-        kv = _member(archive, _KV)
-        sums = about.get(_SUMS, {})
-        if not _has_sum(archive, _TOKENS, sums):
-            raise ValueError("its header and its tokens are not of one session")
-        if not _has_sum(archive, _KV, sums):
-            kv = b""  # a state that fits no text: that is read again
-    return Session(kind=kind, header=header, tokens=tokens, kv=kv, path=path)
-
-
-def _read_tokens(data: bytes) -> list[int]:
-    """The tokens in a .npy file; NumPy would evaluate the text of its header as Python."""
-    found = _NPY.match(data)
-    if found is None:
-        raise ValueError("its tokens are no array of int32")
-    tokens: list[int] = np.frombuffer(data, dtype="<i4", offset=found.end()).tolist()
-    if len(found[0]) != 10 + int.from_bytes(found[1], "little") or len(tokens) != int(found[2]):
-        raise ValueError(f"it has {len(tokens)} tokens where it should have {int(found[2])}")
+def _tokens_of(data: bytes) -> list[int]:
+    tokens: list[int] = np.frombuffer(data, _TOKEN).tolist()
     return tokens
-
-
-def _json(data: bytes) -> Any:
-    """JSON without NaN and infinities, which Python would take for numbers."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
-
-    return json.loads(data, parse_constant=refuse)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -292,46 +249,37 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(info)
 
 
-def _has_sum(archive: zipfile.ZipFile, name: str, sums: Any) -> bool:
-    """Whether the header was written with this member; zipfile has compared what it read."""
-    found = archive.getinfo(name).CRC
-    return isinstance(sums, dict) and bool(sums.get(name, found) == found)
+def _read_about(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
+    """What a file says of itself, in the one format that there is."""
 
+    def refuse(constant: str) -> None:  # NaN and infinities, which Python would take for numbers
+        raise ValueError(f"{constant} is no number")
 
-def _read_header(path: Path, about: Any, kind: str) -> dict[str, Any]:
+    about = json.loads(_member(archive, _HEADER), parse_constant=refuse)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise SessionError(f"{path} is not a session file of pyh2o: check the name")
     version = about.get("version")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise ValueError(f"its format version is {version!r}")
-    if version > FORMAT_VERSION:
+    if type(version) is not int:
+        raise ValueError(f"its format version is {in_one_line(ascii(version))}")
+    if version != FORMAT_VERSION:
         raise SessionError(
-            f"{path} has format version {version}, and this pyh2o reads up to {FORMAT_VERSION}: "
-            "update pyh2o"
+            f"{path} has format version {version}, and this pyh2o reads {FORMAT_VERSION}: use the "
+            "pyh2o that wrote it"
         )
-    if about.get("kind") != kind:
+    sums = about.get(_SUMS)
+    if not isinstance(sums, dict) or sums.keys() != {_TOKENS, _KV}:
+        raise ValueError("it has no check sums")
+    return about
+
+
+def _kind_and_header(
+    path: Path, about: dict[str, Any], wanted: str | None
+) -> tuple[str, dict[str, Any]]:
+    kind, header = in_one_line(str(about.get("kind"))), about.get("header")
+    if wanted not in (None, kind):
         raise SessionError(
-            f"{path} holds a {in_one_line(str(about.get('kind')))}, not a {kind}: open it with the "
-            "command that made it"
+            f"{path} holds a {kind}, not a {wanted}: open it with the command that made it"
         )
-    header = about.get("header")
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
-    return header
-
-
-@contextlib.contextmanager
-def damage_found(what: str | Path = "the file") -> Iterator[None]:
-    """Whatever makes no sense in a session becomes a SessionError."""
-    try:
-        yield
-    except SessionError:
-        raise
-    except _DAMAGE as error:
-        raise SessionError(
-            f"the session file is damaged ({_one_line(error)}): use another copy of {what}"
-        ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return kind, header

@@ -14,18 +14,19 @@ that was saved and loaded goes on with the tokens it would have had without.
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ContextLimitError, PyH2OError, SettingsError
+from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
@@ -38,20 +39,22 @@ from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
+from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB
 from ..text.cached_text import CachedText
+from ..text.detokenizer import Detokenizer, detokenizer
 from ..text.pieces import Piece, TextPieces
-from ..text.prompt import check_prompt, prompt_text, prompt_tokens
+from ..text.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
 from ..text.vocabulary import end_tokens, is_end_token
-from .archives import archive_saved, open_archive
-from .edited_story import EditableStory, parts_after
-from .identity import check_same, model_identity, settings_identity
+from .identity import check_same_header, check_tokens, model_identity, settings_identity
+from .pins import check_room
+from .records import in_one_line, record_of
 from .saved_story import KIND, SavedStory, StoryHeader
-from .session_file import Session, damage_found, read_session, write_session
-from .story_record import StoryRecord
+from .session_file import damage_found, read_session
+from .text_session import TextSession
 
 
-class Story(EditableStory):
+class Story(TextSession):
     """A text that goes on after a prompt, for as long as one likes.
 
     The model belongs to the story while it is written. If it was used for something else in
@@ -121,7 +124,7 @@ class Story(EditableStory):
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
-        self._parts = parts_after(self.llm, self.tokens[: self.n_prompt])
+        self._parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
         self._guard = RepetitionGuard(tokens) if loop_guard else None
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
@@ -129,7 +132,6 @@ class Story(EditableStory):
         self._writer: Writer | None = None
         self._ended = False
         self._refused: list[int] = []
-        self._recorded = (0, 0.0)
 
     @property
     def written(self) -> int:
@@ -148,7 +150,7 @@ class Story(EditableStory):
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
-        parts = parts_after(self.llm, self.tokens[: self.n_prompt])
+        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
         story = b"".join(parts.feed(token) for token in self.tokens[self.n_prompt :])
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
@@ -283,14 +285,81 @@ class Story(EditableStory):
         return logits
 
     # ---------------------------------------------------------------------------------------------
-    # Records and files
+    # Editing
     # ---------------------------------------------------------------------------------------------
 
-    def record(self) -> StoryRecord:
-        """The story at this moment; speeds are since the last record."""
-        record = StoryRecord.of(self, self._pieces.size, since=self._recorded)
-        self._recorded = (self.written, self.seconds)
-        return record
+    def edit(self, text: str) -> None:
+        """Put another text in the place of all that was given out.
+
+        The tokens stay up to where it differs; the next `write` reads the others, and what of
+        their prefix is neither in the cache nor in a copy of it. As many characters as before
+        count as the prompt's, and the others as written.
+
+        Args:
+            text: with the prompt, if the story's text begins with it.
+
+        Raises:
+            ValueError, ContextLimitError: as for a prompt.
+        """
+        n_prompt, opening = self.n_prompt, self._opening
+        if text.startswith(opening):
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
+            n_same, n_characters = self._tokens_in(text[len(opening) : sum(1 for _ in same)])
+            end = suffix_tokens(self.llm, text[len(opening) + n_characters :])
+            tokens = [*self.tokens[:n_same], *end]
+        else:
+            opening = text[: len(opening)]
+            tokens = prompt_tokens(self.llm, opening, None, None)
+            n_prompt = len(tokens)
+            tokens += suffix_tokens(self.llm, text[len(opening) :])
+            n_same = n_common(tokens, self.tokens)
+        check_prompt(self.llm, tokens, self.llm.position_limit, self.llm.evicting)
+        parts = _parts_after(self.llm, tokens[:n_prompt])
+        if b"".join(map(parts.feed, tokens[n_prompt:])) != text[len(opening) :].encode():
+            n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
+        self._text.take_model()
+        self._text.set_back(n_same)
+        self._text.tokens += tokens[n_same:]
+        self.n_prompt, self._opening = n_prompt, opening
+        self.finish, self._ended, self._writer = None, False, None
+        self._pieces = self._new_pieces(size=len(text.encode()))
+        self._follow_written()
+
+    def cut(self, n_characters: int) -> None:
+        """Take back what was given out behind so many characters; otherwise as `edit`."""
+        self.edit(self.text()[:n_characters])
+
+    def _tokens_in(self, text: str) -> tuple[int, int]:
+        """How much of a beginning of the story's own text whole tokens make.
+
+        Returns:
+            How many tokens that are, with the prompt's, and how many characters they have.
+        """
+        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        n_all, n_tokens, n_characters = 0, self.n_prompt, 0
+        for i, token in enumerate(self.tokens[self.n_prompt :], self.n_prompt):
+            if n_all >= len(text):
+                break
+            n_all += len(decoder.decode(parts.feed(token)))
+            is_amid_character = bool(decoder.getstate()[0])
+            if n_all <= len(text) and not is_amid_character:
+                n_tokens, n_characters = i + 1, n_all
+        return n_tokens, n_characters
+
+    def _follow_written(self) -> None:
+        """Tell what watches the tokens of those that were written already."""
+        self._parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
+        if self._guard is not None:
+            self._guard = RepetitionGuard(self.tokens[: self.n_prompt])
+        for token in self.tokens[self.n_prompt :]:
+            self._parts.feed(token)
+            if self._guard is not None:
+                self._guard.add(token)
+
+    # ---------------------------------------------------------------------------------------------
+    # Files
+    # ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write a session file that `load` goes on from; an old one stays whole until it is there.
@@ -319,34 +388,16 @@ class Story(EditableStory):
             pins=self.pins,
         )
         model, settings = model_identity(self.llm), settings_identity(self.llm)
-        with archive_saved(path, self.llm) if is_there else nullcontext() as archive:
-            header = StoryHeader(model, settings, saved, self.notes, archive)
-            state = self.llm.kv_state() if is_there else b""
-            write_session(path, Session(KIND, asdict(header), self.tokens, state))
+        header = StoryHeader(model, settings, saved, self.notes, None)
+        self._write_session(path, KIND, asdict(header), with_state=is_there)
 
     @classmethod
-    def load(cls, path: str | Path, llm: Llama, **changes: Any) -> Story:
-        """Go on with a story that was saved, in the same model with the same settings.
-
-        A state of the cache that does not fit is left: the text is read again then, and the tokens
-        that follow may be others than without the break, because other rows are kept.
-
-        Args:
-            path: of the session file.
-            llm: the model; its cache is replaced.
-            **changes: see `resume`.
-
-        Raises:
-            SessionError: no such file, a damaged one, or of another model or other settings.
-        """
-        return cls.resume(read_session(path, KIND), llm, **changes)
-
-    @classmethod
-    def resume(
+    def load(
         cls,
-        session: Session,
+        path: str | Path,
         llm: Llama,
         *,
+        reread: bool = False,
         until: Sequence[str] | None = None,
         loop_guard: bool | None = None,
         ignore_eos: bool | None = None,
@@ -354,64 +405,84 @@ class Story(EditableStory):
         on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> Story:
-        """Like `load`, from a session file that was read already.
+        """Go on with a story that was saved, in the same model with the same settings.
+
+        A state of the cache that does not fit is left: the text is read again then, and the tokens
+        that follow may be others than without the break, because other rows are kept. What the
+        archive of recall has lost is said in `llm.archive_trouble`.
 
         Args:
-            session: of the kind "story".
-            llm: the model; its cache is replaced.
+            path: of the session file, which stays as it is.
+            llm: the model; its cache is replaced, unless the file is refused.
+            reread: read all of the text again with the next `write`, which builds the archive anew,
+                under any model and any settings. The same model reads its tokens, another one the
+                text in the notes of whoever saved it, and has no pins.
             until: texts that the story ends before from now on; None for those it had.
             loop_guard: whether loops are broken from now on; None for what it was.
             ignore_eos: whether the model may not end its text from now on; None for what it was.
-            on_loop: called with each loop that is noticed.
-            on_recompute: called with the number of tokens that are about to be evaluated again.
-            copies_mib: as for a new story.
+            on_loop, on_recompute, copies_mib: as for a new story.
 
         Raises:
-            SessionError: see `load`.
+            SessionError: no such file, or it is damaged, of another format, or without `reread` of
+                another model or other settings; with `reread` its notes do not have its text.
+            SettingsError: with `reread`: there is no room for what is pinned.
         """
-        check_same(session, llm)
-        header = StoryHeader.of(session)
-        saved, tokens = header.story, session.tokens
-        with damage_found():
-            parts = parts_after(llm, tokens[: saved.prompt_tokens])
-            written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
-            saved.check_text(tokens, written)
+        session = read_session(path, KIND)
+        with damage_found(path):
+            header = record_of(StoryHeader, session.header)
+        if not reread:
+            check_same_header(session.header, llm)
+        saved, tokens, text = header.story, session.tokens, header.notes.get("text")
+        is_same_model = header.model.is_same(model_identity(llm))
+        if is_same_model:
+            with damage_found(path):
+                check_tokens(llm, tokens)
+                parts = _parts_after(llm, tokens[: saved.prompt_tokens])
+                written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
+                saved.check_text(tokens, written)
+            if reread:
+                check_room(llm, 0 if llm.budget is None else llm.budget.pinned, saved.pins)
+        elif not isinstance(text, str):
+            raise SessionError(
+                f"{path} has the story in tokens only, which another model does not know: go on "
+                f"with the model {in_one_line(header.model.file)}"
+            )
         story = cls(
             llm,
-            tokens[: saved.prompt_tokens],
+            tokens[: saved.prompt_tokens] if is_same_model else str(text),
             sampling=saved.sampling,
             until=saved.until if until is None else until,
+            echo=not is_same_model,
             loop_guard=saved.loop_guard if loop_guard is None else loop_guard,
             ignore_eos=saved.ignore_eos if ignore_eos is None else ignore_eos,
             on_loop=on_loop,
             on_recompute=on_recompute,
             copies_mib=copies_mib,
         )
-        story._go_on_from(session, header)
+        story.notes = header.notes
+        if not is_same_model:
+            story.edit(str(text))  # what comes next is new text only
+            return story
+        if reread:
+            story._text.begin(tokens, n_known=saved.evaluated, pins=saved.pins)
+        else:
+            n_cached = saved.evaluated
+            story._load_text(session, header.archive, n_cached, n_cached, saved.pins)
+        story._take_over(saved)
         return story
 
-    def _go_on_from(self, session: Session, header: StoryHeader) -> None:
-        saved = header.story
-        open_archive(session, self.llm, header.archive)
-        n_cached = saved.evaluated
-        self._text.load(session.tokens, n_cached, n_cached, session.kv, saved.pins)
+    def _take_over(self, saved: SavedStory) -> None:
+        """Be as a story was when it was saved, whose tokens are there."""
         self.finish = saved.finish
         self._ended = saved.ended
         self.seconds = saved.seconds
-        self.notes = header.notes
         self._opening = saved.opening
         self._pieces = self._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
         self._follow_written()
 
-    def _follow_written(self) -> None:
-        """Tell what watches the tokens of those that were written already."""
-        self._parts = parts_after(self.llm, self.tokens[: self.n_prompt])
-        if self._guard is not None:
-            self._guard = RepetitionGuard(self.tokens[: self.n_prompt])
-        for token in self.tokens[self.n_prompt :]:
-            self._parts.feed(token)
-            if self._guard is not None:
-                self._guard.add(token)
-        self._recorded = (self.written, self.seconds)
+
+def _parts_after(llm: Llama, prompt: Sequence[int]) -> Detokenizer:
+    """The bytes of the tokens that a story has after its prompt."""
+    return detokenizer(llm, prompt, starts_text=list(prompt) == [llm.token_bos()])

@@ -1,13 +1,16 @@
-"""The turns of a conversation: who said what, and where in the text it lies."""
+"""The turns of a conversation, and the answers to its last message that were replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from ..generation.finish import FINISH_STOP
-from ..text.beginnings import n_common
-from ..text.chat_template import ChatTemplate
+from .records import Count, Range
+
+# So many answers that were replaced are kept; of more, the one that was replaced first goes.
+MOST_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -34,41 +37,43 @@ class Turn:
     attempt: int = 0
 
 
-def rewritten(
-    template: ChatTemplate, text: Sequence[int], turns: Sequence[Turn]
-) -> tuple[list[int], tuple[Turn, ...]]:
-    """A conversation with another template around the same messages and answers."""
-    if not turns:
-        return list(template.opening), ()
-    tokens: list[int] = []
-    moved: list[Turn] = []
-    for turn in turns:
-        if moved:
-            answer = tokens[moved[-1].answer_start :]
-            start, new = len(tokens), template.next_turn(turn.user, answer)
-        else:
-            new = template.first_turn(turn.user)
-            start = n_common(new[:-1], template.opening)
-        tokens += new
-        answer_start = len(tokens)
-        tokens += text[turn.answer_start : turn.end]
-        moved.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
-    return tokens, tuple(moved)
+@dataclass(frozen=True)
+class KeptAnswer:
+    """An answer to the last message that another one has replaced.
+
+    Attributes:
+        answer, finish, attempt: as in a turn.
+        tokens: of the answer; [n_tokens], at least one.
+    """
+
+    answer: str
+    finish: str
+    attempt: Annotated[int, Range(0, 2**31)]
+    tokens: tuple[Count, ...]
+
+    @classmethod
+    def of(cls, turn: Turn, text: Sequence[int]) -> KeptAnswer:
+        """The answer of a turn, whose tokens are in the text."""
+        tokens = tuple(text[turn.answer_start : turn.end])
+        return cls(turn.answer, turn.finish, turn.attempt, tokens)
+
+    @property
+    def n_known(self) -> int:
+        """How many of its tokens were evaluated: all, if the model has ended it behind them."""
+        return len(self.tokens) - (self.finish != FINISH_STOP)
+
+    def in_turn(self, turn: Turn) -> Turn:
+        """The turn with this answer in the place of its own."""
+        return replace(
+            turn,
+            answer=self.answer,
+            finish=self.finish,
+            attempt=self.attempt,
+            end=turn.answer_start + len(self.tokens),
+        )
 
 
-def said_before(
-    template: ChatTemplate, said: Sequence[tuple[str, str]]
-) -> tuple[list[int], tuple[Turn, ...]]:
-    """A conversation of messages and answers that were said elsewhere, as texts."""
-    tokens, turns = list(template.opening), list[Turn]()
-    for user, answer in said:
-        if turns:
-            start, new = len(tokens), template.next_turn(user, tokens[turns[-1].answer_start :])
-        else:
-            new = template.first_turn(user)
-            start = n_common(new[:-1], template.opening)
-        tokens[start:] = new if turns else new[start:]
-        answer_start = len(tokens)
-        tokens += template.answer(answer, tokens[-1])
-        turns.append(Turn(user, answer, FINISH_STOP, start, answer_start, len(tokens)))
-    return tokens, tuple(turns)
+def attempts(turns: Sequence[Turn], kept: Sequence[KeptAnswer]) -> list[int]:
+    """The attempts of all answers to the last message, in their order."""
+    last = [turn.attempt for turn in turns[-1:]]
+    return sorted([*last, *(each.attempt for each in kept)])

@@ -96,14 +96,14 @@ def _create(folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
         file.close()
 
 
-def try_lock(file: IO[bytes]) -> bool:
-    """Keep others off a file until it is closed, also by a crash.
+def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
+    """Keep others off a file until it is closed, also by a crash; `shared`: those that write it.
 
     Returns:
         False if another process has it. On a file system that has no locks nobody has.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -200,8 +200,8 @@ def test_loading_that_fails_changes_nothing(model: ScriptedModel, tmp_path: Path
         1,
         "a\na\n",
         model.footer(("one", "a"))
-        + "error: the session file is damaged (its turns are not its text): use another copy of "
-        "damaged.h2o\n" + model.footer(("one", "a"), ("two", "a")),
+        + "error: the session file damaged.h2o is damaged (its turns are not its text): use "
+        "another copy of it, or start a new session\n" + model.footer(("one", "a"), ("two", "a")),
     )
 
 

@@ -261,7 +261,7 @@ def test_edited_session_is_refused_before_a_model_is_loaded(
     model.options = None
     output = run("chat", "--session", "work", stdin="two\n")
     assert (output.code, output.text, model.options) == (1, "", None)
-    assert output.notes.startswith("error: the session file is damaged (its ")
+    assert output.notes.startswith(f"error: the session file {work} is damaged (its ")
     listed = run("sessions", "list")
     assert listed.code == 0
     assert "work" in listed.text

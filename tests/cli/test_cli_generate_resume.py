@@ -228,20 +228,20 @@ def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_pat
     assert wrote(resume("-n", "0")) == len(TALE.encode()) - 22
 
 
-def test_checkpoint_of_an_earlier_version_has_no_length(fake: FakeModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("notes", "wrong"),
+    [({}, "max_tokens is None"), ({"max_tokens": "many"}, "max_tokens is 'many'")],
+)
+def test_a_checkpoint_without_its_length_is_damaged(
+    fake: FakeModel, notes: dict[str, str], wrong: str
+) -> None:
     fake.script = [TALE]
     begin("-n", "20")
     session = read_session("story.txt.h2o", "story")
-    del session.header["notes"]
+    session.header["notes"] = notes
     write_session("story.txt.h2o", session)
-    assert wrote(resume()) == len(TALE.encode()) - 20
-    session.header["notes"] = {"max_tokens": "many"}
-    write_session("story.txt.h2o", session)
-    (tmp_path / "story.txt").write_text(f"I: {TALE[:20]}\n")
     assert resume() == Output(
-        1,
-        "",
-        "error: the checkpoint is damaged (its max_tokens is 'many'): use another copy of it\n",
+        1, "", f"error: the checkpoint is damaged (its {wrong}): use another copy of it\n"
     )
 
 

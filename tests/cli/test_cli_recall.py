@@ -11,7 +11,6 @@ import pytest
 from cli_fakes import Output, run
 from needed import needed
 from pyh2o.cli.options import ModelOptions, RunOptions
-from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
 from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -136,12 +135,6 @@ def test_what_a_server_recalls_into(
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
 
 
-def test_a_session_from_before_recall_goes_on_without() -> None:
-    header = {"model": {}, "settings": {"evict": True, "heavy": 5, "recent": 6}}
-    assert options_of_header(RunOptions(), set(), header).eviction.recall == 0
-    assert options_of_header(RunOptions(), {"recall"}, header).eviction.recall is None
-
-
 def test_chat_without_recall(tiny: Path) -> None:
     output = run("chat", *small(tiny, "--recall=0"), stdin=SCRIPT)
     assert output.code == 1
@@ -214,8 +207,8 @@ def passages(notes: str) -> list[str]:
 
 
 LOST = re.compile(
-    r"^the archive's file lacks \d+ tokens, or they are damaged: reading the text up to there "
-    r"again \(Ctrl-C skips that\)$",
+    r"^warning: the archive's file lacks rows, or they are damaged: \d+ tokens before position \d+ "
+    r"cannot be found any more; have the text read again \(--reread\) to build it anew$",
     re.MULTILINE,
 )
 
@@ -247,34 +240,51 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-@pytest.mark.parametrize("way", ["--reread", "/load"])
-def test_an_archive_that_is_gone_is_said_and_reread_builds_it(tiny: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["option", "command"])
+def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path, way: str) -> None:
+    """It goes on without what is lost, and is none the worse when its text is read again."""
     settings = small(tiny, "--recall=32")
     run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
-    (chats_folder() / "x.h2o.archive").unlink()
+    archive = chats_folder() / "x.h2o.archive"
+    size = archive.stat().st_size
+    archive.unlink()
     output = run("chat", *settings, "--session=x", stdin="")
     assert output.code == 0
-    assert "warning: the archive's file lacks rows" in output.notes
-    if way == "/load":
-        output = run("chat", *settings, "--session=y", stdin="/load x --reread\nWhy?\n/recalled\n")
+    assert LOST.search(output.notes)
+    if way == "option":
+        output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
     else:
-        output = run("chat", *settings, "--session=x", way, stdin="Why?\n/recalled\n")
+        run("chat", *settings, "--session=y", stdin="Hello\n")
+        output = run("chat", *settings, "--session=y", stdin="/load x --reread\nWhy?\n")
+    assert output.code == 0, output.notes
+    assert "tokens will be read again with the next message" in output.notes
+    assert "lacks" not in output.notes
+    assert archive.stat().st_size >= size
+    output = run("chat", *settings, "--session=x", stdin="Who?\n/recalled\n")
     assert "lacks" not in output.notes
     assert passages(output.notes) != []
-    assert "lacks" not in run("chat", *settings, "--session=x", stdin="").notes
 
 
-def test_a_story_whose_archive_is_gone_reads_its_text_again(tiny: Path, tmp_path: Path) -> None:
+def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
+    tiny: Path, tmp_path: Path
+) -> None:
     story = tmp_path / "story.txt"
     arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
     run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
     (archive,) = tmp_path.glob("*.archive")
+    size = archive.stat().st_size
     archive.unlink()
+    text = story.read_text().removesuffix("\n")
     output = run("generate", "--resume", "-n220", *arguments)
     assert output.code == 0, output.notes
     assert LOST.search(output.notes)
-    assert "the archive is whole again" in output.notes
-    assert "lacks" not in run("generate", "--resume", "-n240", *arguments).notes
+    output = run("generate", "--resume", "--reread", "-n240", *arguments)
+    assert output.code == 0, output.notes
+    assert "lacks" not in output.notes
+    assert re.search(r"^read [\d,]+ tokens at ", output.notes.splitlines()[-1])
+    assert story.read_text().startswith(text)
+    assert archive.stat().st_size >= size
+    assert "lacks" not in run("generate", "--resume", "-n260", *arguments).notes
 
 
 def test_generate_with_recall_is_the_same_for_a_seed(tiny: Path) -> None:

@@ -254,7 +254,6 @@ def save_and_open(llm: Any, session: Path) -> None:
             of_session(session).unlink(missing_ok=True)
         llm.archive.open_saved(session, text)
         llm.load_kv_state(state, tokens)
-        llm.restore_archive()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from many_texts import tiny_engine
 from needed import needed
+from pyh2o import Conversation
 from pyh2o.errors import SessionError
 from pyh2o.sessions.listing import read_saved_text
 from pyh2o.sessions.saved import SavedChat
@@ -76,14 +77,12 @@ def test_a_conversation_goes_on_with_another_model(client: Any, chats: Path) -> 
 def test_it_is_what_the_terminal_would_have_read(
     client: Any, chats: Path, paths: dict[str, Path]
 ) -> None:
-    from pyh2o.sessions.rereading import reread_conversation
-
     client.begin("talk", model="first")
     client.say("talk", "Hello there", max_tokens=30)
     client.got("/talk", "PATCH", {"model": "second"})
     answer = client.say("talk", "Go on", max_tokens=20)["text"]
     with tiny_llama(paths["second"], **several.CACHE) as llm:
-        talk = reread_conversation(chats / "talk.before.h2o", llm)
+        talk = Conversation.load(chats / "talk.before.h2o", llm, reread=True)
         assert "".join(talk.say("Go on", max_tokens=20)) == answer
 
 

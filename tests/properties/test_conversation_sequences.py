@@ -21,7 +21,6 @@ from conversations import Trap, check_positions, next_logits, said
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
 from pyh2o.generation.sampling import Sampling
-from pyh2o.sessions.rereading import reread_conversation
 from pyh2o.text.chat_template import ChatTemplate
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -239,8 +238,7 @@ class ConversationSequence(RuleBasedStateMachine):
         self.talk.save(self.file, portable=portable)
         if not here:
             self.scene.llms.reverse()
-        load = reread_conversation if again else Conversation.load
-        self.talk = load(self.file, self.scene.llms[0])
+        self.talk = Conversation.load(self.file, self.scene.llms[0], reread=again)
         self.is_exact = self.is_exact and not again
         # of a text that is read again the system prompt has its own pins
         start = (self.talk.turns[0].start if self.talk.turns else len(self.talk.tokens)) * again

@@ -9,9 +9,13 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from pyh2o.cli.errors import InputError
-from pyh2o.cli.generate.new_story_file import NewStoryFile
-from pyh2o.cli.generate.resumed_story_file import ResumedStoryFile
-from pyh2o.cli.generate.story_file import CHECKPOINT, RECORDS, beside
+from pyh2o.cli.generate.story_file import (
+    CHECKPOINT,
+    RECORDS,
+    NewStoryFile,
+    ResumedStoryFile,
+    beside,
+)
 from tries import Tries
 
 Texts = st.lists(st.sampled_from(["once ", "upon", "é☺", "\n", " a"]), max_size=5).map("".join)
@@ -106,12 +110,12 @@ def test_records(tmp_path: Path, tries: Tries) -> None:
         beside(path, RECORDS).write_bytes(content)
         file = NewStoryFile(path, replace=True)
         for line in lines:
-            file.record(json.dumps(line))
+            file.record({"line": line})
         data = beside(path, RECORDS).read_bytes()
         kept = content if is_json(content.rpartition(b"\n")[2]) else content[: whole(content)]
         assert data.startswith(kept if lines else content)
         added = data.split(b"\n")[-1 - len(lines) : -1] if lines else []
-        assert [json.loads(line) for line in added] == lines
+        assert [json.loads(line) for line in added] == [{"line": line} for line in lines]
 
     tries.every(st.tuples(st.binary(max_size=20), Pieces), are_added, examples=100)
 

@@ -13,7 +13,6 @@ from ...errors import BusyError
 from ...sessions.conversation import Conversation
 from ...sessions.copies import copy_session
 from ...sessions.memory_map import Look, Seen, look
-from ...sessions.rereading import reread_conversation, reread_story
 from ...sessions.saved import ChatLock, SavedChat
 from ...sessions.saved_conversation import KIND
 from ...sessions.session_file import read_overview, read_tokens
@@ -160,11 +159,10 @@ class OpenSession:
             RefusedError: there was no place in time.
             SessionError, SettingsError: the model cannot have the text; all stays as it was.
         """
-        reread: Callable[..., Text] = reread_conversation if self.kind == KIND else reread_story
         self.leave_place()
         before = self.chat.before()
         try:
-            with self.begun(model, lambda place: reread(self.chat.path, place)):
+            with self.begun(model, lambda place: self._load(place, reread=True)):
                 copy_session(self.chat.path, before.path)
                 try:
                     self.save()
@@ -196,9 +194,9 @@ class OpenSession:
         except BusyError:
             raise model.busy() from None
 
-    def _load(self, place: Place) -> Text:
+    def _load(self, place: Place, *, reread: bool = False) -> Text:
         kind: Any = Conversation if self.kind == KIND else Story
-        return cast(Text, kind.load(self.chat.path, place))
+        return cast(Text, kind.load(self.chat.path, place, reread=reread))
 
     def save(self) -> None:
         """Save the text as it is now.

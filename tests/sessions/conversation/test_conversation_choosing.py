@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,9 @@ from conversations import (
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SessionError
 from pyh2o.generation.sampling import Sampling
-from pyh2o.sessions.kept_answers import MOST
 from pyh2o.sessions.pins import Pins
-from pyh2o.sessions.rereading import reread_conversation
+from pyh2o.sessions.turns import MOST_KEPT
+from rewritten_sessions import change_header
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -215,11 +213,11 @@ def test_they_stay_where_an_answer_fails(llm: Llama, change: str) -> None:
 
 
 def test_the_oldest_go_where_there_are_too_many(llm: Llama) -> None:
-    conversation = with_attempts(llm, MOST + 1, 2)
+    conversation = with_attempts(llm, MOST_KEPT + 1, 2)
     conversation.choose(0)
     said(conversation.regenerate(max_tokens=2))
     # the first was in use until now
-    assert attempts_of(conversation) == [0, *range(2, MOST + 2)]
+    assert attempts_of(conversation) == [0, *range(2, MOST_KEPT + 2)]
 
 
 def test_what_is_not_there_cannot_be_chosen(llm: Llama) -> None:
@@ -264,16 +262,6 @@ def test_pins_in_an_answer_go_with_it(path: Path, others: Pins) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def changed_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    with zipfile.ZipFile(file) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    about = json.loads(members["header.json"])
-    change(about["header"])
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, data in (members | {"header.json": json.dumps(about).encode()}).items():
-            archive.writestr(name, data)
-
-
 def test_a_file_keeps_them(path: Path, llm: Llama, tmp_path: Path) -> None:
     conversation = with_attempts(llm)
     conversation.choose(1)
@@ -288,16 +276,11 @@ def test_a_file_keeps_them(path: Path, llm: Llama, tmp_path: Path) -> None:
     assert text_of(loaded) == text_of(conversation)
 
 
-def test_a_file_from_before_has_none(llm: Llama, tmp_path: Path) -> None:
-    with_attempts(llm).save(tmp_path / "chat")
-    changed_header(tmp_path / "chat", lambda header: header.pop("kept"))
-    assert attempts_of(Conversation.load(tmp_path / "chat", llm)) == [2]
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda header: header.update(kept=1),
+        lambda header: header.pop("kept"),
         lambda header: header["kept"].append({}),
         lambda header: header["kept"].append(header["kept"][0]),
         lambda header: header["kept"][0].update(attempt=2),
@@ -315,10 +298,10 @@ def test_answers_that_make_no_sense_are_damage(
 ) -> None:
     file = tmp_path / "chat"
     with_attempts(llm).save(file)
-    changed_header(file, change)
-    for load in (Conversation.load, reread_conversation):
+    change_header(file, change)
+    for again in (False, True):
         with pytest.raises(SessionError, match="damaged"):
-            load(file, llm)
+            Conversation.load(file, llm, reread=again)
 
 
 def test_the_same_model_keeps_them_under_other_settings(
@@ -327,10 +310,11 @@ def test_the_same_model_keeps_them_under_other_settings(
     file = tmp_path / "chat"
     conversation = with_attempts(llm)
     conversation.save(file)
-    reread = reread_conversation(file, tiny_llama(path, **FULL))
+    reread = Conversation.load(file, tiny_llama(path, **FULL), reread=True)
     assert reread.answers == conversation.answers
     reread.choose(0)
     said(reread.say("bye", max_tokens=SHORT))
     assert in_cache(reread.llm) == text_of(reread)[:-1]
     other = write_chat_gguf(tmp_path / "other.gguf", CHATML, n_layer=2, seed=9)
-    assert attempts_of(reread_conversation(file, tiny_llama(other, **EVICTING))) == [0]
+    talk = Conversation.load(file, tiny_llama(other, **EVICTING), reread=True)
+    assert attempts_of(talk) == [0]

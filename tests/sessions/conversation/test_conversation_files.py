@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from pyh2o.errors import (
     SessionError,
 )
 from pyh2o.generation.sampling import Sampling
+from rewritten_sessions import change_header
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -261,14 +260,7 @@ EDITS: list[Callable[[dict[str, Any]], Any]] = [
 def test_an_edited_header_is_refused(
     path: Path, file: Path, edit: Callable[[dict[str, Any]], Any]
 ) -> None:
-    with zipfile.ZipFile(file) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    about = json.loads(members["header.json"])
-    edit(about["header"])
-    members["header.json"] = json.dumps(about).encode()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
+    change_header(file, edit)
     with pytest.raises(SessionError) as error:
         Conversation.load(file, tiny_llama(path, **EVICTING))
     assert "\n" not in str(error.value)

@@ -13,7 +13,6 @@ from pyh2o import Conversation
 from pyh2o.errors import OtherSettingsError, SessionError, SettingsError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.passages import pin_sentences, pinned_passages
-from pyh2o.sessions.rereading import reread_conversation
 from pyh2o.sessions.session_file import read_session, write_session
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
@@ -42,7 +41,9 @@ def test_other_settings_read_the_same_tokens(
     with pytest.raises(OtherSettingsError):
         Conversation.load(file, llm)
     told: list[int] = []
-    conversation = reread_conversation(file, llm, fair_turns=True, on_recompute=told.append)
+    conversation = Conversation.load(
+        file, llm, fair_turns=True, on_recompute=told.append, reread=True
+    )
     whole = read_session(file, "conversation")
     assert text_of(conversation) == whole.tokens
     assert [turn.end for turn in conversation.turns] == [
@@ -68,7 +69,7 @@ def test_another_model_reads_the_same_texts(path: Path, file: Path, tmp_path: Pa
     write_session(file, replace(saved, header=saved.header | {"turns": turns}))
     other = write_chat_gguf(tmp_path / "other.gguf", CHATML, n_layer=2, seed=9)
     llm = tiny_llama(other, **OTHER, chat_format="zephyr")
-    conversation = reread_conversation(file, llm)
+    conversation = Conversation.load(file, llm, reread=True)
     first, second = conversation.turns
     assert (first.user, first.answer) == ("The code is 4711. Well?", turns[0]["answer"])
     tokens = text_of(conversation)
@@ -88,9 +89,9 @@ def test_damaged_files_are_refused(path: Path, file: Path, tmp_path: Path) -> No
     saved = read_session(file, "conversation")
     write_session(file, replace(saved, tokens=saved.tokens[1:]))
     with pytest.raises(SessionError, match="its turns are not its text"):
-        reread_conversation(file, llm)
+        Conversation.load(file, llm, reread=True)
     with pytest.raises(SessionError, match="there is no session file"):
-        reread_conversation(tmp_path / "none", llm)
+        Conversation.load(tmp_path / "none", llm, reread=True)
 
 
 def test_refused_before_the_cache_is_dropped(path: Path, file: Path) -> None:
@@ -100,7 +101,7 @@ def test_refused_before_the_cache_is_dropped(path: Path, file: Path) -> None:
     said(mine.say("mine", max_tokens=SHORT))
     tokens = in_cache(llm)
     with pytest.raises(SettingsError, match="raise hh"):
-        reread_conversation(file, llm)
+        Conversation.load(file, llm, reread=True)
     assert in_cache(llm) == tokens
     said(mine.say("on", max_tokens=SHORT))
     assert len(mine.turns) == 2

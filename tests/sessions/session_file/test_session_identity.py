@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,12 @@ import pytest
 
 from pyh2o.errors import SessionError
 from pyh2o.llama import file_identity
-from pyh2o.sessions.identity import check_same, model_identity, settings_identity
-from pyh2o.sessions.session_file import Session
+from pyh2o.sessions.identity import (
+    check_same_header,
+    check_tokens,
+    model_identity,
+    settings_identity,
+)
 from session_files import one_line
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -23,23 +27,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=1)
 
 
-def session_of(llm: Any) -> Session:
-    header = {"model": asdict(model_identity(llm)), "settings": settings_identity(llm)}
-    return Session(kind="story", header=header, tokens=[1, 2, 3], kv=b"")
+def header_of(llm: Any) -> dict[str, Any]:
+    return {"model": asdict(model_identity(llm)), "settings": settings_identity(llm)}
 
 
-def after_json(session: Session) -> Session:
-    return replace(session, header=json.loads(json.dumps(session.header)))
+def after_json(header: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(header))
 
 
 def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
     settings = {"n_ctx": 100, "rope_freq_scale": 0.3, "yarn_attn_factor": 0.7}
-    made = after_json(session_of(tiny_llama(model, **settings)))
-    check_same(made, tiny_llama(model, **settings))
+    made = after_json(header_of(tiny_llama(model, **settings)))
+    check_same_header(made, tiny_llama(model, **settings))
     # the name does not matter, nor do batches
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.read_bytes())
-    check_same(made, tiny_llama(copy, n_batch=32, **settings))
+    check_same_header(made, tiny_llama(copy, n_batch=32, **settings))
 
 
 @pytest.mark.parametrize(
@@ -60,31 +63,17 @@ def test_the_same_model_and_settings_fit(model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_other_settings_are_refused(model: Path, mine: dict[str, Any], message: str) -> None:
-    made = after_json(session_of(tiny_llama(model, n_ctx=100)))
+    made = after_json(header_of(tiny_llama(model, n_ctx=100)))
     with pytest.raises(SessionError, match=message) as error:
-        check_same(made, tiny_llama(model, **mine))
+        check_same_header(made, tiny_llama(model, **mine))
     assert "start a new session" in one_line(error)
 
 
-def test_a_setting_that_came_later_has_its_default(model: Path) -> None:
-    """Files of versions that knew nothing of recall."""
-    made = after_json(session_of(tiny_llama(model, n_ctx=100, slack=16)))
-    for name in ("recall", "recall_type"):
-        del made.header["settings"][name]
-    check_same(made, tiny_llama(model, n_ctx=100, slack=16))
-    with pytest.raises(SessionError, match=r"made with --recall 0, .* with --recall 8") as error:
-        check_same(made, tiny_llama(model, n_ctx=100, slack=16, recall=8))
-    one_line(error)
-    del made.header["settings"]["recent"]
-    with pytest.raises(SessionError, match="--recent"):
-        check_same(made, tiny_llama(model, n_ctx=100, slack=16))
-
-
 def test_another_model_of_the_same_name_is_refused(model: Path, tmp_path: Path) -> None:
-    made = session_of(tiny_llama(model, n_ctx=100))
+    made = header_of(tiny_llama(model, n_ctx=100))
     other = write_tiny_gguf(tmp_path / "tiny.gguf", seed=2)
     with pytest.raises(SessionError, match=r"made with the model tiny\.gguf") as error:
-        check_same(made, tiny_llama(other, n_ctx=100))
+        check_same_header(made, tiny_llama(other, n_ctx=100))
     one_line(error)
 
 
@@ -92,11 +81,11 @@ def test_a_model_that_differs_only_in_its_size_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_identity, "HEADER_BYTES", 1000)
-    made = session_of(tiny_llama(model, n_ctx=100))
+    made = header_of(tiny_llama(model, n_ctx=100))
     other = tmp_path / "longer.gguf"
     other.write_bytes(model.read_bytes() + b"more")
     with pytest.raises(SessionError, match="made with the model"):
-        check_same(made, tiny_llama(other, n_ctx=100))
+        check_same_header(made, tiny_llama(other, n_ctx=100))
 
 
 def test_a_model_file_that_is_gone_is_known_all_the_same(model: Path, tmp_path: Path) -> None:
@@ -109,22 +98,31 @@ def test_a_model_file_that_is_gone_is_known_all_the_same(model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "header",
     [
-        {"header": {}},
-        {"header": {"model": 1, "settings": {}}},
-        {"header": {"model": {}, "settings": None}},
-        {"header": {"model": {}, "settings": {}}},
-        {"tokens": [-1]},
-        {"tokens": [384]},
+        {},
+        {"model": 1, "settings": {}},
+        {"model": {}, "settings": None},
+        {"model": {}, "settings": {}},
     ],
 )
-def test_a_session_that_makes_no_sense_is_refused(model: Path, changes: dict[str, Any]) -> None:
-    llm = tiny_llama(model, n_ctx=100)
+def test_a_header_that_makes_no_sense_is_refused(model: Path, header: dict[str, Any]) -> None:
     with pytest.raises(SessionError) as error:
-        check_same(replace(session_of(llm), **changes), llm)
+        check_same_header(header, tiny_llama(model, n_ctx=100))
     one_line(error)
-    without_a_setting = session_of(llm)
-    del without_a_setting.header["settings"]["positions"]
+
+
+def test_a_header_without_a_setting_is_refused(model: Path) -> None:
+    llm = tiny_llama(model, n_ctx=100)
+    header = header_of(llm)
+    del header["settings"]["positions"]
     with pytest.raises(SessionError, match="--positions unknown"):
-        check_same(without_a_setting, llm)
+        check_same_header(header, llm)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [3, 384]])
+def test_tokens_that_the_model_does_not_have_are_refused(model: Path, tokens: list[int]) -> None:
+    llm = tiny_llama(model, n_ctx=100)
+    check_tokens(llm, [1, 2], [383])
+    with pytest.raises(ValueError, match="does not know"):
+        check_tokens(llm, [1, 2], tokens)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +15,12 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import (
     FORMAT_VERSION,
     Session,
-    read_header,
+    read_overview,
     read_session,
     write_session,
 )
-from rewritten_sessions import members_of, session_of
+from rewritten_sessions import HEADER as HEADER_JSON
+from rewritten_sessions import KV, TOKENS, members_of, session_of, with_sums
 from session_files import HEADER, one_line, reread
 
 
@@ -63,7 +62,7 @@ def test_the_header_can_be_read_alone(path: Path, session: Session) -> None:
     # what is damaged elsewhere is not looked at
     data[data.index(session.kv)] ^= 1
     path.write_bytes(data)
-    assert read_header(path, "conversation") == HEADER
+    assert read_overview(path, "conversation").header == HEADER
     with pytest.raises(SessionError, match="damaged"):
         reread(path)
     data[data.index(b'"turns"')] ^= 1
@@ -73,7 +72,7 @@ def test_the_header_can_be_read_alone(path: Path, session: Session) -> None:
         ("conversation", path.with_name("none"), "there is no session file"),
     ]:
         with pytest.raises(SessionError, match=message) as error:
-            read_header(file, kind)
+            read_overview(file, kind)
         one_line(error)
 
 
@@ -116,29 +115,28 @@ def test_another_kind_is_refused(path: Path) -> None:
     one_line(error)
 
 
-def as_before_sums(header: bytes) -> bytes:
-    """A header without the check sums of the other members, which the first files do not have."""
-    about = json.loads(header)
-    del about["crc32"]
-    return json.dumps(about).encode()
-
-
 def rewrite(path: Path, **members: bytes | None) -> None:
     """Replace members of an archive, with right check sums; None leaves one out."""
-    with zipfile.ZipFile(path) as archive:
-        old = {name: archive.read(name) for name in archive.namelist()}
-    old["header.json"] = as_before_sums(old["header.json"])
-    new = {"header.json": "header", "tokens.npy": "tokens", "kv.bin": "kv"}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in old.items():
-            content = members.get(new[name], data)
-            if content is not None:
-                archive.writestr(name, content)
+    old = members_of(path.read_bytes())
+    new = {HEADER_JSON: "header", TOKENS: "tokens", KV: "kv"}
+    found = {name: members.get(new[name], data) for name, data in old.items()}
+    there = {name: data for name, data in found.items() if data is not None}
+    path.write_bytes(session_of(with_sums(there)))
 
 
-def test_a_file_without_check_sums_in_its_header_is_read(path: Path, session: Session) -> None:
+def test_rewritten_with_right_sums_it_is_the_same(path: Path, session: Session) -> None:
     rewrite(path)
     assert reread(path) == session
+
+
+@pytest.mark.parametrize("sums", [None, {}, {KV: 1}, {TOKENS: 1}, [TOKENS, KV], 5])
+def test_a_header_without_check_sums_is_refused(path: Path, sums: Any) -> None:
+    members = members_of(path.read_bytes())
+    about = json.loads(members[HEADER_JSON]) | {"crc32": sums}
+    path.write_bytes(session_of({**members, HEADER_JSON: json.dumps(about).encode()}))
+    with pytest.raises(SessionError, match="damaged") as error:
+        reread(path)
+    one_line(error)
 
 
 def test_parts_of_two_sessions_are_no_session(
@@ -149,19 +147,20 @@ def test_parts_of_two_sessions_are_no_session(
     tokens, kv = rng.permutation(session.tokens).tolist(), rng.bytes(len(session.kv))
     write_session(other, replace(session, tokens=tokens, kv=kv))
     members, others = members_of(path.read_bytes()), members_of(other.read_bytes())
-    path.write_bytes(session_of({**members, "tokens.npy": others["tokens.npy"]}))
+    path.write_bytes(session_of({**members, TOKENS: others[TOKENS]}))
     with pytest.raises(SessionError, match="not of one session") as error:
         reread(path)
     one_line(error)
     # the text of one without its state can be read again
-    path.write_bytes(session_of({**members, "kv.bin": others["kv.bin"]}))
+    path.write_bytes(session_of({**members, KV: others[KV]}))
     assert reread(path) == replace(session, kv=b"")
 
 
-def test_a_newer_format_is_refused(path: Path) -> None:
-    about = {"format": "pyh2o session", "version": FORMAT_VERSION + 1, "kind": "conversation"}
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+def test_another_format_is_refused(path: Path, version: int) -> None:
+    about = {"format": "pyh2o session", "version": version, "kind": "conversation"}
     rewrite(path, header=json.dumps(about).encode())
-    with pytest.raises(SessionError, match="update pyh2o") as error:
+    with pytest.raises(SessionError, match="use the pyh2o that wrote it") as error:
         reread(path)
     one_line(error)
 
@@ -193,41 +192,12 @@ def test_an_edited_header_is_refused(path: Path, header: bytes) -> None:
     one_line(error)
 
 
-def saved(array: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, **options)
-    return file.getvalue()
-
-
-class Alarm:
-    """Its unpickling would be noticed."""
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return (os.mkdir, ("unpickled",))
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        None,
-        b"",
-        b"\x93NUMPY",
-        saved(np.zeros((2, 2), dtype=np.int32)),
-        saved(np.zeros(2, dtype=np.int64)),
-        saved(np.zeros(2, dtype=np.float32)),
-        saved(np.array([Alarm()], dtype=object), allow_pickle=True),
-        saved(np.zeros(2, dtype=np.int32)).replace(b"(2,)", b"(2000000000000000,)"),
-    ],
-)
-def test_tokens_that_are_none_are_refused(
-    path: Path, tokens: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(path.parent)
+@pytest.mark.parametrize("tokens", [None, b"123", b"12345"])
+def test_tokens_that_are_none_are_refused(path: Path, tokens: bytes | None) -> None:
     rewrite(path, tokens=tokens)
     with pytest.raises(SessionError, match="damaged") as error:
         reread(path)
     one_line(error)
-    assert not (path.parent / "unpickled").exists()
 
 
 def test_a_compressed_member_is_refused(path: Path) -> None:
@@ -235,6 +205,6 @@ def test_a_compressed_member_is_refused(path: Path) -> None:
         old = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in old.items():
-            archive.writestr(name, bytes(10_000_000) if name == "kv.bin" else data)
+            archive.writestr(name, bytes(10_000_000) if name == KV else data)
     with pytest.raises(SessionError, match="damaged"):
         reread(path)

@@ -34,9 +34,11 @@ def test_an_edited_story_is_read_again(llm: Llama, tmp_path: Path, text: str, ec
     else:
         assert tale.tokens[: len(prompt)] == prompt
     assert (tale.text(), tale.finish) == (text, None)
-    n_read = len(tale.tokens)
+    n_tokens, n_kept = len(tale.tokens), llm.n_tokens
+    assert llm.input_ids[:n_kept].tolist() == tale.tokens[:n_kept]
     more = "".join(tale.write(10))
-    assert (tale.n_read - len(prompt), tale.llm.n_tokens) == (n_read, n_read + 9)
+    assert llm.input_ids[: n_tokens + 9].tolist() == tale.tokens[:-1]
+    assert tale.n_read - len(prompt) == max(1, n_tokens - n_kept)
     assert tale.text() == text + more
     # the edited text is the story's from now on
     tale.save(tmp_path / "s.h2o")
@@ -61,6 +63,19 @@ def test_an_edited_story_that_is_too_long_is_refused(full: Llama) -> None:
     with pytest.raises(ContextLimitError):
         tale.edit("word " * 512)
     assert tale.text() == text
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_what_stays_of_an_edited_story_is_not_read_again(llm: Llama, echo: bool) -> None:
+    tale = Story(llm, PROMPT, echo=echo, sampling=Sampling(seed=5))
+    text = "".join(tale.write(20))
+    tokens, n_read = list(tale.tokens), tale.n_read
+    tale.edit(f"{text[:-5]} and so on")
+    assert len(tokens) - 8 < llm.n_tokens < len(tokens)
+    assert tale.tokens[: llm.n_tokens] == tokens[: llm.n_tokens]
+    n_unread = len(tale.tokens) - llm.n_tokens
+    "".join(tale.write(3))
+    assert tale.n_read - n_read == n_unread
 
 
 @pytest.mark.parametrize("copies", [512, 0])

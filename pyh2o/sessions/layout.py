@@ -1,0 +1,117 @@
+"""A conversation as tokens: what a template writes around what was said, and what is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import SettingsError
+from ..llama import Llama
+from ..text.beginnings import n_common
+from ..text.cached_text import Span
+from ..text.chat_template import ChatTemplate
+from .pins import Pins, check_room, merged
+from .turns import Turn
+
+
+@dataclass(frozen=True)
+class Places:
+    """Who gets the places in the cache that are not those of recent rows (see Conversation).
+
+    Attributes:
+        pin_system: whether the system prompt is never evicted.
+        fair_turns: whether each turn gets its share of the heavy rows.
+    """
+
+    pin_system: bool
+    fair_turns: bool
+
+    def n_pinned(self, llm: Llama, template: ChatTemplate) -> int:
+        """How many tokens to pin: the template's opening, unless that is not wanted.
+
+        Raises:
+            SettingsError: there is no room for a system prompt.
+        """
+        budget, n_opening = llm.budget, len(template.opening)
+        if budget is None:
+            return 0
+        room = budget.pinned + budget.heavy
+        if self.pin_system and n_opening <= room:
+            return max(n_opening, budget.pinned)
+        if not self.pin_system or template.system is None:
+            return budget.pinned
+        raise SettingsError(
+            f"the system prompt takes {n_opening} tokens, more than the {room} rows that are not "
+            "recent: shorten it, or raise hh (--hh)"
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of what was said.
+
+    Attributes:
+        tokens: of the text.
+        turns: with their positions in it.
+        n_pinned: first tokens that are pinned.
+        pins: spans that are pinned beside them.
+    """
+
+    tokens: list[int]
+    turns: tuple[Turn, ...]
+    n_pinned: int
+    pins: Pins
+
+
+def lay_out(
+    llm: Llama,
+    template: ChatTemplate,
+    places: Places,
+    turns: Sequence[Turn],
+    text: Sequence[int] = (),
+    pins: Pins = (),
+) -> Layout:
+    """Put what was said into a template.
+
+    Args:
+        llm: the model.
+        template: of it.
+        places: what is pinned.
+        turns: what was said.
+        text: its tokens so far, with the positions of the turns; without them the answers become
+            tokens as texts.
+        pins: in that text.
+
+    Raises:
+        SettingsError: there is no room for what is pinned.
+        PyH2OError: the template refuses a message.
+    """
+    n_pinned = places.n_pinned(llm, template)
+    tokens, placed = list(template.opening), list[Turn]()
+    for turn in turns:
+        if placed:
+            start = len(tokens)
+            tokens += template.next_turn(turn.user, tokens[placed[-1].answer_start :])
+        else:
+            # The first message may make one token with the opening's end.
+            tokens = list(template.first_turn(turn.user))
+            start = n_common(tokens[:-1], template.opening)
+        answer_start = len(tokens)
+        own = text[turn.answer_start : turn.end]
+        tokens += own or template.answer(turn.answer, tokens[-1])
+        placed.append(replace(turn, start=start, answer_start=answer_start, end=len(tokens)))
+    pins = _moved(pins, turns, placed)
+    check_room(llm, n_pinned, pins)
+    return Layout(tokens, tuple(placed), n_pinned, pins)
+
+
+def _moved(spans: Iterable[Span], before: Sequence[Turn], after: Sequence[Turn]) -> Pins:
+    """Spans of a conversation that has other tokens around messages and answers now."""
+    found: list[Span] = []
+    for a, b in spans:
+        for old, new in zip(before, after, strict=True):
+            # message and answer keep their distance, whatever the template writes before them
+            by = new.answer_start - old.answer_start
+            start, end = max(a, old.start) + by, min(b, old.end) + by
+            found.append((max(start, new.start), min(end, new.end)))
+    return merged((start, end) for start, end in found if start < end)
