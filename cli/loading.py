@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyh2o.errors import ModelError
 from pyh2o.models import find_model
@@ -24,8 +23,6 @@ from .terminal.terminal import terminal
 if TYPE_CHECKING:
     from pyh2o.engine import Engine
     from pyh2o.llama import Llama
-
-Loaded = TypeVar("Loaded")
 
 
 class Reader(Protocol):
@@ -45,11 +42,19 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-
     from pyh2o.llama import Llama
 
-    make = partial(Llama, prompt_progress=reader.on_read, on_exact_prefill=say_prefill)
-    llm = _loaded(make, options, bars)
+    path = find_model(options.model)
+    machine = with_gpu_layers(machine_settings(options), options, path, texts=1)
+    with watched_load(bars) as on_load:
+        llm = Llama(
+            str(path),
+            load_progress=on_load,
+            prompt_progress=reader.on_read,
+            on_exact_prefill=say_prefill,
+            **machine,
+            **cache_settings(options),
+        )
     llm.while_reading = reader.check
     say_layers(llm, options)
     return llm
@@ -62,11 +67,25 @@ def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int
         PyH2OError: as `load_llama`; also settings that only one text can have.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
+    path, machine = find_model(options.model), machine_settings(options)
+    with watched_load(bars) as on_load:
+        return open_engine(path, options, machine, on_load, texts=texts, store_mib=store_mib)
 
+
+def open_engine(
+    path: Path,
+    options: ModelOptions,
+    machine: dict[str, Any],
+    on_load: Callable[[float], None],
+    *,
+    texts: int,
+    store_mib: int,
+) -> Engine:
+    """An engine for a model's file, with what `machine_settings` returned."""
     from pyh2o.engine import Engine
 
-    make = partial(Engine, texts=texts, store_mib=store_mib)
-    engine = _loaded(make, options, bars, texts=texts)
+    settings = {**with_gpu_layers(machine, options, path, texts=texts), **cache_settings(options)}
+    engine = Engine(str(path), texts=texts, store_mib=store_mib, load_progress=on_load, **settings)
     say_layers(engine.model, options)
     return engine
 
@@ -92,17 +111,6 @@ def say_layers(llm: Llama, options: ModelOptions) -> None:
         from pyh2o.system.rpc import layers_text
 
         terminal.say(layers_text(llm.layers_at()), style="dim")
-
-
-def _loaded(
-    make: Callable[..., Loaded], options: ModelOptions, bars: Bars, *, texts: int = 1
-) -> Loaded:
-    """What `make` makes of the model's path and the settings that `Llama` takes."""
-    path = find_model(options.model)
-    machine = with_gpu_layers(machine_settings(options), options, path, texts=texts)
-    settings = {**machine, **cache_settings(options)}
-    with watched_load(bars) as on_load:
-        return make(str(path), load_progress=on_load, **settings)
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyh2o.engine import Engine
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.llama.description import describe_model
 from pyh2o.llama.embedding import EmbeddingLlama, embedding_bytes
@@ -149,8 +149,8 @@ def model_sources(serving: Serving, given: Sequence[Path | None]) -> list[ModelS
     return [
         ModelSource(
             name=path.stem,
-            load=(_load_embedding if header.has_embeddings else _load_writing)(
-                serving, path, machine
+            load=partial(
+                _load_embedding if header.has_embeddings else _load_writing, serving, path, machine
             ),
             n_at_once=1 if header.has_embeddings else serving.texts,
             embeds=header.has_embeddings,
@@ -172,38 +172,19 @@ def _usable_header(path: Path) -> ModelHeader:
 
 
 def _load_writing(
-    serving: Serving, path: Path, machine: dict[str, Any]
-) -> Callable[[Callable[[float], None]], ServedModel]:
-    """What loads a model that writes text."""
-    options = serving.options
-
-    def load(on_load: Callable[[float], None]) -> ServedModel:
-        settings = loading.with_gpu_layers(machine, options, path, texts=serving.texts)
-        engine = Engine(
-            str(path),
-            texts=serving.texts,
-            store_mib=serving.store_mib,
-            load_progress=on_load,
-            **settings,
-            **loading.cache_settings(options),
-        )
-        loading.say_layers(engine.model, options)
-        return ServedModel(engine, path.stem, serving.limits)
-
-    return load
+    serving: Serving, path: Path, machine: dict[str, Any], on_load: Callable[[float], None]
+) -> ServedModel:
+    how = {"texts": serving.texts, "store_mib": serving.store_mib}
+    engine = loading.open_engine(path, serving.options, machine, on_load, **how)
+    return ServedModel(engine, path.stem, serving.limits)
 
 
 def _load_embedding(
-    serving: Serving, path: Path, machine: dict[str, Any]
-) -> Callable[[Callable[[float], None]], EmbeddingModel]:
-    """What loads a model for embeddings."""
-
-    def load(on_load: Callable[[float], None]) -> EmbeddingModel:
-        llama = EmbeddingLlama(path, n_ctx=serving.options.ctx, load_progress=on_load, **machine)
-        loading.say_layers(llama, serving.options)
-        return EmbeddingModel(llama, path.stem, serving.limits)
-
-    return load
+    serving: Serving, path: Path, machine: dict[str, Any], on_load: Callable[[float], None]
+) -> EmbeddingModel:
+    llama = EmbeddingLlama(path, n_ctx=serving.options.ctx, load_progress=on_load, **machine)
+    loading.say_layers(llama, serving.options)
+    return EmbeddingModel(llama, path.stem, serving.limits)
 
 
 def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:

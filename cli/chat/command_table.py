@@ -40,7 +40,7 @@ class Command:
     def help(self) -> tuple[str, str]:
         """One line for /help, and more for /help NAME."""
         summary, _, details = cleandoc(self.run.__doc__ or "").partition("\n\n")
-        return summary[0].lower() + summary[1:].removesuffix("."), " ".join(details.split())
+        return summary[:1].lower() + summary[1:].removesuffix("."), " ".join(details.split())
 
 
 class Commands(dict[str, Command]):
