@@ -14,13 +14,7 @@ from cli_fakes import Output, run
 from pyh2o.cli.chat import file_commands
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import (
-    RecordedConversation,
-    Script,
-    ScriptedModel,
-    answers_of,
-    notes_of,
-)
+from scripted_chat import RecordedConversation, Script, ScriptedModel, answers_of, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -107,11 +107,7 @@ def test_what_a_chat_recalls_into(
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
-    [
-        ([], None, 1024),
-        (["--recall=0"], 0, 1024),
-        (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
-    ],
+    [([], None, 1024), (["--recall=0"], 0, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
     ids=str,
 )
 def test_what_a_server_recalls_into(
