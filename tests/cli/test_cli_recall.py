@@ -11,7 +11,6 @@ import pytest
 from cli_fakes import Output, run
 from needed import needed
 from pyh2o.cli.options import ModelOptions, RunOptions
-from pyh2o.cli.session_options import options_of_header
 from pyh2o.errors import ModelError
 from pyh2o.sessions.saved import chats_folder
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -130,12 +129,6 @@ def test_what_a_server_recalls_into(
     assert run(*command, "-m", str(tiny), *arguments).notes == "error: not now\n"
     eviction = served[0].eviction
     assert (eviction.recall, eviction.recall_mib) == (recall, mib)
-
-
-def test_a_session_from_before_recall_goes_on_without() -> None:
-    header = {"model": {}, "settings": {"evict": True, "heavy": 5, "recent": 6}}
-    assert options_of_header(RunOptions(), set(), header).eviction.recall == 0
-    assert options_of_header(RunOptions(), {"recall"}, header).eviction.recall is None
 
 
 def test_chat_without_recall(tiny: Path) -> None:
@@ -294,9 +287,3 @@ def test_what_makes_no_sense_is_refused(tiny: Path, arguments: list[str], messag
         output = run(*command, *small(tiny, *arguments), stdin="")
         assert output.code != 0
         assert message in output.notes
-
-
-def test_options_of_the_server() -> None:
-    output = run("serve", "--help")
-    for option in ("--recall", "--recall-type", "--recall-mib"):
-        assert option in output.text
