@@ -129,10 +129,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         "cache for the while.",
     ),
     "prefill_mib": _cache(
-        int | None,
-        "Most MiB that an exact prefill may take.",
-        min=1,
-        show_default="what it needs",
+        int | None, "Most MiB that an exact prefill may take.", min=1, show_default="what it needs"
     ),
     "recall": _cache(
         float | None,
@@ -142,8 +139,7 @@ EVICTION_OPTIONS: dict[str, Any] = {
         **_ROWS,
     ),
     "recall_type": _cache(
-        ArchiveType,
-        "Type of the rows in the archive; f16 where q8_0 does not fit the head size.",
+        ArchiveType, "Type of the rows in the archive; f16 where q8_0 does not fit the head size."
     ),
     "recall_mib": _cache(
         int | None,

@@ -136,6 +136,7 @@ def chat(
                     copies_mib=copies_mib,
                     fair_turns=fair_turns,
                 )
+                answers.check()  # Ctrl-C was kept off meanwhile
             talk = Chat(
                 conversation,
                 COMMANDS,

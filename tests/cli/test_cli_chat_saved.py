@@ -209,12 +209,6 @@ def test_names_that_are_refused(model: ScriptedModel, tmp_path: Path, name: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_may_have_spaces_and_other_letters(model: ScriptedModel, tmp_path: Path) -> None:
-    model.say("Hi")
-    assert run("chat", "--session", "Ma thèse 2.0", stdin="Hello\n").code == 0
-    assert (tmp_path / "chats" / "Ma thèse 2.0.h2o").exists()
-
-
 def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")

@@ -33,13 +33,7 @@ from cli_fakes import (
 from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat.commands import COMMANDS
 from pyh2o.cli.chat.input import TerminalSource, command_completer
-from scripted_chat import (
-    RecordedConversation,
-    Script,
-    ScriptedModel,
-    notes_of,
-    said,
-)
+from scripted_chat import RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"

@@ -106,11 +106,7 @@ def test_what_a_chat_recalls_into(
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
-    [
-        ([], None, 1024),
-        (["--recall=0"], 0, 1024),
-        (["--recall=0.2", "--recall-mib=7"], 0.2, 7),
-    ],
+    [([], None, 1024), (["--recall=0"], 0, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
     ids=str,
 )
 def test_what_a_server_recalls_into(
@@ -308,9 +304,3 @@ def test_what_makes_no_sense_is_refused(tiny: Path, arguments: list[str], messag
         output = run(*command, *small(tiny, *arguments), stdin="")
         assert output.code != 0
         assert message in output.notes
-
-
-def test_options_of_the_server() -> None:
-    output = run("serve", "--help")
-    for option in ("--recall", "--recall-type", "--recall-mib"):
-        assert option in output.text
