@@ -124,7 +124,7 @@ def edit(header: Any, rng: np.random.Generator) -> None:
 
 # What the place of the model and a refused state of the cache change, and the name of an archive:
 # what cannot be one is none, since a session opens without its archive, too.
-OWN = {"model", "cached", "known", "evaluated", "archive"}
+OWN = {"model", "cached", "known", "archive"}
 
 
 def says(found: Any, header: Any) -> bool:

@@ -81,8 +81,8 @@ def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_pa
         {"held": "xyz"},
         {"prompt_tokens": 0},
         {"prompt_tokens": "many"},
-        {"evaluated": 10_000},
-        {"evaluated": None},
+        {"cached": 10_000},
+        {"cached": None},
         {"until": 5},
         {"text_bytes": None},
         {"unsearched": -1},
@@ -99,9 +99,9 @@ def test_a_header_that_makes_no_sense_is_refused(
     tale.save(path)
     session = read_session(path, "story")
     if changes is None:
-        del session.header["story"]
+        del session.header["opening"]
     else:
-        session.header["story"].update(changes)
+        session.header.update(changes)
     write_session(path, session)
     with pytest.raises((SessionError, SettingsError, StateError)) as caught:
         Story.load(path, llm)
