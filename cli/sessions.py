@@ -235,7 +235,7 @@ def _copy(chat: SavedChat, target: Path) -> CopiedSession:
     if copied.lacks_archive:
         terminal.say(
             f"warning: the archive of {chat.name} is missing: what left its cache cannot be "
-            "found any more",
+            "found until its text is read again (--reread)",
             style="yellow",
         )
     return copied

@@ -255,9 +255,9 @@ def go_on(
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    from pyh2o.sessions.saved_story import read_story_header
+    from pyh2o.sessions.saved_story import read_saved_story
 
-    header = asdict(read_story_header(file.checkpoint))
+    header = asdict(read_saved_story(file.checkpoint))
     if not reread:
         refuse_what_is_fixed(given, header, "length and ends")
     options = options_of_header(options, given, header)

@@ -10,10 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import PyH2OError
-from ..generation.finish import FINISH_INTERRUPTED
+from ..generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 from ..generation.generation import Generation
+from ..generation.repetition import EndlessText
 from ..generation.sampling import LARGEST_SEED
-from ..text.pieces import Piece
+from ..llama import Llama
+from ..text.chat_template import ChatTemplate
+from ..text.detokenizer import detokenizer
+from ..text.pieces import Piece, TextPieces
+from ..text.vocabulary import is_end_token
 from .turns import Turn
 
 
@@ -27,10 +32,37 @@ class Answer:
         finish: why it ended; empty before, and if an error ended it.
     """
 
-    def __init__(self, turn: Turn, generation: Generation, before: Sequence[int]) -> None:
-        """Begin the answer of a turn that has none yet, or another one, or go on with it."""
+    def __init__(
+        self,
+        llm: Llama,
+        template: ChatTemplate,
+        text: list[int],
+        turn: Turn,
+        lead: Sequence[int],
+        before: Sequence[int],
+        limit: int | None,
+    ) -> None:
+        """Begin the answer of a turn that has none yet, or another one, or go on with it.
+
+        Args:
+            llm: the model.
+            template: says what ends an answer.
+            text: to which the tokens are added.
+            turn: that it is of.
+            lead: the tokens that come right before the answer.
+            before: those of it that were drawn before it was stopped.
+            limit: most tokens of it; None for as many as the model likes.
+        """
+        endless = EndlessText(before)
         self.turn = turn
-        self.generation = generation
+        self.generation = generation = Generation(
+            text,
+            detokenizer(llm, lead, starts_text=False),
+            TextPieces(template.stops),
+            is_end=lambda token: is_end_token(llm, token) or template.ends(token),
+            limit=limit,
+            watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
+        )
         self.finish = ""
         self.before = before
         self._texts: list[str] = []

@@ -14,14 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import PyH2OError, SettingsError
-from ..generation.finish import (
-    FINISH_INTERRUPTED,
-    FINISH_REPETITION,
-    FINISH_STOP,
-    finish_without_room,
-)
-from ..generation.generation import Generation
-from ..generation.repetition import EndlessText
+from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
 from ..llama import Llama
@@ -29,10 +22,7 @@ from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
 from ..text.chat_template import ChatTemplate
-from ..text.detokenizer import detokenizer
-from ..text.pieces import TextPieces
 from ..text.prompt import check_message
-from ..text.vocabulary import is_end_token
 from .answers import Answer, LatestAnswer, answer_seed
 from .identity import model_identity, settings_identity
 from .layout import Layout, Places, lay_out
@@ -280,7 +270,7 @@ class Conversation(TextSession):
         before = _Before(self._turns, self._kept, text.tokens[start:], text.n_known, text.pins)
         said = text.tokens[turn.answer_start : turn.end]
         lead = text.tokens[turn.start : turn.answer_start] if said else tokens
-        answer = Answer(turn, self._generation(lead, said, max_tokens), said)
+        answer = Answer(self.llm, self._template, text.tokens, turn, lead, said, max_tokens)
         rest: list[str] = []
         try:
             self._turns, self._kept = turns, kept
@@ -296,26 +286,6 @@ class Conversation(TextSession):
                 rest = answer.take(answer.generation.end())
                 self._keep(answer, start, before)
         yield from rest
-
-    def _generation(
-        self, lead: Sequence[int], said: Sequence[int], limit: int | None
-    ) -> Generation:
-        """What makes the text of an answer out of its tokens.
-
-        Args:
-            lead: tokens that come right before the answer.
-            said: those of it that were drawn before it was stopped.
-            limit: most tokens of it.
-        """
-        llm, template, endless = self.llm, self._template, EndlessText(said)
-        return Generation(
-            self._text.tokens,
-            detokenizer(llm, lead, starts_text=False),
-            TextPieces(template.stops),
-            is_end=lambda token: is_end_token(llm, token) or template.ends(token),
-            limit=limit,
-            watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
-        )
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
         """Evaluate the unread tokens and draw the answer."""
@@ -424,7 +394,7 @@ class Conversation(TextSession):
         """
         self._settle()
         turns = [Turn(user, answer, FINISH_STOP, 0, 0, 0) for user, answer in said]
-        self._begin(lay_out(self.llm, self._template, self._places, turns))
+        self._begin(lay_out(self.llm, self._template, self._places, turns), is_new=True)
         self._kept = ()
 
     def set_system(self, text: str | None) -> None:
@@ -442,12 +412,12 @@ class Conversation(TextSession):
         self._template = template
         self._begin(layout)
 
-    def _begin(self, layout: Layout) -> None:
-        """Have other tokens for what was said, all to be read again."""
+    def _begin(self, layout: Layout, *, is_new: bool = False) -> None:
+        """Have other tokens for what was said, all to be read, and for the first time if new."""
         self._turns = layout.turns
         self._text.begin(
             layout.tokens,
-            n_known=len(layout.tokens) if layout.turns else 0,
+            n_known=len(layout.tokens) if layout.turns and not is_new else 0,
             n_pinned=layout.n_pinned,
             pins=layout.pins,
         )

@@ -11,7 +11,7 @@ from .records import record_of
 from .saved import SavedChat
 from .saved_conversation import KIND, SavedConversation
 from .saved_story import KIND as STORY
-from .saved_story import StoryHeader
+from .saved_story import SavedStory
 from .session_file import damage_found, read_overview
 from .turns import Turn
 
@@ -106,11 +106,11 @@ def _read(chat: SavedChat, place: dict[str, Any]) -> SavedText:
             )
         if overview.kind != STORY:
             raise ValueError(f"it is no session but a {overview.kind}")
-        story = record_of(StoryHeader, header)
+        story = record_of(SavedStory, header)
         notes = story.notes
         return SavedText(
-            sampling=asdict(story.story.sampling),
-            text=str(notes.get("text", story.story.opening)),
+            sampling=asdict(story.sampling),
+            text=str(notes.get("text", story.opening)),
             passages=tuple(int(start) for start in notes.get("passages", ())),
             **common,
         )

@@ -107,11 +107,7 @@ class SavedChat:
         name = self.name
         while len(os.fsencode(f"{name}{BEFORE}-99")) > LONGEST_NAME:
             name = name[:-1]
-        before, number = SavedChat(f"{name}{BEFORE}"), 1
-        while before.path.exists():
-            number += 1
-            before = SavedChat(f"{name}{BEFORE}-{number}")
-        return before
+        return _unused(f"{name}{BEFORE}")
 
     def note_saved(self) -> None:
         """Remember that it was saved last, where dates do not say so: the clock went back."""
@@ -175,7 +171,11 @@ def last_chat() -> SavedChat:
 
 def new_chat() -> SavedChat:
     """A chat with a name made of the time, which no other chat has."""
-    name = time.strftime("%Y-%m-%d-%H%M%S")
+    return _unused(time.strftime("%Y-%m-%d-%H%M%S"))
+
+
+def _unused(name: str) -> SavedChat:
+    """A chat of this name, or NAME-2, NAME-3 ... where there are others."""
     chat, number = SavedChat(name), 1
     while chat.path.exists() or chat.lock_path.exists():
         number += 1

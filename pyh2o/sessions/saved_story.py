@@ -34,11 +34,12 @@ FINISHES = (
 
 @dataclass(frozen=True)
 class SavedStory:
-    """A story's own part.
+    """The header.
 
     Attributes:
+        model, settings: what the state of the cache depends on.
         prompt_tokens: how many of the tokens are the prompt's.
-        evaluated: how many the state of the cache covers.
+        cached: how many the state of the cache covers.
         opening: text that comes before that of the story's tokens.
         text_bytes: given out so far.
         held: what TextPieces holds back, in hexadecimal digits.
@@ -47,13 +48,17 @@ class SavedStory:
         ended: whether the model ended its text after the last token.
         loop_guard, ignore_eos: as the story was begun.
         pins: spans that are never evicted.
+        notes: of whoever wrote the story.
+        archive: which file beside the session is its archive's; None if it has none.
 
     Raises:
-        ValueError: an unknown finish, or text held back that is none.
+        ValueError: they make no sense.
     """
 
+    model: ModelIdentity
+    settings: Settings
     prompt_tokens: Count
-    evaluated: Count
+    cached: Count
     opening: str
     text_bytes: Count
     held: str
@@ -66,8 +71,11 @@ class SavedStory:
     ignore_eos: bool
     seconds: Seconds
     pins: tuple[tuple[Count, Count], ...]
+    notes: dict[str, Any]
+    archive: str | None
 
     def __post_init__(self) -> None:
+        check_settings(self.settings)
         if self.finish not in FINISHES:
             raise ValueError(f"its finish is {in_one_line(ascii(self.finish))}")
         check_pins(self.pins)
@@ -92,39 +100,15 @@ class SavedStory:
             raise ValueError(f"its prompt_tokens is {self.prompt_tokens}")
         if self.pins and self.pins[-1][1] > len(tokens):
             raise ValueError("its pins are not in its text")
-        if self.evaluated > len(tokens):
-            raise ValueError(f"it has {len(tokens)} tokens, of which {self.evaluated} are cached")
+        if self.cached > len(tokens):
+            raise ValueError(f"it has {len(tokens)} tokens, of which {self.cached} are cached")
         whole, held = self.opening.encode() + written, bytes.fromhex(self.held)
         given = whole[: len(whole) - len(held)].decode(errors="ignore")
         if not whole.endswith(held) or len(given.encode()) != self.text_bytes:
             raise ValueError(f"its text_bytes is {self.text_bytes}, which its text has not")
 
 
-@dataclass(frozen=True)
-class StoryHeader:
-    """The whole header.
-
-    Attributes:
-        model, settings: what the state of the cache depends on.
-        story: the story's own part.
-        notes: of whoever wrote the story.
-        archive: which file beside the session is its archive's; None if it has none.
-
-    Raises:
-        ValueError: it makes no sense.
-    """
-
-    model: ModelIdentity
-    settings: Settings
-    story: SavedStory
-    notes: dict[str, Any]
-    archive: str | None
-
-    def __post_init__(self) -> None:
-        check_settings(self.settings)
-
-
-def read_story_header(path: str | Path) -> StoryHeader:
+def read_saved_story(path: str | Path) -> SavedStory:
     """Read the header of a story's session file, which is quick.
 
     Raises:
@@ -132,4 +116,4 @@ def read_story_header(path: str | Path) -> StoryHeader:
     """
     header = read_overview(path, KIND).header
     with damage_found(path):
-        return record_of(StoryHeader, header)
+        return record_of(SavedStory, header)

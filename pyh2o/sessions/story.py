@@ -49,7 +49,7 @@ from ..text.vocabulary import end_tokens, is_end_token
 from .identity import check_same_header, check_tokens, model_identity, settings_identity
 from .pins import check_room
 from .records import in_one_line, record_of
-from .saved_story import KIND, SavedStory, StoryHeader
+from .saved_story import KIND, SavedStory
 from .session_file import damage_found, read_session
 from .text_session import TextSession
 
@@ -372,8 +372,10 @@ class Story(TextSession):
         """
         is_there = self._text.is_there()
         saved = SavedStory(
+            model=model_identity(self.llm),
+            settings=settings_identity(self.llm),
             prompt_tokens=self.n_prompt,
-            evaluated=self.llm.n_tokens if is_there else 0,
+            cached=self.llm.n_tokens if is_there else 0,
             opening=self._opening,
             text_bytes=self._pieces.size,
             held=self._pieces.held.hex(),
@@ -386,10 +388,10 @@ class Story(TextSession):
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
             pins=self.pins,
+            notes=self.notes,
+            archive=None,
         )
-        model, settings = model_identity(self.llm), settings_identity(self.llm)
-        header = StoryHeader(model, settings, saved, self.notes, None)
-        self._write_session(path, KIND, asdict(header), with_state=is_there)
+        self._write_session(path, KIND, asdict(saved), with_state=is_there)
 
     @classmethod
     def load(
@@ -429,11 +431,11 @@ class Story(TextSession):
         """
         session = read_session(path, KIND)
         with damage_found(path):
-            header = record_of(StoryHeader, session.header)
+            saved = record_of(SavedStory, session.header)
         if not reread:
             check_same_header(session.header, llm)
-        saved, tokens, text = header.story, session.tokens, header.notes.get("text")
-        is_same_model = header.model.is_same(model_identity(llm))
+        tokens, text = session.tokens, saved.notes.get("text")
+        is_same_model = saved.model.is_same(model_identity(llm))
         if is_same_model:
             with damage_found(path):
                 check_tokens(llm, tokens)
@@ -445,7 +447,7 @@ class Story(TextSession):
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
-                f"with the model {in_one_line(header.model.file)}"
+                f"with the model {in_one_line(saved.model.file)}"
             )
         story = cls(
             llm,
@@ -459,15 +461,15 @@ class Story(TextSession):
             on_recompute=on_recompute,
             copies_mib=copies_mib,
         )
-        story.notes = header.notes
+        story.notes = saved.notes
         if not is_same_model:
             story.edit(str(text))  # what comes next is new text only
             return story
         if reread:
-            story._text.begin(tokens, n_known=saved.evaluated, pins=saved.pins)
+            story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
         else:
-            n_cached = saved.evaluated
-            story._load_text(session, header.archive, n_cached, n_cached, saved.pins)
+            n_cached = saved.cached
+            story._load_text(session, saved.archive, n_cached, n_cached, saved.pins)
         story._take_over(saved)
         return story
 

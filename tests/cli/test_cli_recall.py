@@ -193,7 +193,10 @@ def test_a_chat_whose_archive_is_missing_is_copied_without(tiny: Path, tmp_path:
     settings = small(tiny, "--recall=32")
     run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
     (tmp_path / "chats" / "x.h2o.archive").unlink()
-    missing = "warning: the archive of x is missing: what left its cache cannot be found any more\n"
+    missing = (
+        "warning: the archive of x is missing: what left its cache cannot be found until its text "
+        "is read again (--reread)\n"
+    )
     assert run("sessions", "copy", "x", "y") == Output(0, "", f"{missing}copied x to y\n")
     assert run("chat", *settings, "--session=y", stdin="Why?\n").code == 0
 

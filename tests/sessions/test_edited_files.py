@@ -18,7 +18,7 @@ from pyh2o.errors import PyH2OError, SessionError
 from pyh2o.sessions.records import record_of
 from pyh2o.sessions.saved_conversation import SavedConversation
 from pyh2o.sessions.session_file import read_session
-from rewritten_sessions import HEADER, KV, TOKENS
+from rewritten_sessions import KV
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 
@@ -88,7 +88,6 @@ def go_on_with_story(llm: Llama, file: Path) -> None:
     "".join(story.write(3))
 
 
-NOISE = b"({['\"\\0,9eN-\xff "
 KINDS = [
     (saved_conversation, go_on_with_conversation),
     (saved_story, go_on_with_story),
@@ -125,7 +124,7 @@ def edit(header: Any, rng: np.random.Generator) -> None:
 
 # What the place of the model and a refused state of the cache change, and the name of an archive:
 # what cannot be one is none, since a session opens without its archive, too.
-OWN = {"model", "cached", "known", "evaluated", "archive"}
+OWN = {"model", "cached", "known", "archive"}
 
 
 def says(found: Any, header: Any) -> bool:
@@ -173,25 +172,6 @@ def test_edited_headers_are_refused_or_load_to_what_they_say(
             assert len(str(error)) < 500
             refused += isinstance(error, SessionError)
     assert refused > N_EDITS // 2
-
-
-@pytest.mark.parametrize(("save", "go_on"), KINDS)
-def test_edited_tokens_and_states_never_end_in_a_traceback(
-    llm: Llama,
-    tmp_path: Path,
-    rng: np.random.Generator,
-    save: Callable[[Llama, Path], None],
-    go_on: Callable[[Llama, Path], None],
-) -> None:
-    file, whole = saved(save, llm, tmp_path)
-    for _ in range(N_EDITS // 3):
-        name = (TOKENS, HEADER)[rng.integers(2)]
-        data = bytearray(whole[name])
-        for _ in range(rng.integers(1, 4)):
-            place = int(rng.integers(min(len(data), 200)))
-            data[place : place + rng.integers(2)] = rng.choice(list(NOISE), 1).tolist()
-        write_members(file, whole | {name: bytes(data)})
-        assert "\n" not in str(refusal(go_on, llm, file))
 
 
 @pytest.mark.parametrize("depth", [100, 900, 990, 1000, 100_000])

@@ -14,6 +14,7 @@ from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.sessions.story import Story
 from stories import PROMPT, result, whole
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
 
@@ -34,6 +35,43 @@ def test_a_story_of_other_settings_is_refused(llm: Llama, model: Path, tmp_path:
         Story.load(tmp_path / "s.h2o", smaller)
 
 
+@pytest.mark.usefixtures("no_end")
+def test_a_story_that_is_read_again_goes_on_under_other_settings(
+    llm: Llama, model: Path, tmp_path: Path
+) -> None:
+    tale = Story(llm, PROMPT, sampling=Sampling(seed=4))
+    text = "".join(tale.write(60))
+    tale.pin(3, 7)
+    tale.save(tmp_path / "s.h2o")
+    told: list[int] = []
+    smaller = tiny_llama(model, n_ctx=1024, hh=10, recent=20, slack=8)
+    loaded = Story.load(tmp_path / "s.h2o", smaller, reread=True, on_recompute=told.append)
+    assert (loaded.tokens, loaded.text(), loaded.pins) == (tale.tokens, text, ((3, 7),))
+    assert loaded.sampling == tale.sampling
+    more = "".join(loaded.write(10))
+    assert (loaded.text(), told) == (text + more, [len(tale.tokens) - 1])
+    tale.pin(10, 26)
+    tale.save(tmp_path / "s.h2o")
+    with pytest.raises(SettingsError, match="do not fit"):
+        Story.load(tmp_path / "s.h2o", smaller, reread=True)
+
+
+def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_path: Path) -> None:
+    tale = Story(llm, PROMPT, echo=True)
+    text = "".join(tale.write(20))
+    path = write_tiny_gguf(tmp_path / "other.gguf", seed=18, n_ctx_train=1 << 17)
+    other = tiny_llama(path, n_ctx=512, hh=10, recent=20, slack=8)
+    tale.save(tmp_path / "s.h2o")
+    with pytest.raises(SessionError, match="in tokens only"):
+        Story.load(tmp_path / "s.h2o", other, reread=True)
+    tale.notes = {"text": text, "by": "me"}
+    tale.save(tmp_path / "s.h2o")
+    loaded = Story.load(tmp_path / "s.h2o", other, reread=True)
+    assert (loaded.text(), loaded.notes, loaded.pins) == (text, tale.notes, ())
+    more = "".join(loaded.write(10))
+    assert loaded.text() == text + more
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -43,8 +81,8 @@ def test_a_story_of_other_settings_is_refused(llm: Llama, model: Path, tmp_path:
         {"held": "xyz"},
         {"prompt_tokens": 0},
         {"prompt_tokens": "many"},
-        {"evaluated": 10_000},
-        {"evaluated": None},
+        {"cached": 10_000},
+        {"cached": None},
         {"until": 5},
         {"text_bytes": None},
         {"unsearched": -1},
@@ -61,9 +99,9 @@ def test_a_header_that_makes_no_sense_is_refused(
     tale.save(path)
     session = read_session(path, "story")
     if changes is None:
-        del session.header["story"]
+        del session.header["opening"]
     else:
-        session.header["story"].update(changes)
+        session.header.update(changes)
     write_session(path, session)
     with pytest.raises((SessionError, SettingsError, StateError)) as caught:
         Story.load(path, llm)
