@@ -25,11 +25,11 @@ from pyh2o.models.names import whole_name
 
 from .errors import EXIT_ERROR, reported_errors
 from .help import Group
-from .measure.output import new_file, write_file
 from .options import KVType, option_named, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
 from .terminal.progress import Bars
 from .terminal.terminal import terminal
+from .text_files import new_file, write_file
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pyh2o.measuring.measurement import CacheSettings
-from pyh2o.measuring.results import ResultFile
+from research.eval.measurement import CacheSettings
+from research.eval.results import ResultFile
 
 TRAINED = 1024
 """Tokens that the tiny model of these tests was trained on."""
