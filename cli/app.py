@@ -11,7 +11,7 @@ import typer
 
 import pyh2o
 
-from . import ask, batch, config, doctor, models, rpc_server, serve, sessions
+from . import ask, batch, bench, config, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .defaults import DOCTOR, ProgramWithDefaults
 from .errors import EXIT_ERROR, reported_errors, say_error
@@ -40,6 +40,7 @@ app.command("generate")(generate)
 app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)
 app.command("rpc-server")(rpc_server.rpc_server)
+app.command("bench")(bench.bench)
 app.command(DOCTOR)(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
