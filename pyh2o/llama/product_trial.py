@@ -23,6 +23,7 @@ N_READ, N_SINGLE = 40, 4
 """Tokens of a prompt, more than the rows of a tile, and those after it one by one."""
 
 _EPSILON = 1e-5
+_NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
 _ROPE_BASE = 10000.0  # which is llama.cpp's where a file has none
 _N_ROWS = 64  # that matrices are made of: some types take long to quantise
 _SIZE = 1 / np.sqrt(N_EMBD)  # of a weight
@@ -125,7 +126,7 @@ def write_model(path: Path, number: int, seed: int = 0) -> Weights:
         "output": (N_VOCAB, N_EMBD),
     }
     ones = np.ones(N_EMBD, np.float32)
-    weights = dict.fromkeys(("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"), ones)
+    weights: dict[str, FloatArray] = dict.fromkeys(_NORMS, ones)
     tensors: dict[str, tuple[int, npt.NDArray[Any]]] = dict.fromkeys(weights, (0, ones))
     for name, (n_out, n_in) in shapes.items():
         drawn = rng.integers(0, len(rows), (n_out, n_in // N_EMBD))
@@ -140,9 +141,9 @@ def logits_of(weights: Weights, tokens: npt.NDArray[np.int64]) -> FloatArray:
     x = weights["token_embd"][tokens]
     q, k, v = (_heads(_normed(x) @ weights[f"blk.0.attn_{name}"].T) for name in "qkv")
     k, v = (np.repeat(rows, N_HEAD // N_HEAD_KV, axis=0) for rows in (k, v))
-    logits = _rotated(q) @ _rotated(k).swapaxes(1, 2) / np.sqrt(np.float32(q.shape[-1]))
-    logits[:, ~np.tri(len(tokens), dtype=bool)] = -np.inf
-    paid = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    paid: FloatArray = _rotated(q) @ _rotated(k).swapaxes(1, 2) / np.sqrt(np.float32(q.shape[-1]))
+    paid[:, ~np.tri(len(tokens), dtype=bool)] = -np.inf
+    paid = np.exp(paid - paid.max(axis=-1, keepdims=True))
     paid /= paid.sum(axis=-1, keepdims=True)
     x += (paid @ v).swapaxes(0, 1).reshape(x.shape) @ weights["blk.0.attn_output"].T
     y = _normed(x)
@@ -150,11 +151,13 @@ def logits_of(weights: Weights, tokens: npt.NDArray[np.int64]) -> FloatArray:
     with np.errstate(over="ignore"):  # infinity, by which a gate becomes the right zero
         gate /= 1 + np.exp(-gate)
     x += (gate * (y @ weights["blk.0.ffn_up"].T)) @ weights["blk.0.ffn_down"].T
-    return _normed(x) @ weights["output"].T
+    logits: FloatArray = _normed(x) @ weights["output"].T
+    return logits
 
 
 def _normed(x: FloatArray) -> FloatArray:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(_EPSILON))
+    normed: FloatArray = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(_EPSILON))
+    return normed
 
 
 def _heads(x: FloatArray) -> FloatArray:
@@ -167,7 +170,8 @@ def _rotated(x: FloatArray) -> FloatArray:
     frequencies = _ROPE_BASE ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
     turns = np.exp(1j * np.outer(np.arange(x.shape[1]), frequencies)).astype(np.complex64)
     pairs = np.ascontiguousarray(x).view(np.complex64) * turns
-    return pairs.view(np.float32)
+    rotated: FloatArray = pairs.view(np.float32)
+    return rotated
 
 
 def _random_rows(number: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], FloatArray]:

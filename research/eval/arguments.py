@@ -1,178 +1,118 @@
-"""What the user gives to the commands that measure: shared options, lists and text files."""
+"""What the user gives to the programs that measure: shared options, lists, texts and files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
-import typer
-
-from pyh2o.cli.errors import InputError
-from pyh2o.cli.loading import usable_gpu_layers
-from pyh2o.cli.options import option_named, parse_rows
-from pyh2o.cli.text_files import decoded
-from pyh2o.system.home import expanded
+from pyh2o.errors import PyH2OError, SettingsError
+from pyh2o.models import find_model
 from pyh2o.system.threads import physical_cores
 
-from .caches import Compute
+from .caches import Compute, Rows
 
 T = TypeVar("T")
 
-COMPARED = "What is compared"
-RESULTS = "Results"
 
-PLOT = typer.Option(help="New PNG or SVG file for a picture.", rich_help_panel=RESULTS)
-
-
-def shared(name: str) -> Any:
-    """An option that other commands have, too, with the same help."""
-    return option_named(name).__metadata__[0]
+def add_compute(parser: argparse.ArgumentParser) -> None:
+    """The model, and what computes it."""
+    parser.add_argument("--model", "-m", type=Path, help="GGUF file or name; default: demo model")
+    parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--gpu-layers", type=int, help="default: none; all with --rpc")
+    parser.add_argument("--rpc", metavar="HOST:PORT,...", help="servers that compute layers")
 
 
-# Caches of several sizes are compared: on the CPU, unless the user says otherwise.
-GPU_LAYERS = copy(shared("gpu_layers"))
-GPU_LAYERS.show_default = "none; all with --rpc"
+def model_of(given: argparse.Namespace) -> Path:
+    """The file of the model."""
+    return find_model(given.model)
 
 
-def policy_option(default: str) -> Any:
-    """The option for the policies that are compared."""
-    return typer.Option(
-        metavar="POLICY,...",
-        help="What makes a row worth keeping, such as snap:queries=64; may be given again.",
-        show_default=default,
-        rich_help_panel=COMPARED,
-    )
-
-
-def budget_option(of: str) -> Any:
-    """The option for the budgets that are compared.
-
-    Args:
-        of: what fractions are fractions of.
-    """
-    return typer.Option(
-        metavar="ROWS,...",
-        help=f"Rows that a token attends to, in the cache and found among the evicted ones: "
-        f"fractions of {of} or counts.",
-        rich_help_panel=COMPARED,
-    )
-
-
-def recall_option(of: str) -> Any:
-    """The option for how many of them are found.
-
-    Args:
-        of: what fractions are fractions of.
-    """
-    return typer.Option(
-        metavar="ROWS,...",
-        help=f"How many rows of the budget are found among the evicted ones: fractions of {of} or "
-        "counts; 0 is a cache without an archive. Sinks and a window alone never find any.",
-        show_default="an eighth of the budget",
-        rich_help_panel=COMPARED,
-    )
-
-
-@dataclass(frozen=True)
-class MeasuringOptions:
-    """What all commands that measure have."""
-
-    model: Annotated[Path | None, shared("model")] = None
-    gpu_layers: Annotated[int | None, GPU_LAYERS] = None
-    threads: Annotated[int | None, shared("threads")] = None
-
-    def compute(self) -> Compute:
-        """What to compute with; says so if there is no GPU."""
-        return Compute(self.threads or physical_cores(), usable_gpu_layers(self.gpu_layers))
-
-
-def parse_list(option: str, text: str, parse: Callable[[str], T], example: str) -> tuple[T, ...]:
-    """The items of a list with commas, each once.
+def compute_of(given: argparse.Namespace) -> Compute:
+    """What computes.
 
     Raises:
-        InputError: an item that is nothing of the kind.
+        SettingsError: a server's address that is none.
     """
-    try:
-        return tuple(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
-    except InputError:
-        raise
-    except (ValueError, typer.BadParameter):
-        raise InputError(f"{option} {text!r} is no list such as {example}") from None
+    from pyh2o.system import rpc
+
+    servers = rpc.parse_servers([given.rpc]) if given.rpc else ()
+    layers = given.gpu_layers
+    if layers is None:
+        layers = rpc.ALL_LAYERS if servers else 0
+    return Compute(given.threads, layers, servers)
 
 
-def split_policies(given: list[str]) -> list[str]:
+def numbers(parse: Callable[[str], T], text: str) -> tuple[T, ...]:
+    """The items of a list with commas, each once."""
+    return tuple(dict.fromkeys(parse(item.strip()) for item in text.split(",")))
+
+
+def parse_rows(text: str) -> Rows:
+    """A fraction of the tokens (0.1, 1.0) or a count of rows (256)."""
+    rows: Rows = int(text) if text.isdecimal() else float(text)
+    if rows < 0 or (isinstance(rows, float) and rows > 1):
+        raise argparse.ArgumentTypeError(f"{text}: give a fraction up to 1.0 or a count")
+    return rows
+
+
+def policies_of(given: list[str]) -> list[str]:
     """The policies of some lists with commas.
 
     Commas also stand between the parameters of a policy, as in "snap:queries=64,pool=5,h2o": what
     is a parameter belongs to the policy before it.
-
-    Raises:
-        InputError: a list without a policy.
     """
     policies: list[str] = []
-    for text in given:
-        found: list[str] = []
-        for item in (part.strip() for part in text.split(",")):
-            if found and "=" in item and ":" not in item:
-                found[-1] += f",{item}"
-            else:
-                found.append(item)
-        if not all(found):
-            raise InputError(f"--policy {text!r} is no list such as h2o,streaming")
-        policies += found
+    for item in ",".join(given).split(","):
+        if policies and "=" in item and ":" not in item:
+            policies[-1] += f",{item}"
+        else:
+            policies.append(item.strip())
     return policies
 
 
-def parse_budgets(text: str) -> tuple[float | int, ...]:
-    """Fractions of the window and counts of rows, larger than 0.
-
-    Raises:
-        InputError: 0 or less, or no number.
-    """
-
-    def parse(item: str) -> float:
-        budget = parse_rows(item)
-        if not budget > 0:
-            raise InputError(f"--budget {item}: give more than 0 rows")
-        return budget
-
-    return parse_list("--budget", text, parse, "0.2,512")
-
-
-def parse_recalls(text: str | None) -> tuple[float | int | None, ...]:
-    """As `parse_budgets`, and 0 for none; None, the default part, where nothing is given.
-
-    Raises:
-        InputError: less than 0, or no number.
-    """
-    if text is None:
-        return (None,)
-
-    def parse(item: str) -> float:
-        recall = parse_rows(item)
-        if recall < 0:
-            raise InputError(f"--recall {item}: give 0 or more rows")
-        return recall
-
-    return parse_list("--recall", text, parse, "0,256")
-
-
 def read_text(file: Path) -> str:
-    """The text of a file.
+    """The text of a UTF-8 file.
 
     Raises:
-        InputError: there is none, or it is not UTF-8 or empty.
+        SettingsError: it is empty, or no UTF-8.
     """
     try:
-        data = expanded(file).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"there is no text file {file}: check --text") from None
-    except OSError as error:  # reading, unlike opening, does not say which file
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
-    text = decoded(data, str(file))
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is not UTF-8 text (byte {error.start})") from None
     if not text.strip():
-        raise InputError(f"{file} is empty: give --text a file with text")
+        raise SettingsError(f"{file} is empty: give --text a file with text")
     return text
+
+
+def new_file(path: Path | None) -> Path | None:
+    """A file that is going to be written, checked before hours of measuring.
+
+    Raises:
+        SettingsError: it exists, or its folder does not.
+    """
+    if path is not None and (path.exists() or not path.absolute().parent.is_dir()):
+        raise SettingsError(f"{path} exists, or its folder does not: give another --json")
+    return path
+
+
+def say(text: str) -> None:
+    """Tell how it goes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """An expected error ends the program with a line and exit code 1, Ctrl-C with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("stopped by Ctrl-C")
+        sys.exit(130)
+    except (PyH2OError, OSError) as error:
+        say(f"error: {error}")
+        sys.exit(1)

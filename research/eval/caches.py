@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from pyh2o.cache.settings import ROWS_PER_FOUND, Attention, EvictionSettings, Positions
+from pyh2o.cache.settings import ROWS_PER_FOUND, EvictionSettings, Positions
 from pyh2o.errors import SettingsError
+from pyh2o.llama import Llama
 from pyh2o.policies import Streaming
-
-if TYPE_CHECKING:
-    from pyh2o.llama import Llama
-
-Kind = Literal["full", "evicting", "transformers", "kvpress", "openvino"]
 
 FULL = "full"
 # The policy that all others are measured by: a few sinks and the newest tokens (Xiao et al. 2024).
 STREAMING = Streaming.name
 
+# A fraction of the tokens (float) or a count of rows (int).
+Rows = float | int
+
 
 @dataclass(frozen=True)
 class Compute:
-    """What computes.
-
-    Attributes:
-        threads: of the CPU.
-        gpu_layers: layers to run on the GPU, or on servers; -1 is all of them.
-        rpc_servers: host:port of other machines that compute layers.
-        attention: of caches that evict (see `EvictionSettings`).
-    """
+    """What computes: threads of the CPU; layers on the GPU or on servers, -1 for all of them; and
+    host:port of the servers."""
 
     threads: int
     gpu_layers: int = 0
     rpc_servers: tuple[str, ...] = ()
-    attention: Attention = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """As `Llama` takes them."""
+        return {
+            "n_threads": self.threads,
+            "n_threads_batch": self.threads,
+            "n_gpu_layers": self.gpu_layers,
+            "rpc_servers": self.rpc_servers,
+            "verbose": False,
+        }
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,6 @@ class MeasuredCache:
 
     Attributes:
         name: as shown in tables; no other cache of a comparison has it.
-        kind: what runs it.
         policy: that chooses the rows; "full" where nothing is evicted.
         budget: as it was asked for, in words.
         rows: that a token attends to after a compaction, those that it finds among the evicted
@@ -53,15 +54,9 @@ class MeasuredCache:
         recall: of the rows those that are found; they are taken off the heavy ones first. 0 keeps
             no archive.
         positions: for the rotary embeddings.
-        cells: that it allocates, where the speed is measured; for transformers most tokens it comes
-            to hold.
-        kv_type: of the rows; transformers has its own.
-        flash_attention: for "full"; the others use what is best for them.
-        text: most tokens that it reads; its speed is then measured at the longest history only.
     """
 
     name: str
-    kind: Kind = "evicting"
     policy: str = FULL
     budget: str = ""
     rows: int = 0
@@ -70,10 +65,6 @@ class MeasuredCache:
     pinned: int = 0
     recall: int = 0
     positions: Positions = "original"
-    cells: int = 0
-    kv_type: str = "f16"
-    flash_attention: bool = False
-    text: int | None = None
 
     @property
     def is_full(self) -> bool:
@@ -81,24 +72,9 @@ class MeasuredCache:
         return self.policy == FULL
 
     @property
-    def reads_at_once(self) -> bool:
-        """Whether a text must be read as a whole, and into an empty cache."""
-        return self.kind in ("kvpress", "openvino")
-
-    @property
     def is_streaming(self) -> bool:
         """Whether this is sinks and a window alone, which the others are compared with."""
         return is_streaming(self.policy)
-
-    @property
-    def kept(self) -> int:
-        """Rows that stay at a compaction although they are not recent."""
-        return max(self.pinned, self.rows - self.recent - self.recall)
-
-    @property
-    def is_stock(self) -> bool:
-        """Whether this is one of the modes whose speed the others are compared with."""
-        return self.kind == "full" and self.kv_type == "f16" and self.text is None
 
     def eviction(self) -> dict[str, Any]:
         """The fields of EvictionSettings that it sets; those of a full cache evict nothing."""
@@ -113,16 +89,8 @@ class MeasuredCache:
             "recall": self.recall,
         }
 
-    def target(self, history: int) -> int:
-        """Tokens it reads where the others read `history`."""
-        return history if self.text is None else self.text
 
-    def takes_part(self, history: int, longest: int) -> bool:
-        """Whether its speed is measured at this history."""
-        return self.text is None or history == longest
-
-
-FULL_CACHE = MeasuredCache(FULL, kind="full")
+FULL_CACHE = MeasuredCache(FULL)
 
 
 def is_streaming(policy: str) -> bool:
@@ -130,12 +98,12 @@ def is_streaming(policy: str) -> bool:
     return policy.partition(":")[0] == STREAMING
 
 
-def budget_name(budget: float | int) -> str:
+def budget_name(budget: Rows) -> str:
     """A budget in words: "20 %" or "1638 rows"."""
     return f"{budget} rows" if isinstance(budget, int) else f"{budget * 100:g} %"
 
 
-def recall_name(recall: float | int | None) -> str:
+def recall_name(recall: Rows | None) -> str:
     """A part that is found in words, which a cache's name ends with; nothing for the default."""
     if recall is None:
         return ""
@@ -143,12 +111,12 @@ def recall_name(recall: float | int | None) -> str:
 
 
 def parts_of(
-    budget: float | int,
+    budget: Rows,
     tokens: int,
     *,
     recent_share: float = 0.5,
     pinned: int = 0,
-    recall: float | int | None = 0,
+    recall: Rows | None = 0,
 ) -> dict[str, Any]:
     """The rows of a budget and their parts, as fields of MeasuredCache.
 
@@ -205,11 +173,6 @@ def check_budgets(caches: Iterable[MeasuredCache], window: int, n_ctx_train: int
             EvictionSettings(**cache.eviction()).resolve(max(window, cache.rows), n_ctx_train)
 
 
-# -------------------------------------------------------------------------------------------------
-# Opening
-# -------------------------------------------------------------------------------------------------
-
-
 def open_llama(
     model: Path, cache: MeasuredCache, *, window: int, compute: Compute, **more: Any
 ) -> Llama:
@@ -230,19 +193,10 @@ def open_llama(
     Raises:
         PyH2OError: the model or the cache is refused.
     """
-    # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.llama import Llama
-
     return Llama(
         str(model),
         n_ctx=max(window, cache.rows),
-        n_threads=compute.threads,
-        n_threads_batch=compute.threads,
-        n_gpu_layers=compute.gpu_layers,
-        rpc_servers=compute.rpc_servers,
-        attention=compute.attention,
-        verbose=False,
-        **{**cache.eviction(), **more},
+        **{**compute.arguments(), **cache.eviction(), **more},
     )
 
 

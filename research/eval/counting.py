@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from string import ascii_lowercase
 
 from pyh2o.errors import SettingsError
 
-from .samples import Question, Sample
+from .samples import Sample
 from .words import Prose, single_words
 
 COMMON = 10
@@ -62,19 +63,18 @@ def build_common(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sa
     n_example = 20 if is_short else 40
     if n_example + size > len(pool):
         raise SettingsError(f"cwe has no {size} different words: give fewer --tokens")
-    shown, example = _common(pool[:n_example], *((3, 1) if is_short else (10, 3)), rng)
+    example = _common(pool[:n_example], *((3, 1) if is_short else (10, 3)), rng)
     words = pool[n_example : n_example + size]
-    text, asked = _common(words, *((6, 1) if is_short else (30, 3)), rng)
-    shown += f"{example.text}{example.prefix} {_numbered(example.references)}"
-    return Sample(f"{shown}\n{text}", (asked,))
+    asked = _common(words, *((6, 1) if is_short else (30, 3)), rng)
+    return asked.behind(replace(example, references=(_numbered(example.references),)), "\n")
 
 
-def _common(words: list[str], often: int, seldom: int, rng: random.Random) -> tuple[str, Question]:
+def _common(words: list[str], often: int, seldom: int, rng: random.Random) -> Sample:
     """The first words of the list are the common ones."""
     listed = words[:COMMON] * often + words[COMMON:] * seldom
     rng.shuffle(listed)
-    question = Question(_COMMON_QUESTION, _COMMON_PREFIX, tuple(words[:COMMON]))
-    return _COMMON_CONTEXT.format(context=_numbered(listed)), question
+    context = _COMMON_CONTEXT.format(context=_numbered(listed))
+    return Sample(context, _COMMON_QUESTION, _COMMON_PREFIX, tuple(words[:COMMON]))
 
 
 def _numbered(words: list[str] | tuple[str, ...]) -> str:
@@ -106,8 +106,8 @@ def build_frequent(size: int, tokens: int, rng: random.Random, prose: Prose) -> 
     coded = [word for word, count in zip(vocabulary, counts, strict=True) for _ in range(count)]
     rng.shuffle(coded)
     frequent = tuple(vocabulary[1 : 1 + FREQUENT])
-    question = Question(_FREQUENT_QUESTION, _FREQUENT_PREFIX, frequent)
-    return Sample(_FREQUENT_CONTEXT.format(context=" ".join(coded)), (question,))
+    context = _FREQUENT_CONTEXT.format(context=" ".join(coded))
+    return Sample(context, _FREQUENT_QUESTION, _FREQUENT_PREFIX, frequent)
 
 
 def _counts(size: int, tokens: int) -> list[int]:

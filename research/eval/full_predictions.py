@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,20 +54,13 @@ class FullPredictions:
         self.nll: FloatArray = np.empty(n, dtype=np.float32)
         self.top = np.empty(n, dtype=np.int64)
 
-    def read(self, llm: Llama, tokens: Sequence[int], on_read: Callable[[int], None]) -> None:
-        """Let the full cache read n + 1 tokens.
-
-        Args:
-            llm: with the full cache.
-            tokens: of the text.
-            on_read: told how many tokens have been read.
-        """
+    def read(self, llm: Llama, tokens: Sequence[int]) -> None:
+        """Let the full cache read n + 1 tokens."""
         for start, log_probs in predictions(llm, tokens[:-1]):
             part = slice(start, start + len(log_probs))
             self._log_probs[part] = np.maximum(log_probs, LEAST)
             self.nll[part] = surprises(log_probs, tokens[start + 1 : start + 1 + len(log_probs)])
             self.top[part] = log_probs.argmax(axis=1)
-            on_read(start + len(log_probs))
 
     def log_probs(self, start: int, n: int) -> FloatArray:
         """[n, n_vocab] from a position on."""

@@ -141,25 +141,6 @@ def share_within(
 # -------------------------------------------------------------------------------------------------
 
 
-def first_sentence(text: str) -> str:
-    """A text up to the end of its first sentence or line, without that end."""
-    return re.split(r"[.!?](?:\s|$)|\n", text.strip(), maxsplit=1)[0]
-
-
-def overlap(reference: str, answer: str) -> float:
-    """F1 of the words of an answer, 0 to 1, as in SQuAD (Rajpurkar et al. 2016).
-
-    Upper and lower case are equal, and neither articles nor punctuation count.
-    """
-    own, right = (Counter(_counting(text)) for text in (answer, reference))
-    n_common = (own & right).total()
-    return 2 * n_common / (own.total() + right.total()) if n_common else 0.0
-
-
-def _counting(text: str) -> list[str]:
-    return [word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the")]
-
-
 def words_of(text: str) -> list[str]:
     """Words and punctuation marks in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
@@ -223,20 +204,3 @@ def self_bleu(texts: Sequence[Sequence[str]]) -> float | None:
         for i, text in enumerate(texts)
     ]
     return sum(scores) / len(scores)
-
-
-def rouge_l_recall(reference: Sequence[str], candidate: Sequence[str]) -> float:
-    """ROUGE-L recall (Lin 2004): the longest common subsequence over the reference's length.
-
-    As a measure of leakage it says how much of a secret text came out, in its order.
-    """
-    if not reference:
-        return 0.0
-    # longest[j]: of the reference so far and the first j words of the candidate
-    longest = [0] * (len(candidate) + 1)
-    for word in reference:
-        before = 0
-        for j, other in enumerate(candidate, start=1):
-            diagonal, before = before, longest[j]
-            longest[j] = diagonal + 1 if word == other else max(longest[j], longest[j - 1])
-    return longest[-1] / len(reference)

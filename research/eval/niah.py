@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-from .samples import Question, Sample
+from .samples import Sample
 from .words import Prose, key_words
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -46,7 +46,6 @@ class Needles:
             same form; a unit of it is the noise, a word or a needle.
         keys, values: kinds of what a needle joins.
         n_keys, n_values, n_queries: keys, values of each, and keys that are asked for.
-        digits: of a number.
     """
 
     haystack: Literal["noise", "prose", "needles"]
@@ -55,7 +54,6 @@ class Needles:
     n_keys: int = 1
     n_values: int = 1
     n_queries: int = 1
-    digits: int = DIGITS
 
     @property
     def least(self) -> int:
@@ -64,12 +62,12 @@ class Needles:
 
     def build(self, size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
         """A sample; `tokens` do not matter to it."""
-        keys = drawn(self.keys, self.n_keys, rng)
-        values = drawn(self.values, self.n_keys * self.n_values, rng, self.digits)
+        keys = _drawn(self.keys, self.n_keys, rng)
+        values = _drawn(self.values, self.n_keys * self.n_values, rng)
         of_key = {
             key: values[i * self.n_values : (i + 1) * self.n_values] for i, key in enumerate(keys)
         }
-        needles = [needle(self.values, key, value) for key in keys for value in of_key[key]]
+        needles = [_needle(self.values, key, value) for key in keys for value in of_key[key]]
         rng.shuffle(needles)
         asked = rng.sample(keys, self.n_queries)
         query = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
@@ -80,45 +78,45 @@ class Needles:
             # Drawn after the needles, so that these are the same in a haystack of any size.
             context = _among_lines(self._distractors(size, rng, {*keys}, {*values}), needles, rng)
         else:
-            context = in_prose(" ".join(prose.words(size)), needles, rng)
+            context = _in_prose(" ".join(prose.words(size)), needles, rng)
         is_one = len(references) == 1
         kind = self.values.removesuffix("s") if is_one else self.values
         parts = _TEMPLATE_OF_ONE if is_one else _TEMPLATE
         texts = [part.format(kind=kind, query=query, context=context) for part in parts]
-        places = tuple(stated(key, value) for key in asked for value in of_key[key])
-        return Sample(texts[0], (Question(texts[1], texts[2], references, places),))
+        places = tuple(_stated(key, value) for key in asked for value in of_key[key])
+        return Sample(texts[0], texts[1], texts[2], references, places)
 
     def _distractors(
         self, size: int, rng: random.Random, keys: set[str], values: set[str]
     ) -> list[str]:
         """Needles that nobody asks for; of theirs no key and no value is one that counts."""
-        own_keys = [key for key in drawn(self.keys, size + len(keys), rng) if key not in keys]
-        own_values = drawn(self.values, size + len(values), rng, self.digits)
+        own_keys = [key for key in _drawn(self.keys, size + len(keys), rng) if key not in keys]
+        own_values = _drawn(self.values, size + len(values), rng)
         own_values = [value for value in own_values if value not in values]
         return [
-            needle(self.values, key, value)
+            _needle(self.values, key, value)
             for key, value in zip(own_keys[:size], own_values[:size], strict=True)
         ]
 
 
-def needle(kind: Kind, key: str, value: str) -> str:
+def _needle(kind: Kind, key: str, value: str) -> str:
     """A sentence that is hidden."""
-    return f"One of the special magic {kind} for {stated(key, value)}."
+    return f"One of the special magic {kind} for {_stated(key, value)}."
 
 
-def stated(key: str, value: str) -> str:
+def _stated(key: str, value: str) -> str:
     """The part of that sentence which nobody can do without."""
     return f"{key} is: {value}"
 
 
-def drawn(kind: Kind, count: int, rng: random.Random, digits: int = DIGITS) -> list[str]:
+def _drawn(kind: Kind, count: int, rng: random.Random) -> list[str]:
     """So many different ones."""
     if kind == "words":
         return key_words(rng, count)
     if kind == "numbers":
         numbers: dict[str, None] = {}
         while len(numbers) < count:
-            numbers[str(rng.randrange(10 ** (digits - 1), 10**digits))] = None
+            numbers[str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))] = None
         return list(numbers)
     return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(count)]
 
@@ -132,7 +130,7 @@ def _among_lines(lines: list[str], needles: list[str], rng: random.Random) -> st
     return "\n".join(lines)
 
 
-def in_prose(text: str, needles: list[str], rng: random.Random) -> str:
+def _in_prose(text: str, needles: list[str], rng: random.Random) -> str:
     """Every needle between two sentences, at depths drawn from `DEPTHS`; their order stays."""
     sentences = re.split(r"(?<=[.!?])\s+", text.strip())
     places = sorted(int(len(sentences) * depth / 100) for depth in rng.sample(DEPTHS, len(needles)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,66 +10,33 @@ from pyh2o.errors import SettingsError
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question about a text.
+class Sample:
+    """A text with something in it, and a question about that.
 
     Attributes:
-        text: what is asked.
+        context: the text, with what is said before it.
+        question: what is asked.
         prefix: what the answer begins with; the model goes on from there.
         references: what the answer has to have in it.
         places: pieces of the text that have the answer in them, each of which is there once; none
             where the answer is nowhere in particular.
-        wrong: pattern, in any case, of what must not be given in the place of the answer; "" where
-            anything but the answer is equally wrong.
-        rival: a wrong answer of that kind, whose likelihood is compared with the right one's.
-        kind: of what is asked for, where a text has questions of several kinds.
     """
 
-    text: str
+    context: str
+    question: str
     prefix: str
     references: tuple[str, ...]
     places: tuple[str, ...] = ()
-    wrong: str = ""
-    rival: str = ""
-    kind: str = ""
 
     @property
     def answer(self) -> str:
         """The right answer after the prefix, as its likelihood is measured."""
         return " " + ", ".join(self.references)
 
-    def is_wrong(self, answer: str) -> bool:
-        """Whether an answer gives what it must not, before anything that it has to have."""
-        match = re.search(self.wrong, answer, re.IGNORECASE) if self.wrong else None
-        return match is not None and not string_match_all(answer[: match.start()], self.references)
-
-    def score(self, answer: str) -> float:
-        """RULER's score of an answer; 0 for one that is wrong."""
-        return 0.0 if self.is_wrong(answer) else string_match_all(answer, self.references)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A text with something in it, and questions about that.
-
-    Attributes:
-        context: the text, with what is said before it.
-        questions: asked one after the other in the same text, each behind the right answers to
-            those before it.
-        apart: each is asked behind the context alone instead.
-    """
-
-    context: str
-    questions: tuple[Question, ...]
-    apart: bool = False
-
-    @property
-    def longest(self) -> Sample:
-        """The longest that is asked at once."""
-        if not self.apart:
-            return self
-        asked = max(self.questions, key=lambda one: len(one.text + one.prefix + one.answer))
-        return replace(self, questions=(asked,))
+    def behind(self, shown: Sample, separator: str) -> Sample:
+        """This sample with another one, answered, as an example before it."""
+        answered = f"{shown.context}{shown.question}{shown.prefix} {' '.join(shown.references)}"
+        return replace(self, context=f"{answered}{separator}{self.context}")
 
 
 # A sample with a haystack of so many units; the same random numbers give the same needles.

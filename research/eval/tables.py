@@ -1,15 +1,13 @@
-"""From records to tables of texts."""
+"""From records to tables in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
-
-R = TypeVar("R")
+from dataclasses import dataclass
+from typing import Any
 
 # The heading of a column, and a record's text in it.
-Column = tuple[str, Callable[[R], str]]
+Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 
 @dataclass(frozen=True)
@@ -37,66 +35,30 @@ class TextTable:
         return "\n".join(lines) + "\n"
 
 
-def table_of(
-    title: str, records: Sequence[R], columns: Sequence[Column[R]] | None = None
-) -> TextTable:
-    """A table with a row for each record, in the columns of its fields if no others are given."""
-    if columns is None:
-        columns = columns_of(type(records[0]))
+def table_of(title: str, records: Sequence[dict[str, Any]], columns: Sequence[Column]) -> TextTable:
+    """A table with a row for each record; columns that are empty in all rows are left out."""
+    shown = [one for one in columns if any(map(one[1], records))]
     return TextTable(
         title,
-        tuple(heading for heading, _ in columns),
-        tuple(tuple(text(one) for _, text in columns) for one in records),
+        tuple(heading for heading, _ in shown),
+        tuple(tuple(text(one) for _, text in shown) for one in records),
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# Columns of records
-# -------------------------------------------------------------------------------------------------
+def column(heading: str, name: str, form: str = "") -> Column:
+    """A column of a value; "±" behind its format adds the error in NAME_error.
 
-
-def column(heading: str, form: str | Callable[[Any], str] = "") -> dict[str, Any]:
-    """The metadata of a record's field that has a column in its table, in the order of the fields.
-
-    Args:
-        heading: of the column.
-        form: of the value; "±" at its end adds the standard error in the field NAME_error; or what
-            makes a text of the whole record. Nothing is shown where there is no value.
+    Nothing is shown where there is no value.
     """
-    return {"heading": heading, "form": form}
 
+    def text(one: dict[str, Any]) -> str:
+        value, error = one[name], one.get(f"{name}_error")
+        if value is None:
+            return ""
+        shown = f"{value:{form.removesuffix('±')}}"
+        return f"{shown} ± {error:.4f}" if form.endswith("±") and error is not None else shown
 
-def columns_of(record: type[R]) -> tuple[Column[R], ...]:
-    """The columns of a record."""
-    shown = [one for one in fields(record) if one.metadata]  # type: ignore[arg-type]
-    return tuple((one.metadata["heading"], _text_of(one.name, **one.metadata)) for one in shown)
-
-
-def _text_of(name: str, heading: str, form: str | Callable[[Any], str]) -> Callable[[Any], str]:
-    if callable(form):
-        return form
-    if form.endswith("±"):
-        sign = form.removesuffix("±")
-        return lambda one: with_error(getattr(one, name), getattr(one, f"{name}_error"), sign)
-    return lambda one: number(getattr(one, name), form)
-
-
-def number(value: Any, form: str) -> str:
-    """A number, or nothing where there is none."""
-    return "" if value is None else f"{value:{form}}"
-
-
-def with_error(value: float | None, error: float | None, sign: str) -> str:
-    """A number and its standard error, as far as there are any."""
-    if value is None:
-        return ""
-    shown = f"{value:{sign}.4f}"
-    return shown if error is None else f"{shown} ± {error:.4f}"
-
-
-def samples(count: int, one: str, many: str) -> str:
-    """So many of them, in words."""
-    return f"{count} {one if count == 1 else many}"
+    return heading, text
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The recall tasks by their names: those of RULER that need no corpus, and a few of our own."""
+"""The recall tasks by their names: those of RULER that need no corpus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyh2o.errors import SettingsError
 
-from . import counting, facts, pairs, tracing
+from . import counting, tracing
 from .niah import Needles
 from .samples import Sample, largest_sample
 from .words import Prose
@@ -22,7 +22,7 @@ class Task:
     """How samples of a task are made and answered.
 
     Attributes:
-        name: RULER's, or our own.
+        name: RULER's.
         answer_tokens: most tokens of an answer.
         build: makes a sample from its size, the most tokens it may have, random numbers and prose.
         least: size of the smallest sample of so many tokens.
@@ -69,10 +69,6 @@ def _niah(name: str, needles: Needles) -> Task:
     )
 
 
-def _fact(name: str, build: Build) -> Task:
-    return Task(name, 32, build, lambda tokens: facts.LEAST, needs_prose=True)
-
-
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -87,14 +83,6 @@ TASKS: dict[str, Task] = {
         Task("vt", 30, tracing.build, lambda tokens: tracing.LEAST),
         Task("cwe", 120, counting.build_common, lambda tokens: counting.COMMON_LEAST),
         Task("fwe", 50, counting.build_frequent, counting.frequent_least),
-        # Our own: a number of 64 digits, several questions about one text, and numbers that change
-        # or are not there.
-        _niah("niah_digits_64", Needles("prose", digits=64)),
-        Task("pairs", 32, pairs.build, lambda tokens: pairs.LEAST),
-        _fact("turns", facts.build_turns),
-        _fact("updated", facts.build_updated),
-        _fact("present", facts.build_present),
-        _fact("absent", facts.build_absent),
     )
 }
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from string import ascii_uppercase
 
 from .niah import NOISE
-from .samples import Question, Sample
+from .samples import Sample
 from .words import Prose
 
 HOPS = 4
@@ -35,13 +35,11 @@ LEAST = HOPS + 1
 
 def build(size: int, tokens: int, rng: random.Random, prose: Prose) -> Sample:
     """A sample with a worked example before it; `tokens` and `prose` do not matter to it."""
-    shown, example = _sample(EXAMPLE_LINES, EXAMPLE_LETTERS, rng)
-    text, asked = _sample(size, LETTERS, rng)
-    shown += f"{example.text}{example.prefix} {' '.join(example.references)}"
-    return Sample(f"{shown}\n\n\n{text}", (asked,))
+    example = _sample(EXAMPLE_LINES, EXAMPLE_LETTERS, rng)
+    return _sample(size, LETTERS, rng).behind(example, "\n\n\n")
 
 
-def _sample(n_lines: int, letters: int, rng: random.Random) -> tuple[str, Question]:
+def _sample(n_lines: int, letters: int, rng: random.Random) -> Sample:
     names = _names(HOPS + 1, letters, rng)
     value = str(rng.randrange(10_000, 100_000))
     chain = [f"VAR {names[0]} = {value}"]
@@ -50,13 +48,13 @@ def _sample(n_lines: int, letters: int, rng: random.Random) -> tuple[str, Questi
     places = sorted(rng.sample(range(n_lines), len(chain)))
     for moved, (place, statement) in enumerate(zip(places, chain, strict=True)):
         lines.insert(place + moved, statement)
-    question = Question(
+    return Sample(
+        _CONTEXT.format(context="\n".join(lines)),
         _QUESTION.format(query=value),
         _PREFIX.format(count=len(names), query=value),
         tuple(names),
         places=tuple(chain),
     )
-    return _CONTEXT.format(context="\n".join(lines)), question
 
 
 def _names(count: int, letters: int, rng: random.Random) -> list[str]:

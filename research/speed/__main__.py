@@ -1,236 +1,172 @@
-"""`pyh2o bench`: speed and memory of several caches side by side."""
+"""Speed and memory of caches side by side: full ones, evicting ones, other programs' on request.
+
+    python -m research.speed --recall 0 --history 0,4096,8192 --budget 0.2,0.1
+
+Prints a Markdown table for each history. The roofline is the speed if nothing took time but reading
+from memory what a token needs: the weights (of all experts), rows, scores, windows and states.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from contextlib import closing
-from enum import Enum
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any
 
-import typer
-
-from pyh2o.cache.settings import DEFAULT_POLICY
-from pyh2o.cli.errors import InputError, reported_errors
-from pyh2o.cli.options import takes_run_options
-from pyh2o.cli.terminal.terminal import terminal
-from pyh2o.cli.terminal.wording import count
-from pyh2o.models import find_model
+from pyh2o.bench.turns import Figures, Turns
+from pyh2o.cache.settings import DEFAULT_POLICY, whole_blocks
+from pyh2o.cache.statistics import mib_text
 from pyh2o.policies import parse_policy
-from pyh2o.system.home import expanded
+from pyh2o.system.machine import machine_facts
 
 from ..eval.arguments import (
-    COMPARED,
-    PLOT,
-    RESULTS,
-    MeasuringOptions,
-    budget_option,
-    parse_budgets,
-    parse_list,
-    parse_recalls,
-    policy_option,
-    read_text,
-    recall_option,
-    shared,
-    split_policies,
+    add_compute,
+    compute_of,
+    model_of,
+    new_file,
+    numbers,
+    parse_rows,
+    policies_of,
+    reported_errors,
+    say,
 )
-from ..eval.output import MeasuringBars, Picture, new_file, show_table, write_file
-from .caches import BenchSettings, caches_to_compare, default_histories
-
-if TYPE_CHECKING:
-    from .comparison import Comparison
-    from .figures import HistoryResult, Report
-
-
-class Other(str, Enum):
-    """Other programs that can be compared."""
-
-    transformers = "transformers"
-    openvino = "openvino"
+from ..eval.model import ModelFacts, english_text, read_model, repeated_tokens
+from ..eval.tables import TextTable, table_of
+from . import openvino, transformers
+from .bandwidth import bytes_per_second
+from .caches import Comparison, caches_to_compare
 
 
-@takes_run_options
-def bench(
-    *,
-    options: MeasuringOptions,
-    ctx: Annotated[int, shared("ctx")] = 0,
-    history: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS,...",
-            help="Lengths of text after which is measured.",
-            show_default="0,4096,8192, or less for a smaller window",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    budget: Annotated[str, budget_option("the window")] = "0.2,0.1",
-    policy: Annotated[list[str] | None, policy_option(DEFAULT_POLICY)] = None,
-    recall: Annotated[str | None, recall_option("the window")] = None,
-    kv_type: Annotated[
-        str,
-        typer.Option(
-            metavar="TYPE,...",
-            help="Types of the cached rows: f32, f16, q8_0 or q4_0.",
-            rich_help_panel=COMPARED,
-        ),
-    ] = "f16,q8_0",
-    compare: Annotated[
-        Other | None,
-        typer.Option(
-            help="Also another program on the same weights: Hugging Face transformers, and kvpress "
-            "if installed, or OpenVINO GenAI without and with its own eviction.",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Turns of every cache.", rich_help_panel=COMPARED)
-    ] = 5,
-    n: Annotated[
-        int, typer.Option("-n", min=1, help="Tokens of a turn.", rich_help_panel=COMPARED)
-    ] = 32,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="A UTF-8 file to read; it is repeated if it is too short.",
-            show_default="Python's own documentation",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="New file for all figures and rounds.", rich_help_panel=RESULTS),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="New file for all figures.", rich_help_panel=RESULTS)
-    ] = None,
-    plot: Annotated[Path | None, PLOT] = None,
-) -> None:
-    """Measure speed and memory on this machine: full caches against those of fixed size.
-
-    Each cache has its own process, and they take turns. Where the output is no terminal, the tables
-    are Markdown. Ctrl-C shows and keeps what has been measured.
-    """
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, show the tables and write the file."""
+    parser = argparse.ArgumentParser(
+        prog="research.speed", description=(__doc__ or "").partition("\n")[0]
+    )
+    add_compute(parser)
+    parser.add_argument("--ctx", type=int, default=0, help="window; default: trained context")
+    parser.add_argument("--history", type=partial(numbers, int), default=(0, 4096, 8192))
+    parser.add_argument("--budget", type=partial(numbers, parse_rows), default=(0.2, 0.1))
+    parser.add_argument("--recall", type=partial(numbers, parse_rows), default=(None,))
+    parser.add_argument("--policy", action="append")
+    parser.add_argument("--kv-type", type=partial(numbers, str), default=("f16", "q8_0"))
+    parser.add_argument("--compare", choices=("transformers", "openvino"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("-n", type=int, default=32, help="tokens of a turn")
+    parser.add_argument("--json", type=Path, help="new file for all figures")
+    given = parser.parse_args(arguments)
     with reported_errors():
-        results = Results(json, csv, plot)
-        if compare is not None:
-            check_packages(compare)
-        histories = None
-        if history is not None:
-            histories = tuple(sorted(parse_list("--history", history, int, "0,4096,8192")))
-        budgets = parse_budgets(budget)
-        kv_types = parse_list("--kv-type", kv_type, str, "f16,q8_0")
-        policies = split_policies(policy or [DEFAULT_POLICY])
-        recalls = parse_recalls(recall)
-        words = None if text is None else read_text(text)
-        path = find_model(options.model)
-
-        # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from ..eval.model import english_text, read_model, repeated_tokens
-        from .comparison import Comparison
-        from .transformers_worker import has_kvpress
-
-        facts = read_model(path)
-        window = ctx or facts.n_ctx_train
-        settings = BenchSettings(
-            model=path,
-            window=window,
-            compute=options.compute(),
-            histories=histories or default_histories(window, rounds * n),
-            budgets=budgets,
+        file = new_file(given.json)
+        if given.compare is not None:
+            (openvino if given.compare == "openvino" else transformers).check_packages()
+        facts = read_model(model_of(given))
+        policies = policies_of(given.policy or [DEFAULT_POLICY])
+        asked = Comparison(
+            model=facts.path,
+            window=given.ctx or facts.n_ctx_train,
+            compute=compute_of(given),
+            histories=tuple(sorted(given.history)),
+            budgets=given.budget,
+            kv_types=given.kv_type,
+            rounds=given.rounds,
+            n=given.n,
             policies=tuple(dict.fromkeys(str(parse_policy(name)) for name in policies)),
-            recalls=recalls,
-            kv_types=kv_types,
-            rounds=rounds,
-            n=n,
-            transformers=compare is Other.transformers,
-            openvino=compare is Other.openvino,
+            recalls=given.recall,
+            other=given.compare,
         )
-        caches = caches_to_compare(settings, facts.n_ctx_train, kvpress=has_kvpress())
-        tokens = repeated_tokens(path, words or english_text(), settings.text_tokens)
-        bars = MeasuringBars()
-        with closing(Comparison(settings, facts, caches, tokens, bars)) as comparison:
-            measure(comparison, bars, results)
+        compare(asked, facts, file)
 
 
-def check_packages(compare: Other) -> None:
-    """Refuse to start without what another program needs.
-
-    Raises:
-        MissingPackageError: names what is missing, and the extra that brings it.
-    """
-    from . import openvino_worker, transformers_worker
-
-    worker = openvino_worker if compare is Other.openvino else transformers_worker
-    worker.check_packages()
-
-
-def measure(comparison: Comparison, bars: MeasuringBars, results: Results) -> None:
-    """Run a comparison, show each table as soon as it is measured, and write the files.
-
-    Raises:
-        PyH2OError: there is too little memory, or no cache is left.
-        KeyboardInterrupt: Ctrl-C; what was measured is shown and written.
-    """
-    from .table import head
-
-    shown = 0
-    try:
-        comparison.start()
-        bars.clear()
-        terminal.write(head(comparison.report))
-        for result in comparison.measure():
-            bars.clear()
-            show(comparison.report, result)
-            shown += 1
-            results.write_json(comparison.report)
-    finally:
-        bars.clear()
-        for result in comparison.report.histories[shown:]:
-            show(comparison.report, result)
-        if comparison.report.histories:
-            results.write(comparison.report)
-    if failures := comparison.report.failures:
-        terminal.say(f"{count(len(failures), 'cache')} could not be measured, see below the tables")
+def compare(asked: Comparison, facts: ModelFacts, file: Path | None) -> None:
+    """Measure all caches, show each table as soon as it is measured, and write the file."""
+    caches = caches_to_compare(asked)
+    tokens = repeated_tokens(asked.model, english_text(), asked.text_tokens)
+    machine = machine_facts(asked.compute.threads, asked.compute.gpu_layers)
+    per_second = None if asked.compute.gpu_layers else bytes_per_second(asked.compute.threads)
+    speed = "" if per_second is None else f" reading {per_second / 1e9:.1f} GB/s of memory"
+    print(
+        f"{machine['cpu']}, {machine['threads']} threads{speed} · {asked.model.name} · pyh2o "
+        f"{machine['pyh2o']}, llama.cpp {machine['llama_cpp_commit']}\n"
+        f"instructions that are used: {' '.join(machine['instructions'])}\n"
+        f"window {asked.window}, {asked.rounds} rounds of {asked.n} tokens by turns\n",
+        flush=True,
+    )
+    record: dict[str, Any] = {"machine": machine, "settings": _settings(asked), "histories": []}
+    cells = whole_blocks(asked.window)
+    with closing(
+        Turns(
+            caches, asked.model, tokens, lambda cache, action, n: say(f"{cache.name}: {action} {n}")
+        )
+    ) as turns:
+        for history, figures in turns.measure(asked.histories, rounds=asked.rounds, n=asked.n):
+            full = full_bytes(figures, cells)
+            rows = [figure_of(one, full, facts.weight_bytes, per_second) for one in figures]
+            print(table(f"After {history:,} tokens", rows, turns.failures).markdown(), flush=True)
+            record["histories"].append({"history": history, "figures": rows})
+            if file is not None:
+                file.write_text(json.dumps(record, indent=1, default=vars) + "\n", "utf-8")
 
 
-def show(report: Report, result: HistoryResult) -> None:
-    """Print the table of a history."""
-    from .table import history_table
-
-    show_table(history_table(report, result))
+def _settings(asked: Comparison) -> dict[str, Any]:
+    # Where the file lies is nobody else's business.
+    return {**asdict(replace(asked, model=Path(asked.model.name))), "model": asked.model.name}
 
 
-class Results:
-    """The files that the user wants; each is there as a whole or not at all."""
+def full_bytes(figures: list[Figures], cells: int) -> float:
+    """What the full f16 cache takes for the window, told from the first cache, which is one."""
+    use = figures[0].done.use
+    return use.bytes_kv / use.cells * cells if use.cells else 0.0
 
-    def __init__(self, json: Path | None, csv: Path | None, plot: Path | None) -> None:
-        """Check everything before minutes of measuring.
 
-        Raises:
-            InputError: a file exists or cannot be written.
-            PyH2OError: the picture cannot be drawn.
-        """
-        self._json = None if json is None else new_file("--json", json)
-        self._csv = None if csv is None else new_file("--csv", csv)
-        self._picture = None if plot is None else Picture(plot)
-        given = [one for one in (json, csv, plot) if one is not None]
-        if len({expanded(one).absolute() for one in given}) < len(given):
-            raise InputError("--json, --csv and --plot need a file each: give different names")
+def figure_of(
+    one: Figures, full: float, weight_bytes: int, per_second: float | None
+) -> dict[str, Any]:
+    """All figures of a cache at a history, those of its table among them."""
+    use = one.done.use
+    in_use = use.bytes_kv * use.used / use.cells if use.cells else 0.0
+    needed = weight_bytes + in_use + use.bytes_fixed
+    reached = one.generated_per_second.median * needed / per_second if per_second else None
+    return {**vars(one), "share_of_full": use.bytes_kv / full if full else 0.0, "roofline": reached}
 
-    def write_json(self, report: Report) -> None:
-        """Write what there is so far."""
-        from .figures import as_json
 
-        if self._json is not None:
-            write_file(self._json, as_json(report).encode())
+COLUMNS: list[tuple[str, Any]] = [
+    ("cache", lambda one: one["cache"]),
+    ("KV memory", lambda one: f"{mib_text(one['done'].use.bytes_kv)} MiB"),
+    ("of full", lambda one: f"{one['share_of_full']:.1%}"),
+    ("peak MiB", lambda one: f"{one['done'].peak_bytes / 2**20:.0f}"),
+    ("GPU MiB", lambda one: _unless_none(one["done"].use.bytes_device / 2**20 or None, ".0f")),
+    ("archive MiB", lambda one: _unless_none(one["done"].use.bytes_archive / 2**20 or None, ".1f")),
+    ("attention found", lambda one: _unless_none(one["done"].use.found_share, ".1%")),
+    ("read tok/s", lambda one: _unless_none(one["read_per_second"], ".0f")),
+    ("first token s", lambda one: f"{one['first_token_seconds']:.2f}"),
+    ("generate tok/s (range)", lambda one: f"{one['generated_per_second']:.1f}"),
+    ("x full (range)", lambda one: _unless_none(one["ratio"], ".2f")),
+    (
+        "compactions, % of time",
+        lambda one: (
+            f"{one['compactions']}, {one['compaction_share']:.1%}" if one["compactions"] else ""
+        ),
+    ),
+    ("of roofline", lambda one: _unless_none(one["roofline"], ".0%")),
+]
 
-    def write(self, report: Report) -> None:
-        """Write all files."""
-        from .figures import as_csv
 
-        self.write_json(report)
-        if self._csv is not None:
-            write_file(self._csv, as_csv(report).encode())
-        if self._picture is not None:
-            from .plot import picture
+def table(title: str, rows: list[dict[str, Any]], failures: dict[str, str]) -> TextTable:
+    """The figures of a history; columns without any are left out."""
+    columns = [one for one in COLUMNS if any(map(one[1], rows))]
+    beside = {one["done"].use.bytes_fixed for one in rows} - {0}
+    sizes = " to ".join(dict.fromkeys(map(mib_text, sorted(beside))))
+    remarks = [f"{name}: {reason}" for name, reason in failures.items()]
+    if beside:
+        remarks.append(f"windows and recurrent states take {sizes} MiB beside KV memory")
+    return replace(table_of(title, rows, columns), remarks=tuple(remarks))
 
-            write_file(self._picture.path, picture(report, self._picture.format))
+
+def _unless_none(value: Any, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Compare the logits along a greedy text on the GPU with the CPU's.
 
-    python -m research.benchmarks.gpu_logits model.gguf
+    python scripts/gpu_logits.py model.gguf
 
 Two right computations round differently, and with quantised weights, where activations are
 rounded to 8 bits, little becomes much. How much is measured here as well: the difference between

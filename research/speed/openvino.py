@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pyh2o.bench.process import Use
 from pyh2o.errors import MissingPackageError, SettingsError, UnsupportedModelError
-
-from .messages import KVUse, Start
 
 # Tokens of a block: on the CPU it allocates and evicts no less.
 BLOCK = 32
@@ -47,41 +46,43 @@ def eviction_parts(rows: int) -> tuple[int, int, int]:
     return BLOCK, blocks // 2 * BLOCK, blocks * BLOCK
 
 
-def open_openvino(start: Start) -> OpenVINOModel:
+def open_openvino(
+    path: str, *, threads: int, cells: int, most_tokens: int, rows: int = 0
+) -> OpenVINOModel:
     """Load the model from its GGUF file, with f16 rows.
 
     All else is as it comes: the precision of the products, prompts in batches of 256 tokens, and
     scores from a prompt's last 8 queries.
 
+    Args:
+        path: of the file.
+        threads: of the CPU.
+        cells: tokens that there is room for.
+        most_tokens: of a prompt and what is generated after it.
+        rows: that its eviction keeps of a prompt; 0 is the full cache.
+
     Raises:
-        SettingsError: a budget that is too small for its blocks, or layers on the GPU.
+        SettingsError: too few rows for its blocks.
         UnsupportedModelError: it does not take the file.
     """
-    if start.compute.gpu_layers:
-        raise SettingsError("OpenVINO is measured on the CPU only: leave out --gpu-layers")
     genai = import_module("openvino_genai")
     scheduler = genai.SchedulerConfig()
-    scheduler.num_kv_blocks = start.cache.cells // BLOCK
-    if start.cache.rows:
+    scheduler.num_kv_blocks = cells // BLOCK
+    if rows:
         scheduler.use_cache_eviction = True
         scheduler.cache_eviction_config = genai.CacheEvictionConfig(
-            *eviction_parts(start.cache.rows), genai.AggregationMode.NORM_SUM
+            *eviction_parts(rows), genai.AggregationMode.NORM_SUM
         )
-    properties = {
-        "INFERENCE_NUM_THREADS": start.compute.threads,
-        "KV_CACHE_PRECISION": start.cache.kv_type,
-    }
+    properties = {"INFERENCE_NUM_THREADS": threads, "KV_CACHE_PRECISION": "f16"}
     try:
-        pipeline = genai.ContinuousBatchingPipeline(
-            str(start.model), scheduler, "CPU", properties, {}
-        )
+        pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", properties, {})
     except (RuntimeError, LookupError, ValueError) as error:
         # The lines before the last one tell where in its sources that was.
         raise UnsupportedModelError(
             f"OpenVINO does not take this file ({str(error).strip().splitlines()[-1]}): give one "
             "with tensors of F16, Q4_0, Q4_1, Q8_0, Q4_K or Q6_K and a BPE tokenizer"
         ) from None
-    return OpenVINOModel(pipeline, start.cache.cells, most_tokens=len(start.tokens))
+    return OpenVINOModel(pipeline, cells, most_tokens=most_tokens)
 
 
 class OpenVINOModel:
@@ -131,10 +132,9 @@ class OpenVINOModel:
             self._step()
             self._n_tokens += 1
 
-    def go_back(self, position: int) -> None:
-        """Only to an empty text: a request cannot be shortened."""
+    def reset(self) -> None:
         self._pending = []
-        if position == 0 and self._request is not None:
+        if self._request is not None:
             self._request.cancel()
             # The next step gives its blocks back.
             while self._pipeline.has_non_finished_requests():
@@ -142,16 +142,12 @@ class OpenVINOModel:
             self._request = None
             self._n_tokens = 0
 
-    def use(self) -> KVUse:
+    def use(self) -> Use:
         metrics = self._pipeline.get_metrics()
         # Of a request that has ended the metrics still tell the last step.
         share = 0.0 if self._request is None else metrics.cache_usage / 100
-        return KVUse(
-            bytes_rows=metrics.kv_cache_size_in_bytes,
-            bytes_scores=0,
-            cells=self._cells,
-            used=round(self._cells * share),
-        )
+        used = round(self._cells * share)
+        return Use(metrics.kv_cache_size_in_bytes, self._cells, used)
 
     def _begin(self, prompt: Sequence[int]) -> None:
         """Evaluate a prompt."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from pyh2o.bench.process import Use
 from pyh2o.errors import MissingPackageError
 
 from .caches import SINKS
-from .messages import KVUse, Start
 
 PACKAGES = ("torch", "transformers", "gguf", "accelerate")
 
@@ -36,20 +37,24 @@ def has_kvpress() -> bool:
     return find_spec("kvpress") is not None
 
 
-def open_transformers(start: Start) -> TransformersModel:
-    """Load the model from its GGUF file, unpacked to float32 (float16 on a GPU)."""
+def open_transformers(path: str, *, threads: int, on_gpu: bool, rows: int = 0) -> TransformersModel:
+    """Load the model from its GGUF file, unpacked to float32 (float16 on a GPU).
+
+    Args:
+        path: of the file.
+        threads: of the CPU.
+        on_gpu: whether to compute there, if there is one.
+        rows: that kvpress keeps of a prompt; 0 is a cache that holds all tokens.
+    """
     torch = import_module("torch")
-    torch.set_num_threads(start.compute.threads)
-    on_gpu = start.compute.gpu_layers != 0 and torch.cuda.is_available()
+    torch.set_num_threads(threads)
+    on_gpu = on_gpu and torch.cuda.is_available()
+    file = Path(path).resolve()
     model = import_module("transformers").AutoModelForCausalLM.from_pretrained(
-        start.model.resolve().parent,
-        gguf_file=start.model.name,
-        torch_dtype=torch.float16 if on_gpu else torch.float32,
+        file.parent, gguf_file=file.name, torch_dtype=torch.float16 if on_gpu else torch.float32
     )
     model = model.to("cuda" if on_gpu else "cpu").eval()
-    if start.cache.kind == "kvpress":
-        return KVPressModel(model, start.cache.rows)
-    return TransformersModel(model)
+    return KVPressModel(model, rows) if rows else TransformersModel(model)
 
 
 class TransformersModel:
@@ -78,18 +83,15 @@ class TransformersModel:
         self._evaluate([token])
         self._n_tokens += 1
 
-    def go_back(self, position: int) -> None:
-        if position == 0:
-            self._cache = self._new_cache()
-        else:
-            self._cache.crop(position)
-        self._n_tokens = position
+    def reset(self) -> None:
+        self._cache = self._new_cache()
+        self._n_tokens = 0
 
-    def use(self) -> KVUse:
+    def use(self) -> Use:
         tensors = _tensors(self._cache)
         n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         cells = max((tensor.shape[-2] for tensor in tensors), default=0)
-        return KVUse(bytes_rows=n_bytes, bytes_scores=0, cells=cells, used=cells)
+        return Use(n_bytes, cells, used=cells)
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
         torch = self._torch
@@ -132,11 +134,9 @@ class KVPressModel(TransformersModel):
         with self._press(len(prompt)):
             super().read(prompt, last=True)
 
-    def go_back(self, position: int) -> None:
-        """Only to an empty text: what was dropped is gone."""
+    def reset(self) -> None:
         self._pending = []
-        if position == 0:
-            super().go_back(0)
+        super().reset()
 
     def _press(self, n_tokens: int) -> Any:
         if n_tokens <= self._rows:
