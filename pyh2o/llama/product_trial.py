@@ -162,14 +162,15 @@ def _normed(x: FloatArray) -> FloatArray:
 
 def _heads(x: FloatArray) -> FloatArray:
     """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
-    return x.reshape(len(x), -1, N_EMBD // N_HEAD).swapaxes(0, 1)
+    heads: FloatArray = x.reshape(len(x), -1, N_EMBD // N_HEAD).swapaxes(0, 1)
+    return heads
 
 
 def _rotated(x: FloatArray) -> FloatArray:
     """Each pair of neighbouring elements of [n_heads, n_tokens, head_size], turned by its angle."""
     frequencies = _ROPE_BASE ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
     turns = np.exp(1j * np.outer(np.arange(x.shape[1]), frequencies)).astype(np.complex64)
-    pairs = np.ascontiguousarray(x).view(np.complex64) * turns
+    pairs: npt.NDArray[np.complex64] = np.ascontiguousarray(x).view(np.complex64) * turns
     rotated: FloatArray = pairs.view(np.float32)
     return rotated
 

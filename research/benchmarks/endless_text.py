@@ -14,11 +14,9 @@ with a new text that goes from 2,000 to 3,000.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -140,31 +138,23 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.set_defaults(recall=0)
-    parser.add_argument("--positions", choices=["original", "dense"], default="original")
-    parser.add_argument("--temp", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--json", type=Path, default=None, help="append a line for each stretch")
     arguments = parser.parse_args()
 
-    llm = open_model(arguments, positions=arguments.positions)
+    llm = open_model(arguments)
     found: list[Stretch] = []
     print("tokens, tokens/s, resident MiB, NLL, distinct, cells, compactions, re-bases")
-    for each in stretches(
-        llm, Sampling(temperature=arguments.temp, seed=arguments.seed), arguments.tokens
-    ):
+    for each in stretches(llm, Sampling(temperature=1.0, seed=arguments.seed), arguments.tokens):
         found.append(each)
         print(
             f"{each.tokens}, {each.tokens_per_second:.1f}, {each.resident_bytes / 2**20:.2f}, "
             f"{each.nll:.3f}, {each.distinct:.3f}, {each.used}, {each.compactions}, {each.rebases}",
             flush=True,
         )
-        if arguments.json:
-            with arguments.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(each)) + "\n")
     print(llm.kv.details())
     report(found)
     tokens = llm.input_ids[: 3 * STRETCH].tolist()
-    ratio = compare_by_turns(llm, open_model(arguments, positions=arguments.positions), tokens)
+    ratio = compare_by_turns(llm, open_model(arguments), tokens)
     print(f"by turns: speed of this text / a new one at tokens 2,000-3,000: {ratio:.3f}")
 
 

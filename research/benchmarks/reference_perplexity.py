@@ -15,7 +15,6 @@ paragraphs. No token is put before it.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -73,7 +72,6 @@ def main() -> None:
     parser.add_argument(
         "--policy", nargs="+", default=list(SIMULATED), help="policies, or 'full' for no eviction"
     )
-    parser.add_argument("--json", type=Path, default=None, help="append results to this file")
     arguments = parser.parse_args()
 
     model = find_model(arguments.model)
@@ -91,15 +89,6 @@ def main() -> None:
         simulated = SIMULATED.get(policy, {}).get(arguments.rows)
         beside = f"{simulated:10.2f} {100 * (found / simulated - 1):9.2f}%" if simulated else ""
         print(f"{policy:32} {found:10.3f} {beside:21} {seconds:8.0f}", flush=True)
-        if arguments.json:
-            with arguments.json.open("a", encoding="utf-8") as file:
-                result = {
-                    "policy": policy,
-                    "rows": arguments.rows,
-                    "perplexity": found,
-                    "seconds": seconds,
-                }
-                file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

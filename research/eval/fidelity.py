@@ -15,25 +15,28 @@ Position i of the lists of a unit is the prediction of token i + 1 of the text.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pyh2o.errors import SettingsError
 from pyh2o.llama import Llama
 
-from .arguments import say
 from .caches import FULL, FULL_CACHE, MeasuredCache, check_budgets, check_full
 from .fidelity_figures import fidelity_tables, summed_up
-from .full_predictions import FullPredictions
 from .measurement import Job, Measurement, Settings, grouped
 from .metrics import FloatArray, divergence, surprises
 from .model import NamedText, bos_tokens, open_for_tokens, text_tokens, trained_context
 from .reading import CHUNK, found_share, predictions
 from .results import ResultFile, Unit
 from .tables import TextTable
+
+# Log-probabilities below this are so far from mattering that float16 need not hold them.
+LEAST = -6e4
 
 # Positions that are left out where nothing else is asked for: at most so many, or a quarter.
 LONGEST_SKIP = 1024
@@ -84,6 +87,34 @@ class FidelitySettings(Settings):
         return {"start": self.start, "at-once": self.at_once}
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """What the full cache expects at every position of a text.
+
+    Attributes:
+        log_probs: [n, n_vocab] float16, in a file without a name, which goes with this process.
+            Rounding moves a divergence by less than a millionth, because the rounded probabilities
+            are made to add up to 1 again.
+        nll: [n] loss of the tokens that came, unrounded.
+        top: [n] the likeliest tokens, by the unrounded predictions.
+    """
+
+    log_probs: npt.NDArray[np.float16]
+    nll: FloatArray
+    top: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, folder: Path, n: int, n_vocab: int) -> _Reference:
+        """Take the place on the disk."""
+        with TemporaryFile(dir=folder) as file:  # the mapping keeps it
+            log_probs = np.memmap(file, np.float16, mode="w+", shape=(n, n_vocab))
+        return cls(log_probs, np.empty(n, dtype=np.float32), np.empty(n, dtype=np.int64))
+
+    def of(self, start: int, n: int) -> FloatArray:
+        """[n, n_vocab] from a position on."""
+        return np.asarray(self.log_probs[start : start + n], dtype=np.float32)
+
+
 class Fidelity(Measurement[FidelitySettings]):
     """Lets every cache read every text; a job's `what` is the text and its tokens."""
 
@@ -104,7 +135,7 @@ class Fidelity(Measurement[FidelitySettings]):
             check_budgets(caches, tokens + self._n_bos, self._trained)
         # One for all that is compared with the full cache: LongRoPE rotates by the window.
         self._window = self._n_bos + max(filter(self._has_reference, settings.tokens), default=0)
-        self._full: FullPredictions | None = None
+        self._full: _Reference | None = None
         if not all(map(self._has_reference, settings.tokens)):
             self.notes = (
                 f"texts of more than {self._trained - self._n_bos} tokens are longer than the "
@@ -141,19 +172,15 @@ class Fidelity(Measurement[FidelitySettings]):
 
     def run(self) -> None:
         for text, jobs in grouped(self._missing(), lambda job: job.what[0]).items():
-            with ExitStack() as stack:
-                self._full = None
-                if referred := [n for _, n in (job.what for job in jobs) if self._has_reference(n)]:
-                    n = self._n_bos + max(referred) - 1
-                    self._full = FullPredictions(self._file.folder, n, self._n_vocab)
-                    stack.enter_context(closing(self._full))
-                    self._read_full(self._full, text, max(referred))
-                for job in jobs:
-                    if job.cache.is_full and self._has_reference(job.what[1]):
-                        self._file.add(job.name, self._unit_of_full(job))
-                    else:
-                        with self.opened(job) as llm:
-                            self._measure(llm, job)
+            referred = [n for _, n in (job.what for job in jobs) if self._has_reference(n)]
+            self._full = self._read_full(text, max(referred)) if referred else None
+            for job in jobs:
+                if job.cache.is_full and self._has_reference(job.what[1]):
+                    self._file.add(job.name, self._unit_of_full(job))
+                else:
+                    with self.opened(job) as llm:
+                        self._measure(llm, job)
+            self._full = None
 
     def measured(self, llm: Llama, job: Job) -> Unit:
         """Without a reference kl and same_top are empty."""
@@ -167,7 +194,7 @@ class Fidelity(Measurement[FidelitySettings]):
             n = len(log_probs)
             nll += surprises(log_probs, sequence[start + 1 : start + 1 + n]).tolist()
             if full is not None:
-                kl += divergence(full.log_probs(start, n), log_probs).tolist()
+                kl += divergence(full.of(start, n), log_probs).tolist()
                 same_top += (log_probs.argmax(axis=1) == full.top[start : start + n]).tolist()
         kv = llm.kv
         return {
@@ -197,15 +224,18 @@ class Fidelity(Measurement[FidelitySettings]):
         text, tokens = job.what
         return {"text": text.name, "tokens": tokens, "positions": job.cache.positions}
 
-    def _read_full(self, full: FullPredictions, text: NamedText, tokens: int) -> None:
+    def _read_full(self, text: NamedText, tokens: int) -> _Reference:
         """Let the full cache read the longest text, which has the shorter ones in it."""
-        say(
-            f"{text.name}: the full cache's predictions take {full.n_bytes / 2**20:,.0f} MiB in "
-            f"{self._file.folder} until the text is done"
-        )
+        sequence = self._tokens[text][: self._n_bos + tokens]
+        reference = _Reference.empty(self._file.folder, len(sequence) - 1, self._n_vocab)
         with self._open(FULL_CACHE, self._window) as llm:
-            full.read(llm, self._tokens[text][: self._n_bos + tokens])
+            for start, log_probs in predictions(llm, sequence[:-1]):
+                end = start + len(log_probs)
+                reference.log_probs[start:end] = np.maximum(log_probs, LEAST)
+                reference.nll[start:end] = surprises(log_probs, sequence[start + 1 : end + 1])
+                reference.top[start:end] = log_probs.argmax(axis=1)
             check_full(llm)
+        return reference
 
     # ---- summing up ----------------------------------------------------------------------------
 

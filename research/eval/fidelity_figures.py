@@ -41,7 +41,7 @@ def summed_up(
         perplexity and the mean loss `nll` of all tokens that count; nll_to_full, nll_to_streaming
         and their standard errors, from the differences at the same positions; gap_closed, the share
         of what sinks and a window lose in perplexity against the full cache that this cache does
-        not lose, None where their loss is not clear; kl_..., of KL(full || cache); same_top, the
+        not lose, None where their loss is not clear; kl_mean, of KL(full || cache); same_top, the
         share of positions with the full cache's token on top; stretches, the perplexity of each
         part, None where no token of it counts.
     """
@@ -52,7 +52,6 @@ def summed_up(
     counting = nll[first - 1 :]
     to_full = difference(counting, full, BLOCK)
     to_streaming = difference(counting, None if is_streaming(unit["policy"]) else streaming, BLOCK)
-    quantiles = np.quantile(kl, (0.5, 0.9, 0.99)).tolist() if kl.size else [None] * 3
     return {
         **unit,
         "first": first,
@@ -64,7 +63,6 @@ def summed_up(
         "nll_to_streaming_error": to_streaming[1],
         "gap_closed": _gap_closed(counting, full, streaming),
         "kl_mean": float(kl.mean(dtype=np.float64)) if kl.size else None,
-        **dict(zip(("kl_median", "kl_90", "kl_99"), quantiles, strict=True)),
         "same_top": float(same_top.mean()) if kl.size else None,
         "stretches": perplexities(nll, first, stretch),
     }
@@ -118,9 +116,6 @@ FIGURES = [
     column("NLL - streaming", "nll_to_streaming", "+.4f±"),
     column("gap closed", "gap_closed", ".0%"),
     column("KL mean", "kl_mean", ".4f"),
-    column("KL median", "kl_median", ".4f"),
-    column("KL 90 %", "kl_90", ".4f"),
-    column("KL 99 %", "kl_99", ".4f"),
     column("same top token", "same_top", ".1%"),
     column("attention found", "attention", ".1%"),
 ]
