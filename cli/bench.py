@@ -52,6 +52,11 @@ def bench(
     Each cache has its own process. Where the output is no terminal, the tables are Markdown.
     """
     with reported_errors():
+        if options.rpc:
+            raise InputError(
+                "--rpc: each cache has a process of its own, and a server talks to one program at "
+                "a time: leave it out"
+            )
         path = find_model(options.model)
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.bench.process import Cache
@@ -80,8 +85,8 @@ def bench(
             needed += model.evicting.total
         if needed > (available := available_bytes() or needed):
             raise InputError(
-                f"the caches and the model need {mib_text(needed)} MiB and {mib_text(available)} "
-                "are available: lower --ctx"
+                f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} "
+                "MiB are available: lower --ctx"
             )
         facts = machine_facts(options.threads or physical_cores(), machine["n_gpu_layers"])
         terminal.write(

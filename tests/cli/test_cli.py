@@ -261,7 +261,7 @@ def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
         ["generate"],
         ["serve"],
         ["models", "check"],
-        ["eval", "fidelity"],
+        ["bench"],
     ],
 )
 def test_help_names_values_as_people_do(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Divergences, self-BLEU, ROUGE-L and their like, against values computed by hand."""
+"""Divergences, self-BLEU and their like, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from research.eval.metrics import (
     mean_and_error,
     perplexity,
     repeated,
-    rouge_l_recall,
     self_bleu,
     share_within,
     surprises,
@@ -106,20 +105,6 @@ def test_self_bleu() -> None:
     low = (0.1 / 5 * 0.1 / 4 * 0.1 / 3 * 0.1 / 2) ** 0.25
     assert self_bleu([one, other]) == pytest.approx(low)
     assert self_bleu([one]) is None
-
-
-@pytest.mark.parametrize(
-    ("candidate", "expected"),
-    [
-        ("never tell the word to anybody", 1.0),
-        ("you must never ever tell it to them", 3 / 6),  # never tell to
-        ("anybody to word the tell never", 1 / 6),
-        ("", 0.0),
-    ],
-)
-def test_rouge_l_recall(candidate: str, expected: float) -> None:
-    reference = ["never", "tell", "the", "word", "to", "anybody"]
-    assert rouge_l_recall(reference, candidate.split()) == pytest.approx(expected)
 
 
 def test_share_of_places_within_spans() -> None:

@@ -11,13 +11,7 @@ import pytest
 from measured import CACHES, TRAINED
 from pyh2o.errors import SettingsError
 from research.eval.caches import FULL_CACHE, Compute, MeasuredCache, open_llama
-from research.eval.measurement import (
-    CacheSettings,
-    OfCache,
-    default_recent_share,
-    policy_named,
-    told_of,
-)
+from research.eval.measurement import CacheSettings, policy_named
 
 
 def test_caches() -> None:
@@ -33,7 +27,6 @@ def test_caches() -> None:
     assert [one.is_streaming for one in caches] == [False, False, True, False, True]
     # of the rows of a budget an eighth is found, but for sinks and a window alone
     assert [one.recall for one in caches] == [0, 18, 0, 12, 0]
-    assert [one.kept for one in caches[1:]] == [57, 75, 38, 50]
 
 
 def test_parts_of_a_budget() -> None:
@@ -42,11 +35,11 @@ def test_parts_of_a_budget() -> None:
     )
     _, original, dense = settings.for_text(600)
     assert (original.pinned, original.heavy, original.recent) == (10, 63, 27)
-    assert (original.rows, original.recall, original.kept) == (100, 11, 62)
+    assert (original.rows, original.recall) == (100, 11)
     assert original.name == "snap:queries=8, 100 rows"
     assert dense == replace(original, name=f"{original.name}, dense", positions="dense")
     all_recent = replace(settings, recent_share=1.0, positions=("original",))
-    assert [(one.heavy, one.kept) for one in all_recent.for_text(600)[1:]] == [(0, 10)]
+    assert [one.heavy for one in all_recent.for_text(600)[1:]] == [0]
 
 
 def test_recall_is_a_count_or_a_fraction_and_a_cache_of_its_own() -> None:
@@ -63,27 +56,13 @@ def test_recall_is_a_count_or_a_fraction_and_a_cache_of_its_own() -> None:
     (streaming,) = replace(settings, policies=("streaming",)).for_text(600)[1:]
     assert (streaming.name, streaming.recall) == ("streaming, 100 rows", 0)
     assert streaming.is_streaming
-    # what is found is taken off the heavy rows, and then off the recent ones
-    assert [one.kept for one in caches] == [38, 50, 0, 0]
-
-
-def test_caches_that_differ_in_their_budget_are_called_alike() -> None:
-    settings = CacheSettings(
-        ("h2o",), (0.5, 64), 0.5, positions=("original", "dense"), recalls=(None, 16)
-    )
-    told = [
-        OfCache(**told_of(one, None)).but_for_budget for one in settings.for_text(600) if one.rows
-    ]
-    names = ["h2o", "h2o, recall 16 rows", "h2o, dense", "h2o, dense, recall 16 rows"]
-    assert told == 2 * names
 
 
 def test_full_cache_keeps_no_archive() -> None:
     assert FULL_CACHE.eviction() == {"hh": 0.5, "recent": 0.5, "recall": 0}
 
 
-def test_share_and_policies_are_those_of_the_settings() -> None:
-    assert default_recent_share() == 0.5
+def test_policies_are_written_in_one_way() -> None:
     assert policy_named("snap:queries=32") == "snap"
     assert policy_named("full") == "full"
     with pytest.raises(SettingsError, match="there is no policy 'h3o'"):
@@ -93,17 +72,13 @@ def test_share_and_policies_are_those_of_the_settings() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"policies": ()}, "at least one --policy"),
         ({"recent_share": 0.0}, "--recent-share 0: give more than 0"),
         ({"recent_share": 1.5}, "--recent-share 1.5"),
-        ({"budgets": (1.5,)}, "--budget 1.5 is more than the whole text"),
-        ({"recalls": (1.5,)}, "--recall 1.5 is more than the whole text"),
-        ({"recalls": ()}, "one --recall"),
     ],
 )
 def test_refused_settings(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        replace(CACHES, **change)
+        replace(CACHES, **change).for_text(600)
 
 
 def test_budget_without_a_free_row_is_refused() -> None:
@@ -128,7 +103,7 @@ def test_opened_caches_keep_what_they_say(path: Path) -> None:
     with open_llama(path, cache, window=600, compute=Compute(threads=1)) as llm:
         kv = llm.kv
         assert (kv.heavy, kv.recent, kv.pinned, kv.window) == (24, 40, 10, 600)
-        assert (kv.limits.recall, cache.kept) == (16, 34)
+        assert kv.limits.recall == 16
         assert (kv.policy, kv.positions) == ("streaming", "dense")
 
 

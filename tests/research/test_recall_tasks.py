@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
@@ -11,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from pyh2o.errors import SettingsError
-from research.eval import counting, facts, pairs
+from research.eval import counting
 from research.eval.niah import NOISE
-from research.eval.samples import Question, Sample, string_match_all
+from research.eval.samples import Sample, string_match_all
 from research.eval.tasks import TASKS, task_named
 from research.eval.words import ADJECTIVES, NOUNS, VERBS, Prose, key_words, single_words
 
@@ -23,14 +22,7 @@ LONG = 4096
 
 def words_in(sample: Sample) -> int:
     """A model without a tokenizer: each word or mark is a token."""
-    text = sample.context + "".join(one.text + one.prefix for one in sample.questions)
-    return len(re.findall(r"\w+|\S", text))
-
-
-def asked(sample: Sample) -> Question:
-    """The only question of a sample."""
-    (question,) = sample.questions
-    return question
+    return len(re.findall(r"\w+|\S", sample.context + sample.question + sample.prefix))
 
 
 def sample_of(name: str, tokens: int = LONG, index: int = 0, seed: int = 0) -> Sample:
@@ -50,13 +42,11 @@ def sample_of(name: str, tokens: int = LONG, index: int = 0, seed: int = 0) -> S
 def test_sample_has_its_answer_inside_and_fits_closely(name: str, tokens: int) -> None:
     for index in range(3):
         sample = sample_of(name, tokens, index)
-        for question in sample.questions:
-            assert question.references
-            if name != "absent":
-                assert all(reference in sample.context for reference in question.references)
-            assert len(set(question.references)) == len(question.references)
-            assert all(sample.context.count(place) == 1 for place in question.places)
-            assert question.prefix == question.prefix.rstrip()
+        assert sample.references
+        assert all(reference in sample.context for reference in sample.references)
+        assert len(set(sample.references)) == len(sample.references)
+        assert all(sample.context.count(place) == 1 for place in sample.places)
+        assert sample.prefix == sample.prefix.rstrip()
         room = tokens - TASKS[name].answer_tokens - words_in(sample)
         # What one unit more would take: the steps of fwe are tokens / 32 words.
         assert 0 <= room < 40 + tokens / 10
@@ -110,19 +100,16 @@ def test_needles_and_what_is_asked(name: str, n_needles: int, n_references: int)
     sample = sample_of(name)
     needles = NEEDLE.findall(sample.context)
     assert len(needles) == n_needles
-    question = asked(sample)
-    assert len(question.references) == n_references
-    values = [value for _, key, value in needles if key in question.text]
-    assert set(values) == set(question.references)
-    assert [place.split(" is: ")[1] for place in question.places] == list(question.references)
+    assert len(sample.references) == n_references
+    values = [value for _, key, value in needles if key in sample.question]
+    assert set(values) == set(sample.references)
+    assert [place.split(" is: ")[1] for place in sample.places] == list(sample.references)
     plural = n_references > 1
     assert sample.context.startswith(
         "Some special magic numbers are hidden" if plural else "A special magic "
     )
-    assert (" are all the special magic numbers for " in question.text) == plural
-    assert question.prefix.endswith(
-        " mentioned in the provided text " + ("are" if plural else "is")
-    )
+    assert (" are all the special magic numbers for " in sample.question) == plural
+    assert sample.prefix.endswith(" mentioned in the provided text " + ("are" if plural else "is"))
 
 
 def test_noise() -> None:
@@ -142,8 +129,8 @@ def test_haystack_of_needles(name: str, kind: str) -> None:
     assert {one for one, _, _ in found} == {kind}
     for part in (1, 2):
         assert len({needle[part] for needle in found}) == len(found)
-    (answer,) = [value for _, key, value in found if key in asked(sample).text]
-    assert asked(sample).references == (answer,)
+    (answer,) = [value for _, key, value in found if key in sample.question]
+    assert sample.references == (answer,)
     if kind == "uuids":
         assert all(UUID(key).version == UUID(value).version == 4 for _, key, value in found)
 
@@ -168,15 +155,14 @@ def test_prose_of_ones_own_is_repeated_with_the_needle_between_its_sentences() -
 def test_variables_can_be_traced() -> None:
     sample = sample_of("vt")
     example, text = sample.context.rsplit("Memorize and track", 1)
-    question = asked(sample)
-    value = re.search(r"assigned the value (\d{5}) in", question.text)
+    value = re.search(r"assigned the value (\d{5}) in", sample.question)
     assert value is not None
     chain = re.findall(r"^VAR (\w+) = (?:VAR )?(\w+) ?$", text, re.MULTILINE)
-    assert [name for name, _ in chain] == list(question.references)
-    assert [source for _, source in chain] == [value[1], *question.references[:-1]]
-    assert len(question.places) == len(chain)
-    assert all(re.fullmatch("[A-Z]{5}", name) for name in question.references)
-    assert "5 variables are assigned the value " + value[1] in question.prefix
+    assert [name for name, _ in chain] == list(sample.references)
+    assert [source for _, source in chain] == [value[1], *sample.references[:-1]]
+    assert len(sample.places) == len(chain)
+    assert all(re.fullmatch("[A-Z]{5}", name) for name in sample.references)
+    assert "5 variables are assigned the value " + value[1] in sample.prefix
     # the worked example has its answer, with other names
     answer = example.split("they are:")[1].split()
     assert len(answer) == 5
@@ -189,9 +175,7 @@ def test_common_words_are_the_most_common(tokens: int, often: int, seldom: int) 
     sample = sample_of("cwe", tokens)
     listed = sample.context.rsplit("Memorize the ones that appear most often.\n", 1)[1]
     counts = Counter(re.findall(r"\d+\. (\S+)", listed))
-    assert {word for word, count in counts.items() if count == often} == set(
-        asked(sample).references
-    )
+    assert {word for word, count in counts.items() if count == often} == set(sample.references)
     assert set(counts.values()) == {often, seldom}
     assert re.match(r"1\. \S+ 2\. \S+ 3\. ", listed)
     example = sample.context.split("in the list are:")[1]
@@ -204,10 +188,10 @@ def test_frequent_words_come_by_a_zeta_distribution(tokens: int) -> None:
     words = sample.context.split("coded words. ")[1].split()
     ranked = Counter(words).most_common()
     assert ranked[0][0] == "..."
-    assert [word for word, _ in ranked[1:4]] == list(asked(sample).references)
+    assert [word for word, _ in ranked[1:4]] == list(sample.references)
     assert ranked[3][1] > ranked[4][1]
     assert ranked[0][1] / ranked[1][1] == pytest.approx(4, rel=0.1)
-    assert all(re.fullmatch("[a-z]{6}", word) for word in asked(sample).references)
+    assert all(re.fullmatch("[a-z]{6}", word) for word in sample.references)
 
 
 def test_fewest_frequent_words_are_told_apart() -> None:
@@ -215,115 +199,10 @@ def test_fewest_frequent_words_are_told_apart() -> None:
         least = counting.frequent_least(tokens)
         sample = counting.build_frequent(least, tokens, random.Random(0), MADE_UP)
         counts = Counter(sample.context.split("coded words. ")[1].split())
-        references = asked(sample).references
+        references = sample.references
         ranked = [counts[word] for word in references]
         others = [counts[word] for word in counts if word not in (*references, "...")]
         assert min(ranked) > max(others, default=0)
-
-
-# -------------------------------------------------------------------------------------------------
-# Our own
-# -------------------------------------------------------------------------------------------------
-
-
-def test_number_of_64_digits() -> None:
-    (reference,) = asked(sample_of("niah_digits_64")).references
-    assert re.fullmatch(r"[1-9]\d{63}", reference)
-
-
-def test_pairs_and_questions_from_all_parts_of_them() -> None:
-    sample = sample_of("pairs")
-    values = json.loads(sample.context.split("\n", 1)[1])
-    keys = list(values)
-    assert len(keys) == len(set(values.values())) > 100
-    found = [next(key for key in keys if key in one.text) for one in sample.questions]
-    parts = [keys.index(key) * pairs.QUESTIONS // len(keys) for key in found]
-    assert sorted(parts) == list(range(pairs.QUESTIONS))
-    assert parts != sorted(parts)
-    for question, key in zip(sample.questions, found, strict=True):
-        assert question.references == (values[key],)
-        assert question.places == (f'"{key}": "{values[key]}"',)
-        assert key in question.prefix
-
-
-def test_all_numbers_are_asked_for_in_turn() -> None:
-    sample = sample_of("turns")
-    needles = {key: value for _, key, value in NEEDLE.findall(sample.context)}
-    assert len(needles) == len(sample.questions) == facts.KEYS
-    for question in sample.questions:
-        (key,) = [key for key in needles if key in question.text]
-        assert question.references == (needles.pop(key),)
-        assert question.text.count("special magic number") == 1
-
-
-def test_updated_number_comes_later() -> None:
-    for index in range(5):
-        sample = sample_of("updated", index=index)
-        question = asked(sample)
-        old = {key: value for _, key, value in NEEDLE.findall(sample.context)}
-        change = r"The special magic number for (\S+) has been changed. It is now: (\d{7})\."
-        new = dict(re.findall(change, sample.context))
-        assert old.keys() == new.keys()
-        assert len({*old.values(), *new.values()}) == 2 * facts.KEYS
-        (key,) = [key for key in old if key in question.text]
-        assert question.references == (new[key],)
-        assert (question.wrong, question.rival) == (old[key], f" {old[key]}")
-        assert sample.context.rindex(old[key]) < sample.context.index(new[key])
-        assert question.places[0].startswith(key)
-
-
-def test_what_is_there_and_what_is_not() -> None:
-    for index in range(5):
-        there, absent = (sample_of(name, index=index) for name in ("present", "absent"))
-        for sample in (there, absent):
-            needles = {key: value for _, key, value in NEEDLE.findall(sample.context)}
-            assert len(needles) == facts.KEYS
-            question = asked(sample)
-            given = [value for key, value in needles.items() if key in question.text]
-            if sample is there:
-                assert list(question.references) == given
-                assert question.wrong in question.text
-            else:
-                assert given == []
-                assert question.references == ("not mentioned",)
-                assert question.places == ()
-                assert question.rival.strip() in needles.values()
-            assert "say that it is not mentioned" in question.text
-
-
-@pytest.mark.parametrize(
-    ("answer", "score", "is_wrong"),
-    [
-        ("4821937.", 1.0, False),
-        ("4821937, it was 1111111 before", 1.0, False),
-        ("1111111, and now 4821937", 0.0, True),
-        ("1111111", 0.0, True),
-        ("2222222", 0.0, False),
-    ],
-)
-def test_wrong_answer_counts_unless_the_right_one_comes_first(
-    answer: str, score: float, is_wrong: bool
-) -> None:
-    question = Question("", "", ("4821937",), wrong="1111111")
-    assert (question.score(answer), question.is_wrong(answer)) == (score, is_wrong)
-
-
-def test_refusal_of_what_is_there_is_wrong_however_it_is_written() -> None:
-    assert asked(sample_of("present")).is_wrong("Not Mentioned")
-
-
-@pytest.mark.parametrize(
-    ("answer", "score", "is_wrong"),
-    [
-        ("not mentioned in the text, unlike 1234567", 1.0, False),
-        ("Not mentioned", 1.0, False),
-        ("1234567", 0.0, True),
-        ("mentioned in line 12.", 0.0, False),
-    ],
-)
-def test_invented_number(answer: str, score: float, is_wrong: bool) -> None:
-    question = asked(sample_of("absent"))
-    assert (question.score(answer), question.is_wrong(answer)) == (score, is_wrong)
 
 
 # -------------------------------------------------------------------------------------------------

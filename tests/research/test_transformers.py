@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from needed import needed
+from pyh2o.bench.process import Use
 from pyh2o.errors import MissingPackageError
-from research.speed import transformers_worker
-from research.speed.messages import KVUse
+from research.speed import transformers as ours
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_worker, "find_spec", lambda name: None)
+    monkeypatch.setattr(ours, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"torch.*pip install 'pyh2o-llm\[compare\]'"):
-        transformers_worker.check_packages()
-    assert not transformers_worker.has_kvpress()
+        ours.check_packages()
+    assert not ours.has_kvpress()
 
 
 def tiny_transformer() -> Any:
@@ -33,25 +33,25 @@ def tiny_transformer() -> Any:
 
 
 def test_transformers_cache_holds_the_whole_text() -> None:
-    model = transformers_worker.TransformersModel(tiny_transformer())
+    model = ours.TransformersModel(tiny_transformer())
     model.read(range(20), last=False)
     model.read(range(20), last=True)
     model.generate(7)
     assert model.position == 41
-    assert model.use() == KVUse(41 * 2 * 2 * 32 * 4, 0, 41, 41)
-    model.go_back(30)
+    assert model.use() == Use(41 * 2 * 2 * 32 * 4, 41, 41)
+    model.reset()
     model.generate(7)
-    assert (model.position, model.use().used) == (31, 31)
+    assert (model.position, model.use().used) == (1, 1)
 
 
 def test_kvpress_drops_rows_when_the_prompt_is_read() -> None:
     needed("kvpress", install="kvpress")
-    model = transformers_worker.KVPressModel(tiny_transformer(), rows=25)
+    model = ours.KVPressModel(tiny_transformer(), rows=25)
     model.read(range(30), last=False)
     assert (model.position, model.use().used) == (30, 0)
     model.read(range(70), last=True)
     assert (model.position, model.use().used) == (100, 25)
     model.generate(7)
     assert (model.position, model.use().used) == (101, 26)
-    model.go_back(0)
+    model.reset()
     assert (model.position, model.use().used) == (0, 0)
