@@ -7,6 +7,7 @@ import copy
 import llama_cpp
 import numpy as np
 
+import checkout  # noqa: F401
 from pyh2o import Llama
 from pyh2o.policies import parse_policy
 from research.reference.attention import collected_attention

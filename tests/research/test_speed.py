@@ -122,7 +122,7 @@ def test_whole_run(
         assert best["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
         assert result["figures"][0]["share_of_full"] == 1.0  # a window of 1024
         for figures in result["figures"]:
-            assert 0 < figures["roofline"] < 1
+            assert figures["roofline"] > 0
             assert figures["done"]["peak_bytes"] > figures["done"]["use"]["bytes_kv"]
     (_, last) = data["histories"]
     assert (last["history"], last["figures"][-1]["done"]["position"]) == (300, 204 + 12)

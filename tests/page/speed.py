@@ -1,6 +1,6 @@
 """How quick the page of `pyh2o serve` is, in the Chromium of this machine.
 
-    python -m research.benchmarks.page --tokens 50000 --map-tokens 100000
+    python tests/page/speed.py --tokens 50000 --map-tokens 100000
 
 The first paint is that of the real server, with a tiny random model, for a browser that has never
 been there; long texts come from a fake of its API. It needs the extras `server`, `browser` and
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 WINDOW = {"width": 1400, "height": 900}
 

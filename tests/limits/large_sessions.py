@@ -1,6 +1,6 @@
 """A session of a hundred thousand turns, and a folder of a thousand sessions: times and memory.
 
-    python -m research.benchmarks.large_sessions --turns 100000 --sessions 1000
+    python tests/limits/large_sessions.py --turns 100000 --sessions 1000
 
 The model is a tiny random one. Times are those of the processor, so that others may be at work.
 """
@@ -22,7 +22,7 @@ from pyh2o.sessions.listing import read_saved_text
 from pyh2o.sessions.saved import SavedChat, saved_chats
 from pyh2o.system.memory import resident_bytes
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 TURNS_OF_EACH = 50

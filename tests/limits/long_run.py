@@ -1,6 +1,6 @@
 """A million tokens in one run: counters, memory, and a state that is saved and loaded at the end.
 
-    python -m research.benchmarks.long_run --tokens 1000000
+    python tests/limits/long_run.py --tokens 1000000
 
 The model is a tiny random one, so that this takes a minute. Random tokens are read through a small
 cache of each type of rows, pieces of 128 at once, and the last thousand one by one, as an answer is
@@ -22,7 +22,7 @@ from pyh2o import Llama
 from pyh2o.llama import KV_TYPES
 from pyh2o.system.memory import status_bytes
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from reference_rows import last_logits
 from tiny_gguf import write_tiny_gguf
 
