@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +24,9 @@ from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 
 if TYPE_CHECKING:
+    from pyh2o.bench.process import Cache
     from pyh2o.bench.turns import Figures
+    from pyh2o.llama.description import ModelDescription
 
 LONGEST_DEFAULT = 8192
 HEADINGS = (
@@ -59,7 +62,6 @@ def bench(
             )
         path = find_model(options.model)
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.bench.process import Cache
         from pyh2o.bench.turns import Turns
         from pyh2o.llama import Llama
         from pyh2o.llama.description import describe_model
@@ -67,38 +69,19 @@ def bench(
         model = describe_model(
             path, options.eviction, n_ctx=options.ctx, kv_type=options.kv_type.value
         )
-        if model.refused and not options.no_evict:
-            raise InputError(f"{model.refused}: give another --model, or --no-evict")
         histories = parse_histories(history, model.window, rounds * n)
         n_tokens = histories[-1] + rounds * n
-        cells = whole_blocks(max(model.window, n_tokens))
-        machine = machine_settings(options)
-        full = {**machine, "evict": False, "swa_full": False, "n_ctx": cells}
-        caches = [
-            Cache("full", {**full, "flash_attn": False}, is_full=True),
-            Cache("full, flash attention", {**full, "flash_attn": True}, is_full=True),
-        ]
-        needed = path.stat().st_size + (2 * model.full.total if model.full else 0)
-        if model.evicting and not options.no_evict:
-            settings = {**machine, **cache_settings(options), "n_ctx": model.window}
-            caches.append(Cache("pyh2o", settings))
-            needed += model.evicting.total
-        if needed > (available := available_bytes() or needed):
-            raise InputError(
-                f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} "
-                "MiB are available: lower --ctx"
-            )
-        facts = machine_facts(options.threads or physical_cores(), machine["n_gpu_layers"])
+        caches = compared(options, path, model, n_tokens)
+        with Llama(str(path), vocab_only=True, verbose=False) as llm:
+            tokens = long_text(llm, n_tokens)
+        facts = machine_facts(options.threads or physical_cores(), options.gpu_layers or 0)
         terminal.write(
             f"{facts['cpu']}, {facts['threads']} threads · {path.name} · pyh2o {facts['pyh2o']}, "
             f"llama.cpp {facts['llama_cpp_commit']} · window {model.window}, {rounds} rounds of "
             f"{n} tokens\n"
         )
-        with Llama(str(path), vocab_only=True, verbose=False) as llm:
-            tokens = long_text(llm, n_tokens)
         bars, n_measured = Bars(), 0
-        on_turn = lambda cache, *_: bars.measuring(cache.name)  # noqa: E731
-        with closing(Turns(caches, path, tokens, on_turn)) as turns:
+        with closing(Turns(caches, path, tokens, bars.measuring)) as turns:
             for tokens_before, figures in turns.measure(histories, rounds=rounds, n=n):
                 bars.clear()
                 show_table(f"After {tokens_before:,} tokens of text", figures)
@@ -107,6 +90,39 @@ def bench(
             terminal.say(f"{name}: {reason}")
         if not n_measured:
             raise InputError("no cache could be measured")
+
+
+def compared(
+    options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
+) -> list[Cache]:
+    """llama.cpp's full caches for the window, or for the text where it is longer, and this one.
+
+    Raises:
+        InputError: the model's cache cannot be evicted, or there is too little memory for all.
+        PyH2OError: a setting of the machine that makes no sense.
+    """
+    from pyh2o.bench.process import Cache
+
+    cells = whole_blocks(max(model.window, n_tokens))
+    machine = machine_settings(options)
+    full = {**machine, "evict": False, "swa_full": False, "n_ctx": cells}
+    caches = [
+        Cache("full", {**full, "flash_attn": False}, is_full=True),
+        Cache("full, flash attention", {**full, "flash_attn": True}, is_full=True),
+    ]
+    needed = path.stat().st_size + (2 * model.full.total if model.full else 0)
+    if not options.no_evict:
+        if model.evicting is None:
+            raise InputError(f"{model.refused}: give another --model, or --no-evict")
+        settings = {**machine, **cache_settings(options), "n_ctx": model.window}
+        caches.append(Cache("pyh2o", settings))
+        needed += model.evicting.total
+    if needed > (available := available_bytes() or needed):
+        raise InputError(
+            f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} MiB "
+            "are available: lower --ctx"
+        )
+    return caches
 
 
 def parse_histories(given: str | None, window: int, generated: int) -> list[int]:

@@ -110,7 +110,7 @@ class Turns:
         caches: Sequence[Cache],
         model: Path,
         tokens: Sequence[int],
-        on_turn: Callable[[Cache, Action, int], None] = lambda cache, action, tokens: None,
+        on_turn: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Start the processes; nothing is measured yet.
 
@@ -118,7 +118,7 @@ class Turns:
             caches: in the order of the first round.
             model: a GGUF file.
             tokens: of the text that all read.
-            on_turn: called after each turn.
+            on_turn: called with the name of a cache when it is made and after each of its turns.
         """
         self.failures: dict[str, str] = {}
         self._on_turn = on_turn
@@ -129,6 +129,7 @@ class Turns:
                     self._all.append(_Measured(cache, Worker(cache, model, tokens)))
                 except CacheFailedError as error:
                     self.failures[cache.name] = str(error)
+                on_turn(cache.name)
         except BaseException:
             self.close()
             raise
@@ -195,5 +196,5 @@ class Turns:
             self.failures[one.cache.name] = str(error)
             one.worker.close()
             return False
-        self._on_turn(one.cache, action, n)
+        self._on_turn(one.cache.name)
         return True

@@ -19,6 +19,7 @@ from typing import Any
 from pyh2o.bench.turns import Figures, Turns
 from pyh2o.cache.settings import DEFAULT_POLICY, whole_blocks
 from pyh2o.cache.statistics import mib_text
+from pyh2o.errors import SettingsError
 from pyh2o.policies import parse_policy
 from pyh2o.system.machine import machine_facts
 
@@ -95,12 +96,10 @@ def compare(asked: Comparison, facts: ModelFacts, file: Path | None) -> None:
     )
     record: dict[str, Any] = {"machine": machine, "settings": _settings(asked), "histories": []}
     cells = whole_blocks(asked.window)
-    with closing(
-        Turns(
-            caches, asked.model, tokens, lambda cache, action, n: say(f"{cache.name}: {action} {n}")
-        )
-    ) as turns:
+    with closing(Turns(caches, asked.model, tokens, say)) as turns:
         for history, figures in turns.measure(asked.histories, rounds=asked.rounds, n=asked.n):
+            if not figures:
+                raise SettingsError(f"no cache could be measured: {turns.failures}")
             full = full_bytes(figures, cells)
             rows = [figure_of(one, full, facts.weight_bytes, per_second) for one in figures]
             print(table(f"After {history:,} tokens", rows, turns.failures).markdown(), flush=True)
