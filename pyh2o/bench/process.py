@@ -138,8 +138,7 @@ class Worker:
             )
         self.pid = self._process.pid
         try:
-            self._connection.send(sys.path)
-            self.ready = self._asked((cache, model, tokens))
+            self.ready = self._asked(sys.path, (cache, model, tokens))
         except BaseException:
             self.close()
             raise
@@ -160,9 +159,10 @@ class Worker:
             self._process.wait(_PATIENCE)
         self._log.close()
 
-    def _asked(self, message: Any) -> Done:
+    def _asked(self, *messages: Any) -> Done:
         try:
-            self._connection.send(message)
+            for message in messages:
+                self._connection.send(message)
             reply: Done | str = self._connection.recv()
         except (EOFError, OSError):
             raise CacheFailedError(self._death()) from None

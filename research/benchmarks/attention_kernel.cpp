@@ -1,7 +1,7 @@
 // The attention op on its own, on one thread: nanoseconds for each row of K and V, and for each query of a prompt.
 //
 //   LIB=$(echo .venv/lib/python3*/site-packages/pyh2o/lib)
-//   c++ -std=c++17 -O2 -Inative/src -I$(echo build/*/llama.cpp/ggml/include) benchmarks/attention_kernel.cpp \
+//   c++ -std=c++17 -O2 -Inative/src -I$(echo build/*/llama.cpp/ggml/include) research/benchmarks/attention_kernel.cpp \
 //       -L$LIB -lllama -lggml -lggml-cpu -lggml-base -Wl,-rpath,$PWD/$LIB -o attention_kernel
 //   ./attention_kernel
 //

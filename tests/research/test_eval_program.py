@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_program_of_the_checkout_runs_the_installed_package(path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "**a.txt, 400 tokens, over those from 100 on**" in done.stdout
+
+
+def test_package_does_not_import_research() -> None:
+    files = [path for folder in ("pyh2o", "cli") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    for path in files:
+        assert not re.search(r"^\s*(from|import) research\b", path.read_text("utf-8"), re.MULTILINE)
 
 
 def test_policies_with_parameters() -> None:
