@@ -88,7 +88,7 @@ wheel: .venv/tested ## a wheel for other machines, in dist, tried without a comp
 	$(BIN)/python scripts/wheel_check.py
 
 soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINUTES=5)
-	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/soak/many_clients.py --minutes $(MINUTES)
 
 audit: .venv/audited ## ask a public database for known holes in all packages of .venv
 	$(BIN)/python scripts/audit.py

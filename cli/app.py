@@ -10,14 +10,12 @@ import typer
 
 import pyh2o
 
-from . import ask, batch, config, doctor, models, rpc_server, serve, sessions
+from . import ask, batch, bench, config, doctor, models, rpc_server, serve, sessions
 from .chat.command import chat
 from .defaults import DOCTOR, ProgramWithDefaults
 from .errors import EXIT_ERROR, reported_errors, say_error
 from .generate.command import generate
 from .help import Command
-from .measure import bench
-from .measure import eval as evaluation
 from .terminal.terminal import (
     drop_unwritten_notes,
     open_missing_streams,
@@ -43,11 +41,10 @@ app.command("serve")(serve.serve)
 app.command("rpc-server")(rpc_server.rpc_server)
 app.command("bench")(bench.bench)
 app.command(DOCTOR)(doctor.doctor)
-app.add_typer(evaluation.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(config.app, name="config")
-for commands in (app, evaluation.app, models.app, sessions.app, config.app):
+for commands in (app, models.app, sessions.app, config.app):
     for command in commands.registered_commands:
         command.cls = Command
 

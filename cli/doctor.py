@@ -22,9 +22,9 @@ from pyh2o.system.report import Configuration, make_report
 from .defaults import config_path, default_map, read_sections, variables_set
 from .doctor_text import report_text
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
-from .measure.output import new_file, write_file
 from .terminal.entries import entry
 from .terminal.terminal import paint, terminal
+from .text_files import new_file, write_file
 
 STDOUT = Path("-")
 

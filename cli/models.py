@@ -25,13 +25,13 @@ from pyh2o.models.names import whole_name
 
 from .errors import EXIT_ERROR
 from .help import Group
-from .measure.output import new_file, write_file
 from .options import KVType, takes_run_options
 from .shell_completion import complete_model, complete_packaged_model
 from .terminal.entries import LABEL, entry
 from .terminal.progress import Bars
 from .terminal.terminal import harmless, terminal
 from .terminal.wording import count
+from .text_files import new_file, write_file
 
 if TYPE_CHECKING:
     from pyh2o.cache.kv_cache import Layer

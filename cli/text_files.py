@@ -1,8 +1,12 @@
-"""Text that comes from files."""
+"""Text that comes from files, and new files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from pyh2o.system.files import replacement
+from pyh2o.system.home import expanded
 
 from .errors import InputError
 
@@ -40,3 +44,25 @@ def text_of(file: Path) -> str:
     if not text.strip():
         raise InputError(f"{file} is empty: nothing was sent")
     return text.removesuffix("\n")
+
+
+def new_file(option: str, name: Path) -> Path:
+    """Where a new file is going to be, checked before minutes of work.
+
+    Raises:
+        InputError: it exists, or its folder cannot be written to.
+    """
+    path = expanded(name).absolute()
+    if path.exists():
+        raise InputError(f"{name} exists: give another {option}, or remove it")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}: create it, or give another {option}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path.parent} is not writable: give {option} another folder")
+    return path
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file next to where it belongs, and rename it: a crash leaves no half of one."""
+    with replacement(path, prefix=".pyh2o-new-") as file:
+        file.write(data)

@@ -1,4 +1,4 @@
-"""Collect texts of nine kinds for `pyh2o eval fidelity --keep-lines` from Debian packages.
+"""Collect texts of nine kinds for `research.eval fidelity --keep-lines` from Debian packages.
 
 Nothing is downloaded here. The packages need not be installed, unpacking them is enough:
 

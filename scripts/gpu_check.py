@@ -186,7 +186,7 @@ def check_text(python: Path, model: Path | None) -> Iterator[Check]:
     if model is None:
         yield Check(name, "left out: no --model", "equal, or a near tie", True)
         return
-    done = run(python, ROOT / "benchmarks" / "gpu_logits.py", model)
+    done = run(python, ROOT / "scripts" / "gpu_logits.py", model)
     yield Check(name, done.last_line, "equal, or a near tie", done.ok)
 
 
@@ -207,14 +207,14 @@ def check_speed(python: Path, folder: Path, shape: str, history: str) -> Iterato
     """A model of random weights, by turns with llama.cpp's full cache and flash attention."""
     model, report = folder / f"{shape}.gguf", folder / "bench.json"
     if not model.exists():
-        call(python, ROOT / "benchmarks" / "random_model.py", shape, model)
+        call(python, "-m", "research.benchmarks.random_model", shape, model, cwd=ROOT)
     report.unlink(missing_ok=True)
     longest = max(int(tokens) for tokens in history.split(","))
     call(
-        *(python, "-m", "pyh2o.cli", "bench", "--model", model, "--gpu-layers", "-1"),
+        *(python, "-m", "research.speed", "--model", model, "--gpu-layers", "-1"),
         *("--ctx", str(longest), "--history", history, "--budget", "0.2,1.0", "--kv-type", "f16"),
         *("-n", "64", "--rounds", "5", "--recall", "0", "--json", report),
-        cwd=folder,
+        cwd=ROOT,
     )
     for result in json.loads(report.read_text())["histories"]:
         yield from speed_checks(result, is_longest=result["history"] == longest)

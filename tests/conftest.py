@@ -31,6 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
 import pytest
 
+import checkout  # noqa: F401
 import pyh2o  # noqa: F401  # before any test imports llama_cpp, which then runs on its library
 from cli_fakes import own_state
 from random_cases import Cases, Randomness

@@ -63,6 +63,10 @@ class Bars:
             parts.append(speed)
         self._show("answering", done, total, " · ".join(parts))
 
+    def measuring(self, what: str) -> None:
+        """Something is measured, nobody knows for how long."""
+        self._show("measuring", None, None, what)
+
     def clear(self) -> None:
         """Take the bar away; the next call draws a new one."""
         if self._progress is not None:

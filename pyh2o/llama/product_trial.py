@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..reference import Hyperparameters, LayerWeights, LlamaWeights, ReferenceLlama
 from ..system.backends import Traits, cpu_library, ggml_function, traits_of
 from . import Llama
 
@@ -24,6 +23,8 @@ N_READ, N_SINGLE = 40, 4
 """Tokens of a prompt, more than the rows of a tile, and those after it one by one."""
 
 _EPSILON = 1e-5
+_NORMS = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
+_ROPE_BASE = 10000.0  # which is llama.cpp's where a file has none
 _N_ROWS = 64  # that matrices are made of: some types take long to quantise
 _SIZE = 1 / np.sqrt(N_EMBD)  # of a weight
 # Types of which any bits mean a point of a table, whose search takes ggml seconds to prepare, and
@@ -35,6 +36,8 @@ _ALIGNMENT = 32
 _UINT32, _FLOAT32, _STRING = 4, 6, 8
 
 FloatArray = npt.NDArray[np.float32]
+Weights = Mapping[str, FloatArray]
+"""Matrices [n_out, n_in] and norms [n_embd] of the model, by the names of the file."""
 
 _Rows = ctypes.c_void_p
 _quantize = ggml_function(
@@ -74,7 +77,7 @@ def run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> None:
 
 
 def error_of(
-    path: Path, weights: LlamaWeights, *, on_gpus: bool, rearranged: bool, seed: int = 0
+    path: Path, weights: Weights, *, on_gpus: bool, rearranged: bool, seed: int = 0
 ) -> float:
     """How far logits are from NumPy's, as a part of their size: the largest of all tokens'."""
     tokens = np.random.default_rng(seed).integers(0, N_VOCAB, N_READ + N_SINGLE)
@@ -95,12 +98,12 @@ def error_of(
         for token in tokens[N_READ:].tolist():
             llm.eval([token])
         logits = llm.scores[: len(tokens)].copy()
-    expected = ReferenceLlama(weights).eval(tokens)
+    expected = logits_of(weights, tokens)
     errors = np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     return float(errors.max())
 
 
-def write_model(path: Path, number: int, seed: int = 0) -> LlamaWeights:
+def write_model(path: Path, number: int, seed: int = 0) -> Weights:
     """Write a random model of one layer without a vocabulary, and return its weights.
 
     Args:
@@ -110,53 +113,66 @@ def write_model(path: Path, number: int, seed: int = 0) -> LlamaWeights:
     """
     rng = np.random.default_rng(seed)
     rows, values = _random_rows(number, rng)
-    tensors: dict[str, tuple[int, npt.NDArray[Any]]] = {}
-
-    def matrix(name: str, n_out: int, n_in: int) -> FloatArray:
-        drawn = rng.integers(0, _N_ROWS, (n_out, n_in // N_EMBD))
-        tensors[name] = number, rows[drawn].reshape(n_out, -1)
-        return values[drawn].reshape(n_out, n_in)
-
-    def norm(name: str) -> FloatArray:
-        ones = np.ones(N_EMBD, np.float32)
-        tensors[name] = 0, ones
-        return ones
-
     n_kv = N_EMBD // N_HEAD * N_HEAD_KV
-    weights = LlamaWeights(
-        hyperparameters=Hyperparameters(
-            n_layer=1,
-            n_embd=N_EMBD,
-            n_head=N_HEAD,
-            n_head_kv=N_HEAD_KV,
-            head_size=N_EMBD // N_HEAD,
-            rope_base=10000.0,
-            rope_scale=1.0,
-            rms_epsilon=_EPSILON,
-            rope_gain=1.0,
-            n_ctx_train=1024,
-            n_ctx_short=1024,
-        ),
-        embedding=matrix("token_embd", N_VOCAB, N_EMBD),
-        layers=(
-            LayerWeights(
-                attention_norm=norm("blk.0.attn_norm"),
-                query=matrix("blk.0.attn_q", N_EMBD, N_EMBD),
-                key=matrix("blk.0.attn_k", n_kv, N_EMBD),
-                value=matrix("blk.0.attn_v", n_kv, N_EMBD),
-                attention_output=matrix("blk.0.attn_output", N_EMBD, N_EMBD),
-                ffn_norm=norm("blk.0.ffn_norm"),
-                gate=matrix("blk.0.ffn_gate", N_FF, N_EMBD),
-                up=matrix("blk.0.ffn_up", N_FF, N_EMBD),
-                down=matrix("blk.0.ffn_down", N_EMBD, N_FF),
-            ),
-        ),
-        output_norm=norm("output_norm"),
-        output=matrix("output", N_VOCAB, N_EMBD),
-        rope_factors=np.ones(N_EMBD // N_HEAD // 2, np.float32),
-    )
+    shapes = {
+        "token_embd": (N_VOCAB, N_EMBD),
+        "blk.0.attn_q": (N_EMBD, N_EMBD),
+        "blk.0.attn_k": (n_kv, N_EMBD),
+        "blk.0.attn_v": (n_kv, N_EMBD),
+        "blk.0.attn_output": (N_EMBD, N_EMBD),
+        "blk.0.ffn_gate": (N_FF, N_EMBD),
+        "blk.0.ffn_up": (N_FF, N_EMBD),
+        "blk.0.ffn_down": (N_EMBD, N_FF),
+        "output": (N_VOCAB, N_EMBD),
+    }
+    ones = np.ones(N_EMBD, np.float32)
+    weights: dict[str, FloatArray] = dict.fromkeys(_NORMS, ones)
+    tensors: dict[str, tuple[int, npt.NDArray[Any]]] = dict.fromkeys(weights, (0, ones))
+    for name, (n_out, n_in) in shapes.items():
+        drawn = rng.integers(0, len(rows), (n_out, n_in // N_EMBD))
+        tensors[name] = number, rows[drawn].reshape(n_out, -1)
+        weights[name] = values[drawn].reshape(n_out, n_in)
     _write(path, tensors)
     return weights
+
+
+def logits_of(weights: Weights, tokens: npt.NDArray[np.int64]) -> FloatArray:
+    """Logits [n_tokens, N_VOCAB] of a text from its first token on, with all norms one."""
+    x = weights["token_embd"][tokens]
+    q, k, v = (_heads(_normed(x) @ weights[f"blk.0.attn_{name}"].T) for name in "qkv")
+    k, v = (np.repeat(rows, N_HEAD // N_HEAD_KV, axis=0) for rows in (k, v))
+    paid: FloatArray = _rotated(q) @ _rotated(k).swapaxes(1, 2) / np.sqrt(np.float32(q.shape[-1]))
+    paid[:, ~np.tri(len(tokens), dtype=bool)] = -np.inf
+    paid = np.exp(paid - paid.max(axis=-1, keepdims=True))
+    paid /= paid.sum(axis=-1, keepdims=True)
+    x += (paid @ v).swapaxes(0, 1).reshape(x.shape) @ weights["blk.0.attn_output"].T
+    y = _normed(x)
+    gate = y @ weights["blk.0.ffn_gate"].T
+    with np.errstate(over="ignore"):  # infinity, by which a gate becomes the right zero
+        gate /= 1 + np.exp(-gate)
+    x += (gate * (y @ weights["blk.0.ffn_up"].T)) @ weights["blk.0.ffn_down"].T
+    logits: FloatArray = _normed(x) @ weights["output"].T
+    return logits
+
+
+def _normed(x: FloatArray) -> FloatArray:
+    normed: FloatArray = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(_EPSILON))
+    return normed
+
+
+def _heads(x: FloatArray) -> FloatArray:
+    """[n_tokens, n_heads * head_size] to [n_heads, n_tokens, head_size]."""
+    heads: FloatArray = x.reshape(len(x), -1, N_EMBD // N_HEAD).swapaxes(0, 1)
+    return heads
+
+
+def _rotated(x: FloatArray) -> FloatArray:
+    """Each pair of neighbouring elements of [n_heads, n_tokens, head_size], turned by its angle."""
+    frequencies = _ROPE_BASE ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    turns = np.exp(1j * np.outer(np.arange(x.shape[1]), frequencies)).astype(np.complex64)
+    pairs: npt.NDArray[np.complex64] = np.ascontiguousarray(x).view(np.complex64) * turns
+    rotated: FloatArray = pairs.view(np.float32)
+    return rotated
 
 
 def _random_rows(number: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.uint8], FloatArray]:

@@ -9,7 +9,7 @@ of equal ones the newer row. It is a frozen record of its parameters:
     llm = Llama(model_path="model.gguf", policy=Snap(queries=64))
     llm = Llama(model_path="model.gguf", policy="snap:queries=64")  # the same
 
-The scores of this package explain and check; :mod:`pyh2o.reference` uses them. A running model
+The scores of this package explain and check; :mod:`research.reference` uses them. A running model
 computes the same ones in native/src/policies.
 
 A new policy here is one file: a frozen dataclass with a `name`, its parameters and `score`, and its

@@ -232,7 +232,8 @@ def test_the_program_ends_with_the_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["models"], ["chat"], ["generate"], ["serve"], ["models", "check"]]
+    "command",
+    [[], ["models"], ["chat"], ["generate"], ["serve"], ["models", "check"], ["bench"]],
 )
 def test_help_names_values_as_people_do(command: list[str]) -> None:
     shown = run(*command, "--help").text

@@ -140,7 +140,7 @@ def test_bash_completes_a_model(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("Qwen3-4B-Q4_K_M\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "chat", "eval", "eval fidelity", "models fetch"])
+@pytest.mark.parametrize("command", ["", "chat", "models", "models fetch"])
 def test_short_option_for_help(command: str) -> None:
     short, long = (run(*command.split(), option) for option in ("-h", "--help"))
     assert (short.code, short.notes) == (0, "")
@@ -149,7 +149,7 @@ def test_short_option_for_help(command: str) -> None:
 
 def test_manual_page_has_every_command() -> None:
     page = manual_page()
-    for name in ("chat", "eval fidelity", "models fetch", "config show"):
+    for name in ("chat", "bench", "models fetch", "config show"):
         assert f'.SS "pyh2o {roff(name)}"\n' in page
     assert ".B \\-\\-max\\-tokens, \\-n\n" in page
     assert page.isascii()

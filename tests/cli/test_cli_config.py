@@ -105,10 +105,10 @@ def test_flag_with_two_names(file: Path, fake: FakeModel) -> None:
 
 
 def test_group_of_commands(file: Path) -> None:
-    file.write_text('[eval]\nmodel = "all.gguf"\n\n[eval.story]\nmodel = "story.gguf"\n')
-    Path("in.txt").write_text("words\n")
-    assert "all.gguf" in run("eval", "fidelity", "--text", "in.txt").notes
-    assert "story.gguf" in run("eval", "story").notes
+    file.write_text('[models]\njson = "of-all/a.json"\n')
+    assert "of-all" in run("models", "check").notes
+    file.write_text('[models]\njson = "of-all/a.json"\n\n[models.check]\njson = "its-own/a.json"\n')
+    assert "its-own" in run("models", "check").notes
 
 
 def test_one_model_for_a_command_that_takes_several(file: Path) -> None:

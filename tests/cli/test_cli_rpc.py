@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import ENDLESS, PATIENCE, run, run_program, start_program
+from research.eval.__main__ import main as evaluate
 from rpc_servers import RPCServer, needs_rpc, rpc_server, unused_address
 from tiny_gguf import write_tiny_gguf
 
@@ -96,16 +97,20 @@ def test_what_is_no_server(path: Path) -> None:
     assert output.notes.startswith("error: 'here' is no server: give host:port")
 
 
-def test_measuring_on_a_server(path: Path) -> None:
+def test_measuring_on_a_server(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("a quick brown fox jumps over the lazy dog. " * 20)
-    fidelity = [
-        "eval", "fidelity", "--model", str(path), "--text", "text.txt", "--tokens", "64",
-        "--budget", "16", "--policy", "h2o", "--threads", "1",
-    ]  # fmt: skip
     with rpc_server() as address:
-        output = run(*fidelity, "--rpc", address, "--json", "a.json")
-    assert output.code == 0, output.notes
+        given = ["fidelity", "--model", str(path), "--text", "text.txt", "--tokens", "64"]
+        given += ["--budget", "16", "--policy", "h2o", "--threads", "1"]
+        evaluate([*given, "--rpc", address, "--json", "a.json"])
+    assert "h2o" in capsys.readouterr().out
     data = json.loads(Path("a.json").read_text())
     assert data["basis"]["--rpc"] == 1
     assert data["basis"]["--gpu-layers"] == -1
     assert address not in Path("a.json").read_text()
+
+
+def test_processes_do_not_share_a_server(path: Path) -> None:
+    output = run("bench", "--model", str(path), "--rpc", "127.0.0.1:50052")
+    assert output.code == 1
+    assert output.notes.startswith("error: --rpc: each cache has a process of its own")

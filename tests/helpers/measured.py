@@ -1,4 +1,4 @@
-"""What the tests of measurements share: files of results, texts, and what is said meanwhile."""
+"""What the tests of measurements share: the caches that are compared, files of results, texts."""
 
 from __future__ import annotations
 
@@ -8,46 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from pyh2o.measuring.measurement import CacheSettings
-from pyh2o.measuring.results import ResultFile
+from research.eval.measurement import CacheSettings
+from research.eval.results import ResultFile
 
 TRAINED = 1024
 """Tokens that the tiny model of these tests was trained on."""
 
-CACHES = CacheSettings(("h2o", "streaming"), (0.25, 100), recent_share=0.5)
-
-
-class Quiet:
-    """Takes down what it is told."""
-
-    def __init__(self) -> None:
-        self.planned = 0
-        self.done = 0
-        self.notes: list[str] = []
-
-    def plan(self, total: int) -> None:
-        self.planned = total
-
-    def advance(self, label: str, amount: int) -> None:
-        assert label
-        self.done += amount
-
-    def extra(self, label: str, done: int, total: int) -> None:
-        assert 0 < done <= total
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+CACHES = CacheSettings(("h2o", "streaming"), (0.25, 100))
 
 
 def random_text(rng: np.random.Generator, n: int) -> str:
     return "".join(rng.choice([*ascii_lowercase, " "], size=n).tolist())
 
 
-def results(path: Path | None = None, kind: str = "x", *, with_arrays: bool = False) -> ResultFile:
-    return ResultFile(path, kind, {"--seed": 1}, {"cpu": "a"}, with_arrays=with_arrays)
+def results(path: Path | None = None) -> ResultFile:
+    return ResultFile(path, "x", {"--seed": 1}, {"cpu": "a"})
 
 
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_times(one) for key, one in value.items() if key != "seconds"}
-    return [without_times(one) for one in value] if isinstance(value, list) else value
+def without_times(units: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**unit, "seconds": 0} for name, unit in units.items()}
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of all Markdown tables, without their headings."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] not in ("cache", "text and cache", "---")]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import checkout  # noqa: F401
 from pyh2o import Llama
-from pyh2o.reference import ReferenceLlama, codes, search
+from research.reference import ReferenceLlama, codes, search
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]

@@ -7,12 +7,13 @@ import copy
 import llama_cpp
 import numpy as np
 
+import checkout  # noqa: F401
 from pyh2o import Llama
 from pyh2o.policies import parse_policy
-from pyh2o.reference.attention import collected_attention
-from pyh2o.reference.cache import LayerCache
-from pyh2o.reference.compaction import RotaryPlace, compact
-from pyh2o.reference.eviction import EvictionParameters
+from research.reference.attention import collected_attention
+from research.reference.cache import LayerCache
+from research.reference.compaction import RotaryPlace, compact
+from research.reference.eviction import EvictionParameters
 
 # Tokens that tell by their scores which layers look at the same rows.
 N_PROBE = 8

@@ -20,7 +20,7 @@ import pytest
 from oracle import assert_same_rows, read, rows_of
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.llama import KV_TYPES, Llama
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS
 
 # isort: split

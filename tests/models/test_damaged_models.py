@@ -19,8 +19,8 @@ from pyh2o.errors import ModelError
 from pyh2o.llama.damage import check_header
 from pyh2o.llama.gguf_file import files_of
 from pyh2o.llama.header import read_header
-from pyh2o.measuring.model import read_model
 from reference_rows import last_logits
+from research.eval.model import read_model
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 from tiny_llama import tiny_llama
 

@@ -13,7 +13,7 @@ from oracle import read
 from pyh2o import Llama
 from pyh2o.llama import KV_TYPES
 from pyh2o.policies import POLICIES, Policy, parse_policy
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 

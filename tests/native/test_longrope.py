@@ -15,7 +15,7 @@ from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.errors import SettingsError, StateError
 from pyh2o.llama.evicting import address
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 

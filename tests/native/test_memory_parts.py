@@ -18,8 +18,8 @@ from masked import MaskedLlama
 from oracle import CLEAR_MARGIN
 from pyh2o import Llama
 from pyh2o.errors import StateError
-from pyh2o.reference.eviction import EvictionParameters
 from reference_rows import ReferenceRows, last_logits
+from research.reference.eviction import EvictionParameters
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent
 

@@ -17,7 +17,7 @@ from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.errors import NativeError, StateError
 from pyh2o.policies import POLICIES, parse_policy
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 

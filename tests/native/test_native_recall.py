@@ -12,7 +12,7 @@ import pytest
 from oracle import Step, assert_same_rows, clear_steps, read
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.reference import ReferenceLlama, as_float32
+from research.reference import ReferenceLlama, as_float32
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama, tiny_parent
 

@@ -10,7 +10,7 @@ import pytest
 from oracle import assert_same_rows, assert_same_steps, clear_steps, read, rows_of, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama
 

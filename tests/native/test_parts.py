@@ -14,8 +14,8 @@ import pytest
 
 from compiled import NATIVE, compile_library, int32s, pointer, sizes_of
 from pyh2o.policies import POLICIES, Policy, parse_policy
-from pyh2o.reference import select
 from random_cases import Cases
+from research.reference import select
 
 CACHE_PARTS = ["plan", "row-positions", "query-ring"]
 

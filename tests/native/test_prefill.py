@@ -13,7 +13,7 @@ from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
 from pyh2o.errors import NativeError, SettingsError
 from pyh2o.llama import KV_TYPES
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 

@@ -13,7 +13,7 @@ import pytest
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 

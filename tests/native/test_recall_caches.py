@@ -10,7 +10,7 @@ import pytest
 
 from oracle import read
 from pyh2o import Llama
-from pyh2o.reference import ReferenceLlama, as_float16
+from research.reference import ReferenceLlama, as_float16
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 

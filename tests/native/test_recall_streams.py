@@ -12,7 +12,7 @@ import pytest
 from oracle import assert_same_rows, clear_steps
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.policies import H2O
-from pyh2o.reference import ReferenceLlama, as_float32
+from research.reference import ReferenceLlama, as_float32
 from streams import N_SEQ, Context
 from tiny_gguf import write_tiny_gguf
 

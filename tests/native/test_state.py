@@ -15,8 +15,8 @@ from pyh2o import Llama
 from pyh2o.errors import SettingsError, StateError
 from pyh2o.llama import KV_TYPES
 from pyh2o.llama.states import read_kv_state
-from pyh2o.reference import ReferenceLlama
 from reference_rows import last_logits
+from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 

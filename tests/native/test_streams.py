@@ -14,7 +14,7 @@ from oracle import CLEAR_MARGIN, assert_same_rows, chose_clearly, rows_of
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import NativeError
 from pyh2o.policies import H2O
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from streams import N_SEQ, Context
 from tiny_gguf import write_tiny_gguf
 

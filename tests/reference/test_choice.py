@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyh2o.reference import EvictionParameters, margin, quotas, select
 from random_cases import Cases
+from research.reference import EvictionParameters, margin, quotas, select
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]

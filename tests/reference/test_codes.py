@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyh2o.reference import N_PAGE, PageCodes, as_float16, encode, estimates, search_groups
-from pyh2o.reference.archive import LayerArchive
-from pyh2o.reference.codes import LARGEST, hadamard
-from pyh2o.reference.search import best_rows, row_scores
 from random_cases import Cases
+from research.reference import N_PAGE, PageCodes, as_float16, encode, estimates, search_groups
+from research.reference.archive import LayerArchive
+from research.reference.codes import LARGEST, hadamard
+from research.reference.search import best_rows, row_scores
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o.policies import H2O
-from pyh2o.reference import (
+from research.reference import (
     EvictionParameters,
     LayerCache,
     RotaryPlace,
@@ -19,7 +19,7 @@ from pyh2o.reference import (
     collected_squares,
     compact,
 )
-from pyh2o.reference.layers import rotate as rotate_pairs
+from research.reference.layers import rotate as rotate_pairs
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import pyh2o.reference.model as reference_llama
+import research.reference.model as reference_llama
 from pyh2o.policies import (
     NACL,
     POLICIES,
@@ -22,7 +22,8 @@ from pyh2o.policies import (
     Streaming,
     uniform_numbers,
 )
-from pyh2o.reference import (
+from random_cases import Cases
+from research.reference import (
     EvictionParameters,
     LayerCache,
     ReferenceLlama,
@@ -31,7 +32,6 @@ from pyh2o.reference import (
     collected_attention,
     compact,
 )
-from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]

@@ -10,7 +10,7 @@ import pytest
 
 from pyh2o.errors import SettingsError
 from pyh2o.policies import H2O, POLICIES, Expected, H2ODecay, Policy, Snap, parse_policy
-from pyh2o.reference import ReferenceLlama
+from research.reference import ReferenceLlama
 from some_policies import ALL_KINDS, CHANGED
 from tiny_gguf import write_tiny_gguf
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, RopeScalingType
 
-from pyh2o.reference import LlamaWeights, ReferenceLlama, read_gguf
+from research.reference import LlamaWeights, ReferenceLlama, read_gguf
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]

@@ -12,9 +12,9 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from pyh2o.reference import ReferenceLlama, as_float16, as_float32
-from pyh2o.reference.codes import hadamard
-from pyh2o.reference.layers import Rope, rms_norm, split_heads
+from research.reference import ReferenceLlama, as_float16, as_float32
+from research.reference.codes import hadamard
+from research.reference.layers import Rope, rms_norm, split_heads
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]

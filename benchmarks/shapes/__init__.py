@@ -1,1 +1,0 @@
-"""Architectures that `random_model.py` writes models of, one in a file: fields and tensors."""

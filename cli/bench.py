@@ -1,0 +1,192 @@
+"""`pyh2o bench`: speed and memory of the cache that the options ask for, beside the full cache."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from pyh2o.cache.settings import whole_blocks
+from pyh2o.cache.statistics import mib_text
+from pyh2o.models import find_model
+from pyh2o.system.machine import available_bytes, machine_facts
+from pyh2o.system.threads import physical_cores
+
+from .errors import InputError, reported_errors
+from .loading import cache_settings, machine_settings
+from .options import ModelOptions, takes_run_options
+from .terminal.progress import Bars
+from .terminal.terminal import stdout, terminal
+
+if TYPE_CHECKING:
+    from pyh2o.bench.process import Cache
+    from pyh2o.bench.turns import Figures
+    from pyh2o.llama.description import ModelDescription
+
+LONGEST_DEFAULT = 8192
+HEADINGS = (
+    "cache", "KV memory", "archive", "GPU MiB", "peak MiB", "read tok/s", "first token s",
+    "generate tok/s (range)", "x full (range)", "compactions, % of time",
+)  # fmt: skip
+
+
+@takes_run_options
+def bench(
+    *,
+    options: ModelOptions,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS,...",
+            help="Lengths of text after which is measured.",
+            show_default="0,4096,8192, or less for a smaller window",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every cache.")] = 5,
+    n: Annotated[int, typer.Option("-n", min=1, help="Tokens of a turn.")] = 32,
+) -> None:
+    """Measure speed and memory on this machine: this cache and llama.cpp's full ones, by turns.
+
+    Each cache has its own process. Where the output is no terminal, the tables are Markdown.
+    """
+    with reported_errors():
+        if options.rpc:
+            raise InputError(
+                "--rpc: each cache has a process of its own, and a server talks to one program at "
+                "a time: leave it out"
+            )
+        path = find_model(options.model)
+        # Imported here because it loads llama.cpp, which `--help` must not wait for.
+        from pyh2o.bench.turns import Turns
+        from pyh2o.llama import Llama
+        from pyh2o.llama.description import describe_model
+
+        model = describe_model(
+            path, options.eviction, n_ctx=options.ctx, kv_type=options.kv_type.value
+        )
+        histories = parse_histories(history, model.window, rounds * n)
+        n_tokens = histories[-1] + rounds * n
+        caches = compared(options, path, model, n_tokens)
+        with Llama(str(path), vocab_only=True, verbose=False) as llm:
+            tokens = long_text(llm, n_tokens)
+        facts = machine_facts(options.threads or physical_cores(), options.gpu_layers or 0)
+        terminal.write(
+            f"{facts['cpu']}, {facts['threads']} threads · {path.name} · pyh2o {facts['pyh2o']}, "
+            f"llama.cpp {facts['llama_cpp_commit']} · window {model.window}, {rounds} rounds of "
+            f"{n} tokens\n"
+        )
+        bars, n_measured = Bars(), 0
+        with closing(Turns(caches, path, tokens, bars.measuring)) as turns:
+            for tokens_before, figures in turns.measure(histories, rounds=rounds, n=n):
+                bars.clear()
+                show_table(f"After {tokens_before:,} tokens of text", figures)
+                n_measured = len(figures)
+        for name, reason in turns.failures.items():
+            terminal.say(f"{name}: {reason}")
+        if not n_measured:
+            raise InputError("no cache could be measured")
+
+
+def compared(
+    options: ModelOptions, path: Path, model: ModelDescription, n_tokens: int
+) -> list[Cache]:
+    """llama.cpp's full caches for the window, or for the text where it is longer, and this one.
+
+    Raises:
+        InputError: the model's cache cannot be evicted, or there is too little memory for all.
+        PyH2OError: a setting of the machine that makes no sense.
+    """
+    from pyh2o.bench.process import Cache
+
+    cells = whole_blocks(max(model.window, n_tokens))
+    machine = machine_settings(options)
+    full = {**machine, "evict": False, "swa_full": False, "n_ctx": cells}
+    caches = [
+        Cache("full", {**full, "flash_attn": False}, is_full=True),
+        Cache("full, flash attention", {**full, "flash_attn": True}, is_full=True),
+    ]
+    needed = path.stat().st_size + (2 * model.full.total if model.full else 0)
+    if not options.no_evict:
+        if model.evicting is None:
+            raise InputError(f"{model.refused}: give another --model, or --no-evict")
+        settings = {**machine, **cache_settings(options), "n_ctx": model.window}
+        caches.append(Cache("pyh2o", settings))
+        needed += model.evicting.total
+    if needed > (available := available_bytes() or needed):
+        raise InputError(
+            f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} MiB "
+            "are available: lower --ctx"
+        )
+    return caches
+
+
+def parse_histories(given: str | None, window: int, generated: int) -> list[int]:
+    """Lengths of text, ascending.
+
+    Args:
+        given: the list of the user; None for no text, a long one, and one of half its length.
+        window: tokens.
+        generated: tokens after each of them.
+
+    Raises:
+        InputError: no list of lengths, or they are too close to each other.
+    """
+    if given is None:
+        longest = min(window, LONGEST_DEFAULT)
+        return sorted({0, longest, longest // 2 if longest // 2 > generated else 0})
+    try:
+        histories = sorted({int(item) for item in given.split(",")})
+    except ValueError:
+        raise InputError(f"--history {given!r} is no list such as 0,4096,8192") from None
+    if any(after < before + generated for before, after in pairwise([-generated, *histories])):
+        raise InputError(
+            f"--history {given}: give 0 or more tokens, {generated} (--rounds x -n) apart or more"
+        )
+    return histories
+
+
+def long_text(llm: Any, n_tokens: int) -> list[int]:
+    """Tokens of a text that every Python has, its own documentation, as often as it takes."""
+    from pydoc_data.topics import topics
+
+    tokens: list[int] = llm.tokenize("\n\n".join(topics.values()).encode())
+    return (tokens * -(-n_tokens // len(tokens)))[:n_tokens]
+
+
+def show_table(title: str, figures: list[Figures]) -> None:
+    """Print the figures of a history; columns without any are left out."""
+    rows = [_cells(one) for one in figures]
+    shown = [i for i in range(len(HEADINGS)) if any(row[i] for row in rows)]
+    if not stdout.is_terminal:
+        lines = [[HEADINGS[i] for i in shown], ["---"] + ["---:"] * (len(shown) - 1)]
+        lines += [[row[i] for i in shown] for row in rows]
+        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        terminal.write(f"\n**{title}**\n\n{text}")
+        return
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i in shown:
+        table.add_column(HEADINGS[i], justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    stdout.print(table)
+
+
+def _cells(one: Figures) -> list[str]:
+    use = one.done.use
+    return [
+        one.cache,
+        f"{mib_text(use.bytes_kv)} MiB",
+        f"{mib_text(use.bytes_archive)} MiB" if use.bytes_archive else "",
+        mib_text(use.bytes_device) if use.bytes_device else "",
+        f"{one.done.peak_bytes / 2**20:.0f}",
+        f"{one.read_per_second:.0f}" if one.read_per_second else "",
+        f"{one.first_token_seconds:.2f}",
+        f"{one.generated_per_second:.1f}",
+        f"{one.ratio:.2f}" if one.ratio else "",
+        f"{one.compactions}, {one.compaction_share:.1%}" if one.compactions else "",
+    ]

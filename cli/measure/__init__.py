@@ -1,1 +1,0 @@
-"""`pyh2o bench` and `pyh2o eval`."""

@@ -1,0 +1,1 @@
+"""Speed and memory of caches side by side: a process for each, which take turns."""

@@ -1,0 +1,200 @@
+"""Who does what when: only one cache computes at any time, and all of them take turns.
+
+A machine's speed drifts with its temperature and with what else runs on it. By turns the drift
+meets all caches, and the rounds of two caches can be compared one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from .process import Action, Cache, CacheFailedError, Done, Worker
+
+# Tokens that are read in a turn, at most.
+PIECE = 1024
+# Seconds between two turns: OpenMP's threads spin for some milliseconds before they go to sleep.
+PAUSE = 0.01
+
+
+@dataclass(frozen=True)
+class Range:
+    """The median of some values, the least and the most."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Range:
+        """Of at least one value."""
+        return cls(median(values), min(values), max(values))
+
+    def __format__(self, form: str) -> str:
+        """Each of the three as a number."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One cache at one history.
+
+    Attributes:
+        cache: its name.
+        done: what its process said last.
+        read_per_second: tokens, over the stretch of text up to here; None without one.
+        first_token_seconds: from an empty cache to the first token after so much text.
+        generated_per_second: tokens.
+        ratio: to the speed of the better full cache in the same round; None if none was measured.
+        compactions, compaction_share: in all rounds, and of their time.
+    """
+
+    cache: str
+    done: Done
+    read_per_second: float | None
+    first_token_seconds: float
+    generated_per_second: Range
+    ratio: Range | None
+    compactions: int
+    compaction_share: float
+
+
+class _Measured:
+    """A cache and what was measured of it."""
+
+    def __init__(self, cache: Cache, worker: Worker) -> None:
+        self.cache = cache
+        self.worker = worker
+        self.last = worker.ready
+        self.reading = self.stretch = (0, 0.0)  # tokens and seconds: in all, of the last stretch
+        self.start = worker.ready  # before the first round
+        self.rounds: list[float] = []  # seconds
+
+    def target(self, history: int) -> int:
+        return history if self.cache.text is None else self.cache.text
+
+    def speeds(self, n: int) -> list[float]:
+        return [n / seconds for seconds in self.rounds]
+
+    def figures(self, n: int, full: Sequence[float]) -> Figures:
+        before, after, speeds = self.start.use, self.last.use, self.speeds(n)
+        ratios = [own / other for own, other in zip(speeds, full, strict=False)]
+        (n_read, seconds), (n_last, seconds_last) = self.reading, self.stretch
+        # What was generated at shorter histories was not read, and counts as the rest does.
+        reading = seconds * self.start.position / n_read if n_read else 0.0
+        compacting = after.compaction_seconds - before.compaction_seconds
+        return Figures(
+            cache=self.cache.name,
+            done=self.last,
+            read_per_second=n_last / seconds_last if n_last else None,
+            first_token_seconds=reading + 1 / median(speeds),
+            generated_per_second=Range.of(speeds),
+            ratio=Range.of(ratios) if ratios else None,
+            compactions=after.compactions - before.compactions,
+            compaction_share=compacting / sum(self.rounds),
+        )
+
+
+class Turns:
+    """Lets caches read and generate by turns, each in a process, until it is closed.
+
+    Attributes:
+        failures: reason of each cache that had to be given up, by its name.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[Cache],
+        model: Path,
+        tokens: Sequence[int],
+        on_turn: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Start the processes; nothing is measured yet.
+
+        Args:
+            caches: in the order of the first round.
+            model: a GGUF file.
+            tokens: of the text that all read.
+            on_turn: called with the name of a cache when it is made and after each of its turns.
+        """
+        self.failures: dict[str, str] = {}
+        self._on_turn = on_turn
+        self._all: list[_Measured] = []
+        try:
+            for cache in caches:
+                try:
+                    self._all.append(_Measured(cache, Worker(cache, model, tokens)))
+                except CacheFailedError as error:
+                    self.failures[cache.name] = str(error)
+                on_turn(cache.name)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        for one in self._all:
+            one.worker.close()
+
+    def measure(
+        self, histories: Sequence[int], *, rounds: int, n: int
+    ) -> Iterator[tuple[int, list[Figures]]]:
+        """Read up to each history and generate after it.
+
+        Args:
+            histories: ascending; each beyond what was generated after the one before.
+            rounds: turns of generating at each.
+            n: tokens generated in a turn.
+
+        Yields:
+            A history, and the figures of all caches that could be measured.
+        """
+        for history in histories:
+            own = [one for one in self._all if one.cache.text is None or history == histories[-1]]
+            self._read(own, history)
+            for one in own:
+                one.start, one.rounds = one.last, []
+            for number in range(rounds):
+                for one in own if number % 2 == 0 else reversed(own):
+                    if self._ask(one, "generate", n):
+                        one.rounds.append(one.last.seconds)
+            alive = [one for one in own if one.cache.name not in self.failures]
+            full = [one.speeds(n) for one in alive if one.cache.is_full]
+            yield history, [one.figures(n, max(full, key=median, default=[])) for one in alive]
+
+    def _read(self, own: Sequence[_Measured], history: int) -> None:
+        for one in own:
+            one.stretch = (0, 0.0)
+            if one.cache.at_once and one.last.position and self._ask(one, "reset"):
+                one.reading = (0, 0.0)
+        reading = own
+        while reading:
+            for one in reading:
+                left = one.target(history) - one.last.position
+                piece = min(PIECE, left)
+                if piece > 0 and self._ask(one, "read" if piece < left else "end", piece):
+                    took = one.last.seconds
+                    one.stretch = (one.stretch[0] + piece, one.stretch[1] + took)
+                    one.reading = (one.reading[0] + piece, one.reading[1] + took)
+            reading = [
+                one
+                for one in reading
+                if one.cache.name not in self.failures and one.last.position < one.target(history)
+            ]
+
+    def _ask(self, one: _Measured, action: Action, n: int = 0) -> bool:
+        """Let a cache do something; False if it was given up, now or before."""
+        if one.cache.name in self.failures:
+            return False
+        time.sleep(PAUSE)
+        try:
+            one.last = one.worker.ask(action, n)
+        except CacheFailedError as error:
+            self.failures[one.cache.name] = str(error)
+            one.worker.close()
+            return False
+        self._on_turn(one.cache.name)
+        return True

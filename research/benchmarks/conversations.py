@@ -1,0 +1,144 @@
+"""How long a person waits in a conversation: for a first token, another answer, an opened session.
+
+    python -m research.benchmarks.conversations turns --turns 200
+    python -m research.benchmarks.conversations another --tokens 1600
+    python -m research.benchmarks.conversations loading --tokens 5000
+
+* turns: each asks a question of the same number of tokens. The time to the first piece of text
+  around turn 20 and at the end, as medians of eleven turns, and the tokens that were evaluated.
+* another: a text of so many tokens is the first message, and an answer during which rows are
+  evicted follows to the second, which is drawn again and again: the time to its first piece of
+  text, from copies of the cache and without them, by turns in a model each.
+* loading: a saved conversation against reading its text again, by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyh2o import Conversation, Llama
+from pyh2o.generation.sampling import Sampling
+from pyh2o.text.cache_copies import DEFAULT_MIB
+
+from ..eval.model import english_text, plain_tokens
+from .common import median_and_range, open_model, parser_of
+
+QUESTION = (
+    "This is question {:03d}: what would you like to tell me about the sea, the town and you?"
+)
+AROUND = 5
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """That something takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def to_the_end(pieces: Iterable[str]) -> float:
+    """Seconds until the first piece of an answer, which is drawn to its end."""
+    start, first = time.perf_counter(), 0.0
+    for _ in pieces:
+        first = first or time.perf_counter() - start
+    return first or time.perf_counter() - start
+
+
+def long_message(llm: Llama, n_tokens: int) -> str:
+    """A text of so many tokens."""
+    text: bytes = llm.detokenize(plain_tokens(llm, english_text())[:n_tokens])
+    return text.decode(errors="ignore")
+
+
+def turns(given: argparse.Namespace) -> None:
+    """A long dialogue: the time to the first token must not grow with the turns."""
+    llm = open_model(given)
+    talk = Conversation(llm, system="You are a friendly sailor.", sampling=Sampling(seed=7))
+    waits = []
+    for turn in range(1, given.turns + 1):
+        said = talk.say(QUESTION.format(turn), max_tokens=given.max_tokens)
+        waits.append(1e3 * to_the_end(said))
+        if turn % 20 == 0:
+            wait = statistics.median(waits[-2 * AROUND - 1 :])
+            print(
+                f"turn {turn}: {llm.n_tokens} tokens, {wait:.0f} ms, {llm.kv.summary()}", flush=True
+            )
+    early, late = waits[20 - 1 - AROUND : 20 + AROUND], waits[-2 * AROUND - 1 :]
+    print(
+        f"first token around turn 20: {median_and_range(early, '.1f', 'ms')}\n"
+        f"in the last {len(late)} turns: {median_and_range(late, '.1f', 'ms')}, "
+        f"ratio {statistics.median(late) / statistics.median(early):.3f}\n"
+        f"tokens in the text: {llm.n_tokens}, evaluated: {talk.tokens_evaluated}"
+    )
+
+
+def another(given: argparse.Namespace) -> None:
+    """Another answer, by the MiB that copies of the cache may take."""
+    with tempfile.TemporaryDirectory() as folder:
+        talks: dict[int, Conversation] = {}
+        for mib in (DEFAULT_MIB, 0):
+            llm = open_model(given)
+            talks[mib] = Conversation(llm, sampling=Sampling(seed=7), copies_mib=mib)
+            long = "Tell me a long story about it."
+            for text, n in ((long_message(llm, given.tokens), 8), (long, given.answer)):
+                to_the_end(talks[mib].say(text, max_tokens=n))
+                talks[mib].save(Path(folder) / str(mib))  # as a chat does
+        times: dict[int, list[float]] = {mib: [] for mib in talks}
+        for _ in range(given.rounds):
+            for mib, talk in talks.items():
+                times[mib].append(to_the_end(talk.regenerate(max_tokens=given.answer)))
+                talk.save(Path(folder) / str(mib))
+        talk = talks[DEFAULT_MIB]
+        print(
+            f"{talk.turns[-1].answer_start} tokens before the answer\n"
+            f"from copies: {median_and_range(times[DEFAULT_MIB], '.2f', 's')}\n"
+            f"without: {median_and_range(times[0], '.2f', 's')}\n"
+            f"a copy takes {1000 * seconds(talk.llm.kv_state):.0f} ms; {len(talk.copies)} of them "
+            f"{talk.copies.n_bytes / 2**20:.1f} MiB"
+        )
+
+
+def loading(given: argparse.Namespace) -> None:
+    """A session against its text."""
+    llm = open_model(given)
+    talk = Conversation(llm)
+    to_the_end(talk.say(long_message(llm, given.tokens), max_tokens=8))
+    tokens = llm.input_ids[: llm.n_tokens].tolist()
+    times: dict[str, list[float]] = {"saving": [], "loading": [], "reading": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "session.h2o"
+        for _ in range(given.rounds):
+            times["saving"].append(seconds(partial(talk.save, path)))
+            times["loading"].append(seconds(partial(Conversation.load, path, llm)))
+            llm.reset()
+            times["reading"].append(seconds(partial(llm.eval, tokens)))
+            talk = Conversation.load(path, llm)
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+    print(f"{len(tokens)} tokens, session with its archive {size / 2**20:.1f} MiB")
+    for what, found in times.items():
+        print(f"{what}: {median_and_range(found, '.3f', 's')}")
+    ratio = statistics.median(times["reading"]) / statistics.median(times["loading"])
+    print(f"loading is {ratio:.0f}x faster")
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("what", choices=("turns", "another", "loading"))
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=100, help="of an answer to a question")
+    parser.add_argument("--tokens", type=int, default=1600, help="of the first message")
+    parser.add_argument("--answer", type=int, default=330, help="tokens that are drawn again")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    {"turns": turns, "another": another, "loading": loading}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()

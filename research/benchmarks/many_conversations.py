@@ -1,0 +1,76 @@
+"""More conversations than places: what is read again, and the first token after a move.
+
+    python -m research.benchmarks.many_conversations book.txt --conversations 50 --turns 20
+
+Conversations come back in random order, each with its history, some new tokens of a book and a few
+that the model draws. "read again" are tokens that were evaluated though an earlier turn had
+evaluated them. The time to the first token has the way to the place in it: in a place where the
+conversation still was, or back from the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+from pyh2o.engine import Engine
+from pyh2o.models import find_model
+
+from .common import median_and_range
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("--model", type=Path, default=None, help="GGUF file; default: demo model")
+    parser.add_argument("--conversations", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--places", type=int, default=4)
+    parser.add_argument("--new", type=int, default=32, help="tokens of a turn")
+    parser.add_argument("-n", type=int, default=8, help="tokens that are drawn in a turn")
+    parser.add_argument("--store-mib", type=int, default=4096)
+    arguments = parser.parse_args()
+
+    rng = random.Random(1)
+    turns = [i for i in range(arguments.conversations) for _ in range(arguments.turns)]
+    rng.shuffle(turns)
+    first_token: dict[bool, list[float]] = {False: [], True: []}
+    n_again = 0
+    with Engine(
+        str(find_model(arguments.model)),
+        texts=arguments.places,
+        store_mib=arguments.store_mib,
+        n_ctx=8192,
+    ) as engine:
+        book = engine.model.tokenize(arguments.text.read_bytes(), add_bos=False)
+        texts: list[list[int]] = [[] for _ in range(arguments.conversations)]
+        for i in turns:
+            n_evaluated = max(0, len(texts[i]) - 1)  # the token drawn last was not
+            start = rng.randrange(len(book) - arguments.new)
+            texts[i] += book[start : start + arguments.new]
+            before, moved = engine.batches.tokens, engine.stored.moved_in
+            began = time.perf_counter()
+            with engine.text(texts[i]) as llm:
+                prompt = list(texts[i])
+                for token in llm.generate(prompt, temp=0.0):
+                    if len(texts[i]) == len(prompt) and n_evaluated:
+                        has_moved = engine.stored.moved_in > moved
+                        first_token[has_moved].append(time.perf_counter() - began)
+                    texts[i].append(token)
+                    if len(texts[i]) == len(prompt) + arguments.n:
+                        break
+            n_needed = len(texts[i]) - 1 - n_evaluated
+            n_again += engine.batches.tokens - before - n_needed
+        stored = engine.stored
+    print(f"tokens read again: {n_again:,} of {sum(map(len, texts)):,}")
+    for has_moved, seconds in first_token.items():
+        name = "moved back" if has_moved else "resident"
+        times = [1000 * second for second in seconds]
+        print(f"{name}: {len(times)} turns, first token {median_and_range(times, '.0f', 'ms')}")
+    print(f"store: {stored.moved_out} out, {stored.moved_in} back, {stored.dropped} dropped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""What is compared: caches under test, the rows that a budget comes to, and how they are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyh2o.cache.settings import ROWS_PER_FOUND, EvictionSettings, Positions
+from pyh2o.errors import SettingsError
+from pyh2o.llama import Llama
+from pyh2o.policies import Streaming
+
+FULL = "full"
+# The policy that all others are measured by: a few sinks and the newest tokens (Xiao et al. 2024).
+STREAMING = Streaming.name
+
+# A fraction of the tokens (float) or a count of rows (int).
+Rows = float | int
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computes: threads of the CPU; layers on the GPU or on servers, -1 for all of them; and
+    host:port of the servers."""
+
+    threads: int
+    gpu_layers: int = 0
+    rpc_servers: tuple[str, ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """As `Llama` takes them."""
+        return {
+            "n_threads": self.threads,
+            "n_threads_batch": self.threads,
+            "n_gpu_layers": self.gpu_layers,
+            "rpc_servers": self.rpc_servers,
+            "verbose": False,
+        }
+
+
+@dataclass(frozen=True)
+class MeasuredCache:
+    """One cache under test.
+
+    Attributes:
+        name: as shown in tables; no other cache of a comparison has it.
+        policy: that chooses the rows; "full" where nothing is evicted.
+        budget: as it was asked for, in words.
+        rows: that a token attends to after a compaction, those that it finds among the evicted
+            ones included; 0 for a full cache, which has no limit.
+        heavy, recent, pinned: the parts of rows.
+        recall: of the rows those that are found; they are taken off the heavy ones first. 0 keeps
+            no archive.
+        positions: for the rotary embeddings.
+    """
+
+    name: str
+    policy: str = FULL
+    budget: str = ""
+    rows: int = 0
+    heavy: int = 0
+    recent: int = 0
+    pinned: int = 0
+    recall: int = 0
+    positions: Positions = "original"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is evicted."""
+        return self.policy == FULL
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether this is sinks and a window alone, which the others are compared with."""
+        return is_streaming(self.policy)
+
+    def eviction(self) -> dict[str, Any]:
+        """The fields of EvictionSettings that it sets; those of a full cache evict nothing."""
+        if self.is_full:
+            return {"hh": 0.5, "recent": 0.5, "recall": 0}
+        return {
+            "hh": self.heavy,
+            "recent": self.recent,
+            "pinned": self.pinned,
+            "positions": self.positions,
+            "policy": self.policy,
+            "recall": self.recall,
+        }
+
+
+FULL_CACHE = MeasuredCache(FULL)
+
+
+def is_streaming(policy: str) -> bool:
+    """Whether a policy is sinks and a window, whatever its parameters."""
+    return policy.partition(":")[0] == STREAMING
+
+
+def budget_name(budget: Rows) -> str:
+    """A budget in words: "20 %" or "1638 rows"."""
+    return f"{budget} rows" if isinstance(budget, int) else f"{budget * 100:g} %"
+
+
+def recall_name(recall: Rows | None) -> str:
+    """A part that is found in words, which a cache's name ends with; nothing for the default."""
+    if recall is None:
+        return ""
+    return f"recall {budget_name(recall)}" if recall else "no recall"
+
+
+def parts_of(
+    budget: Rows,
+    tokens: int,
+    *,
+    recent_share: float = 0.5,
+    pinned: int = 0,
+    recall: Rows | None = 0,
+) -> dict[str, Any]:
+    """The rows of a budget and their parts, as fields of MeasuredCache.
+
+    Args:
+        budget: a fraction of the tokens (float) or a count (int).
+        tokens: that fractions refer to.
+        recent_share: of the rows that are not pinned, kept because they are recent.
+        pinned: rows that are never evicted; they are a part of the budget.
+        recall: rows of the budget that are found among the evicted ones, likewise; None for as many
+            as the settings have by default.
+
+    Raises:
+        SettingsError: no row is left in the cache that is not pinned.
+    """
+    rows = budget if isinstance(budget, int) else int(budget * tokens)
+    free = rows - pinned
+    besides = f" besides {pinned} that are pinned" if pinned else ""
+    if free < 1:
+        raise SettingsError(
+            f"--budget {budget} is {rows} rows of {tokens} tokens, which leaves none{besides}: "
+            "give a larger one"
+        )
+    found = free // ROWS_PER_FOUND
+    if recall is not None:
+        found = recall if isinstance(recall, int) else int(recall * tokens)
+    if found >= free:
+        raise SettingsError(
+            f"--recall {recall} is {found} of the {rows} rows of --budget {budget}, which leaves "
+            f"none in the cache{besides}: give less"
+        )
+    recent = max(1, round(free * recent_share))
+    return {
+        "rows": rows,
+        "heavy": free - recent,
+        "recent": recent,
+        "pinned": pinned,
+        "recall": found,
+    }
+
+
+def check_budgets(caches: Iterable[MeasuredCache], window: int, n_ctx_train: int) -> None:
+    """Refuse a budget that the model cannot have, before anything is measured.
+
+    Args:
+        caches: which.
+        window: most tokens of the text.
+        n_ctx_train: positions the model was trained on.
+
+    Raises:
+        SettingsError: it needs more positions.
+    """
+    for cache in caches:
+        if not cache.is_full:
+            EvictionSettings(**cache.eviction()).resolve(max(window, cache.rows), n_ctx_train)
+
+
+def open_llama(
+    model: Path, cache: MeasuredCache, *, window: int, compute: Compute, **more: Any
+) -> Llama:
+    """The model with a cache.
+
+    The full cache is one whose budget covers the window, unless `evict=False` asks for llama.cpp's
+    own: it computes attention as those do that evict. llama.cpp's own rounds otherwise, which on
+    the demo model moves predictions by a fifth of what eviction at 20 % does, and would be counted
+    as a loss by eviction.
+
+    Args:
+        model: a GGUF file.
+        cache: what it keeps.
+        window: most tokens of the text.
+        compute: what computes.
+        **more: further arguments of `Llama`.
+
+    Raises:
+        PyH2OError: the model or the cache is refused.
+    """
+    return Llama(
+        str(model),
+        n_ctx=max(window, cache.rows),
+        **{**compute.arguments(), **cache.eviction(), **more},
+    )
+
+
+def check_full(llm: Llama) -> None:
+    """Make sure that a full cache is one, after what was read.
+
+    Raises:
+        SettingsError: rows were evicted.
+    """
+    if llm.evicting and llm.kv.compactions:
+        raise SettingsError(
+            f"{llm.n_tokens} tokens do not fit the {llm.kv.capacity} rows that the full cache can "
+            "have with this model: give fewer --tokens"
+        )

@@ -1,0 +1,115 @@
+"""Samples as a model is asked them: their tokens, and what it answers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pyh2o.generation.writer import Writer
+from pyh2o.llama import Llama
+from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.text.detokenizer import detokenize, detokenizer
+from pyh2o.text.vocabulary import is_end_token
+
+from .model import bos_tokens, plain_tokens
+from .reading import GREEDY
+from .samples import Sample
+
+# Stands for a question that is not known yet.
+_OTHER_QUESTION = "\n?"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a sample.
+
+    Attributes:
+        context: what can be read before the question is known.
+        asked: all that comes behind it: the question, and the beginning of the answer.
+        answer: the right one.
+        places: spans of the text, [first token, one behind the last], that have the answer in them.
+    """
+
+    context: list[int]
+    asked: list[int]
+    answer: list[int]
+    places: list[tuple[int, int]]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the text up to the answer."""
+        return len(self.context) + len(self.asked)
+
+
+class Prompter:
+    """Turns samples into tokens, through the model's chat template if it has one."""
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+        has_template = "tokenizer.chat_template" in llm.metadata
+        self._template = ChatTemplate(llm, None) if has_template else None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether samples are asked in a chat."""
+        return self._template is not None
+
+    def prompt(self, sample: Sample) -> Prompt:
+        """The tokens of a sample."""
+        tokens = self._message(sample.context + sample.question)
+        # The same for every question.
+        n_context = _n_common(tokens, self._message(sample.context + _OTHER_QUESTION))
+        prefix = sample.prefix.lstrip() if self.is_chat else sample.prefix
+        begun, whole = self._text(prefix), self._text(prefix + sample.answer)
+        goes_on = whole[: len(begun)] == begun
+        return Prompt(
+            context=tokens[:n_context],
+            asked=[*tokens[n_context:], *begun],
+            answer=whole[len(begun) :] if goes_on else self._text(sample.answer),
+            places=_spans(self._llm, tokens[:n_context], sample.places),
+        )
+
+    def _message(self, message: str) -> list[int]:
+        if self._template is not None:
+            return self._template.first_turn(message)
+        return [*bos_tokens(self._llm), *self._text(message)]
+
+    def _text(self, text: str) -> list[int]:
+        return plain_tokens(self._llm, text)
+
+
+def _n_common(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens two texts have in common."""
+    pairs = enumerate(zip(tokens, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(other)))
+
+
+def _spans(llm: Llama, tokens: Sequence[int], pieces: Iterable[str]) -> list[tuple[int, int]]:
+    """[first token, one behind the last] of each piece of the text that is there."""
+    parts = detokenizer(llm, [], starts_text=False)
+    texts = [parts.feed(token) for token in tokens]
+    text = b"".join(texts)
+    ends = list(accumulate(map(len, texts)))  # where the bytes of each token end
+    found = [(text.find(piece.encode()), len(piece.encode())) for piece in pieces]
+    return [
+        (bisect_right(ends, start), bisect_right(ends, start + size - 1) + 1)
+        for start, size in found
+        if start >= 0
+    ]
+
+
+def greedy_answer(llm: Llama, last: int, max_tokens: int) -> str:
+    """What the model says after the token `last`, always taking the likeliest token."""
+    tokens: list[int] = []
+    with closing(Writer(llm, GREEDY).write([last])) as drawn:
+        for token in drawn:
+            if is_end_token(llm, token):
+                break
+            tokens.append(token)
+            if len(tokens) == max_tokens:
+                break
+    parts = detokenizer(llm, [last], starts_text=False)
+    return detokenize(parts, tokens).decode(errors="replace")

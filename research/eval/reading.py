@@ -1,0 +1,139 @@
+"""Reading a text token by token, with the model's predictions behind every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import llama_cpp
+import numpy as np
+
+from pyh2o.errors import ContextLimitError
+from pyh2o.generation.logits import check_logits
+from pyh2o.generation.sampling import Sampling
+from pyh2o.llama import Llama
+
+from .metrics import FloatArray, log_softmax, surprises
+
+# What a model says without any doubt: always the likeliest token.
+GREEDY = Sampling(temperature=0.0, repeat_penalty=1.0)
+
+# As many tokens are decoded at once, where no compaction comes between them.
+CHUNK = 128
+
+
+def predictions(
+    llm: Llama, tokens: Sequence[int], at_once: int = CHUNK
+) -> Iterator[tuple[int, FloatArray]]:
+    """Evaluate tokens after the text so far, and say what the model expects behind each of them.
+
+    Rows are evicted exactly when they would be if the tokens came one at a time: no chunk is larger
+    than the room there is, and behind a compaction none is larger than the slack. Only a re-base,
+    which evicts nothing, comes up to a chunk earlier. The tokens of a chunk look for evicted rows
+    together, as those of a prompt do, so that a token may find what a later one asks for.
+
+    Args:
+        llm: the model.
+        tokens: to evaluate.
+        at_once: most tokens of a chunk; with 1 each looks for itself, as when a text is written.
+
+    Yields:
+        Number of the first token of a chunk and log-probabilities [n_chunk, n_vocab] of what
+        follows each of its tokens.
+
+    Raises:
+        ContextLimitError: there are no positions or no cells for so many tokens.
+        DecodeError: what the model expects is no number.
+    """
+    if llm.n_tokens + len(tokens) > llm.position_limit:
+        raise ContextLimitError(
+            f"a text of {llm.n_tokens + len(tokens)} tokens needs more than the "
+            f"{llm.position_limit} positions there are: give fewer tokens"
+        )
+    llm._grow_record(llm.n_tokens + len(tokens))
+    batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
+    try:
+        start = 0
+        while start < len(tokens):
+            room = llm.room_in_batch() or llm.kv.slack
+            chunk = tokens[start : start + min(at_once, CHUNK, room)]
+            logits = _decode(llm, batch, chunk)
+            for row in logits:
+                check_logits(row)  # a mean would be none either
+            yield start, log_softmax(logits)
+            start += len(chunk)
+    finally:
+        llama_cpp.llama_batch_free(batch)
+
+
+def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray:
+    """Negative log-likelihood of each token of an answer, in nats; the text stays as it is.
+
+    No token finds more than it would if the model wrote the answer.
+
+    Args:
+        llm: the model, whose text ends before `last`.
+        last: the token before the answer.
+        answer: tokens, at least one.
+
+    Returns:
+        [len(answer)].
+    """
+    with taken_back(llm):
+        feed = [last, *answer[:-1]]
+        parts = [
+            surprises(log_probs, answer[start : start + len(log_probs)])
+            for start, log_probs in predictions(llm, feed, 1 if llm.recalls else CHUNK)
+        ]
+    return np.concatenate(parts)
+
+
+def spans_recalled(llm: Llama) -> list[tuple[int, int]]:
+    """Passages that were looked at among the evicted ones since a prompt began to be read."""
+    return [(span.start, span.end) for span in llm.recalled()] if llm.recalls else []
+
+
+def found_share(llm: Llama) -> float | None:
+    """The share of attention that rows got which were found; None for a cache without recall."""
+    return llm.kv.found_share if llm.recalls else None
+
+
+@contextmanager
+def taken_back(llm: Llama) -> Iterator[None]:
+    """At the end the text and the cache are what they were, with all scores.
+
+    At least one token has to be evaluated before the next one can be drawn.
+    """
+    n_tokens = llm.n_tokens
+    if not llm.evicting:
+        try:
+            yield
+        finally:
+            llm.remove_tail(n_tokens)
+        return
+    # To remove the tail alone would leave the attention that it paid in the scores.
+    state, tokens = llm.kv_state(), llm.input_ids[:n_tokens].tolist()
+    try:
+        yield
+    finally:
+        llm.load_kv_state(state, tokens)
+
+
+def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> FloatArray:
+    """Evaluate a chunk; logits [n_tokens, n_vocab] of all its tokens, valid until the next one."""
+    start = llm.n_tokens
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, True
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    if llama_cpp.llama_decode(llm.ctx, batch) != 0:
+        raise ContextLimitError(
+            f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or there "
+            "is too little memory; give fewer tokens"
+        )
+    llm.input_ids[start : start + len(tokens)] = tokens
+    llm.n_tokens += len(tokens)
+    logits: FloatArray = np.ctypeslib.as_array(
+        llama_cpp.llama_get_logits(llm.ctx), (len(tokens), llm.n_vocab())
+    )
+    return logits

@@ -1,0 +1,85 @@
+"""A sample of a recall task, what counts as an answer, and the largest sample that fits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyh2o.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text with something in it, and a question about that.
+
+    Attributes:
+        context: the text, with what is said before it.
+        question: what is asked.
+        prefix: what the answer begins with; the model goes on from there.
+        references: what the answer has to have in it.
+        places: pieces of the text that have the answer in them, each of which is there once; none
+            where the answer is nowhere in particular.
+    """
+
+    context: str
+    question: str
+    prefix: str
+    references: tuple[str, ...]
+    places: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The right answer after the prefix, as its likelihood is measured."""
+        return " " + ", ".join(self.references)
+
+    def behind(self, shown: Sample, separator: str) -> Sample:
+        """This sample with another one, answered, as an example before it."""
+        answered = f"{shown.context}{shown.question}{shown.prefix} {' '.join(shown.references)}"
+        return replace(self, context=f"{answered}{separator}{self.context}")
+
+
+# A sample with a haystack of so many units; the same random numbers give the same needles.
+Build = Callable[[int, random.Random], Sample]
+
+
+def largest_sample(
+    build: Build, seed: str, fits: Callable[[Sample], bool], *, least: int, otherwise: str
+) -> Sample:
+    """The sample with the largest haystack that fits, by binary search as in RULER.
+
+    RULER searches once for a task and then takes a few units from samples that turn out too long;
+    here every sample has its own search.
+
+    Args:
+        build: makes a sample of a size.
+        seed: of its random numbers.
+        fits: whether a sample is short enough.
+        least: smallest size.
+        otherwise: the error if even that does not fit.
+
+    Raises:
+        SettingsError: see `otherwise`.
+    """
+
+    def of(size: int) -> Sample:
+        return build(size, random.Random(seed))
+
+    if not fits(of(least)):
+        raise SettingsError(otherwise)
+    low, high = least, 2 * least + 1
+    while fits(of(high)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(of(middle)):
+            low = middle
+        else:
+            high = middle
+    return of(low)
+
+
+def string_match_all(answer: str, references: tuple[str, ...]) -> float:
+    """Share of the references in an answer, upper and lower case being equal (RULER's score)."""
+    found = [reference.lower() in answer.lower() for reference in references]
+    return sum(found) / len(found)

@@ -1,0 +1,144 @@
+"""A compaction: a policy scores the rows of all layers and heads, and the best ones stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyh2o.policies import HeadRows, Policy
+
+from .cache import LayerCache
+from .eviction import EvictionParameters, competing_rows, margin, pinned_rows, select
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RotaryPlace:
+    """Where the text stands, for policies that look at its rotary embeddings.
+
+    Attributes:
+        next_position: that the next token is rotated to.
+        frequencies: [head_size / 2] radians per position of each pair.
+    """
+
+    next_position: int
+    frequencies: FloatArray
+
+
+def compact(
+    caches: Sequence[LayerCache],
+    eviction: EvictionParameters,
+    policy: Policy,
+    place: RotaryPlace,
+) -> float:
+    """Keep the pinned, recent and heavy rows of every (layer, KV head) and evict all others.
+
+    Args:
+        caches: [n_layer].
+        eviction: what each (layer, KV head) keeps.
+        policy: that scores the rows.
+        place: see there.
+
+    Returns:
+        The smallest :func:`~research.reference.eviction.margin` among the heads.
+    """
+    rows = [_head_rows(cache, eviction, policy, layer, place) for layer, cache in enumerate(caches)]
+    scores = [[_score(policy, head) for head in heads] for heads in rows]
+    if not policy.needs_attention:
+        for cache, of_layer in zip(caches, scores, strict=True):
+            cache.set_scores(of_layer)
+    scores = _averaged(scores, policy)
+    smallest = float("inf")
+    for cache, heads, of_layer in zip(caches, rows, scores, strict=True):
+        kept, clear = _kept_rows(eviction, heads, of_layer)
+        cache.keep(kept)
+        smallest = min(smallest, clear)
+    return smallest
+
+
+def _head_rows(
+    cache: LayerCache,
+    parameters: EvictionParameters,
+    policy: Policy,
+    layer: int,
+    place: RotaryPlace,
+) -> list[HeadRows]:
+    """What a policy sees of the KV heads of a layer."""
+    attention_of_queries = cache.query_attention()
+    heads = []
+    for head in range(cache.n_head_kv):
+        rows = np.flatnonzero(~cache.evicted[head])
+        positions = cache.row_positions[head, rows]
+        competing = competing_rows(
+            positions,
+            pinned=parameters.pinned,
+            recent=parameters.recent,
+            spans=parameters.spans,
+        )
+        collected = cache.row_scores[head, rows]
+        n_kept = min(positions.size, parameters.budget)
+        heads.append(
+            HeadRows(
+                positions=positions,
+                newest=int(positions.max(initial=-1)),
+                attention=collected if policy.needs_attention else np.zeros_like(collected),
+                squares=cache.row_squares[head, rows],
+                keys=cache.keys[head, rows],
+                values=cache.values[head, rows],
+                query_attention=attention_of_queries[head][:, rows],
+                queries=cache.queries_of(head),
+                query_rotary_positions=cache.queries.rotary_positions,
+                next_rotary_position=place.next_position,
+                rope_frequencies=place.frequencies,
+                pinned=pinned_rows(positions, pinned=parameters.pinned, spans=parameters.spans),
+                competing=competing,
+                n_places=max(0, n_kept - int((~competing).sum())),
+                n_recent=parameters.recent,
+                layer=layer,
+                head=head,
+            )
+        )
+    return heads
+
+
+def _score(policy: Policy, rows: HeadRows) -> FloatArray:
+    """[n] the policy's scores, and 0 for rows that do not compete."""
+    if not rows.competing.any():
+        return np.zeros(rows.positions.size)
+    return np.where(rows.competing, policy.score(rows), 0)
+
+
+def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[FloatArray]]:
+    """The scores that the choice goes by: those of heads that have to agree are averaged.
+
+    Such heads have kept the same positions at every compaction before, so their rows correspond.
+    """
+    if policy.scope == "head":
+        return scores
+    if policy.scope == "layer":
+        return [[np.mean(heads, axis=0)] * len(heads) for heads in scores]
+    everywhere = np.mean([head for heads in scores for head in heads], axis=0)
+    return [[everywhere] * len(heads) for heads in scores]
+
+
+def _kept_rows(
+    parameters: EvictionParameters, heads: Sequence[HeadRows], scores: Sequence[FloatArray]
+) -> tuple[list[IntArray], float]:
+    """Indices of the rows that each head of a layer keeps, and how clear the choice was."""
+    kept, smallest = [], float("inf")
+    for rows, of_head in zip(heads, scores, strict=True):
+        rule: dict[str, Any] = {
+            "pinned": parameters.pinned,
+            "recent": parameters.recent,
+            "spans": parameters.spans,
+            "starts": parameters.starts,
+        }
+        kept.append(select(of_head, rows.positions, heavy=parameters.heavy, **rule))
+        smallest = min(smallest, margin(of_head, rows.positions, kept[-1], **rule))
+    return kept, smallest

@@ -1,0 +1,513 @@
+"""A Llama model in NumPy whose KV cache is kept small by a policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyh2o.policies import Policy, parse_policy
+
+from .archive import Rounding, as_float16
+from .attention import attend, collected_attention, collected_squares
+from .cache import LayerCache
+from .compaction import RotaryPlace, compact
+from .eviction import EvictionParameters, Span, pinned_rows
+from .layers import Rope, rms_norm, split_heads, swiglu
+from .search import Found, Heads, Looks, search_chunk
+from .weights import LayerWeights, LlamaWeights, read_gguf
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.int64]
+
+
+# Where later queries count for more, this is well within the range of float32. Longer chunks count
+# by their end: none of their queries for more than one.
+MOST_HALF_LIVES = 40
+
+
+class ReferenceLlama:
+    """A Llama model with one endless sequence and a cache that evicts.
+
+    Args:
+        weights: the model; computed in the type of its arrays.
+        eviction: what each (layer, KV head) keeps; None keeps every row.
+        policy: what makes a row worth keeping: a policy, or its text (see
+            :func:`~pyh2o.policies.parse_policy`).
+        cache_dtype: type that K and V rows are rounded to when they are stored.
+        keep_all: hide evicted rows instead of dropping them (see
+            :class:`~research.reference.cache.LayerCache`).
+        recall: rows among the evicted ones that every token finds in each (layer, KV head); 0 for
+            none, and no archive.
+        archive_rounding: rounds rows to the type of the archive.
+
+    Attributes:
+        n_tokens: tokens of the text so far, the position of the next token.
+        n_compactions: compactions so far.
+        n_rebases: times the kept rows were given new positions so far.
+        smallest_margin: the least clear choice of all compactions so far (see
+            :func:`~research.reference.eviction.margin`); infinity before the first. It is of the
+            final scores: RoCo and NACL also decide which rows to put ahead of all others.
+        smallest_search_margin: the least clear choice of all searches so far (see
+            :func:`~research.reference.search.best_rows`); infinity before the first.
+        found: what the last tokens found that searched together.
+
+    Raises:
+        SettingsError: no such policy.
+        ValueError: `recall` is negative.
+    """
+
+    def __init__(
+        self,
+        weights: LlamaWeights,
+        eviction: EvictionParameters | None = None,
+        *,
+        policy: Policy | str = "h2o",
+        cache_dtype: npt.DTypeLike = np.float32,
+        keep_all: bool = False,
+        recall: int = 0,
+        archive_rounding: Rounding = as_float16,
+    ) -> None:
+        if recall < 0:
+            raise ValueError(f"recall must be >= 0, not {recall}")
+        self.weights = weights
+        self._rope = Rope(weights)
+        self._recall = recall if eviction else 0
+        self._archive_rounding = archive_rounding
+        self._first_eviction = eviction
+        given = parse_policy(policy) if isinstance(policy, str) else policy
+        self.policy = given.for_budget(eviction.budget) if eviction else given
+        self._cache_dtype = cache_dtype
+        self._keep_all = keep_all
+        self.reset()
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | Path,
+        *,
+        heavy: int | None = None,
+        recent: int | None = None,
+        pinned: int = 0,
+        slack: int = 1,
+        n_pos: int | None = None,
+        dense: bool = False,
+        policy: Policy | str = "h2o",
+        cache_dtype: npt.DTypeLike = np.float32,
+        keep_all: bool = False,
+        recall: int = 0,
+        archive_rounding: Rounding = as_float16,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> ReferenceLlama:
+        """Read a model from a GGUF file (see :func:`~research.reference.weights.read_gguf`).
+
+        Args:
+            path: a GGUF file of the `llama` architecture.
+            heavy, recent, pinned, slack: token counts; without `heavy` and `recent` nothing is
+                ever evicted.
+            n_pos, dense: when rows are re-based (see
+                :class:`~research.reference.eviction.EvictionParameters`); `n_pos` also chooses the
+                factors of LongRoPE.
+            policy, cache_dtype, keep_all, recall, archive_rounding: as for the class.
+            dtype: type of all computation, scores included. float64 shows how much of a
+                difference to another implementation is rounding.
+
+        Raises:
+            ValueError: only one of `heavy` and `recent` is given, a count is too small, or the
+                model is not one the reference computes.
+        """
+        if (heavy is None) != (recent is None):
+            raise ValueError("heavy and recent go together: give both, or none for a full cache")
+        eviction = None
+        if heavy is not None and recent is not None:
+            eviction = EvictionParameters(
+                heavy=heavy, recent=recent, pinned=pinned, slack=slack, n_pos=n_pos, dense=dense
+            )
+        weights = read_gguf(path, dtype=dtype, n_pos=n_pos)
+        return cls(
+            weights,
+            eviction,
+            policy=policy,
+            cache_dtype=cache_dtype,
+            keep_all=keep_all,
+            recall=recall,
+            archive_rounding=archive_rounding,
+        )
+
+    def reset(self) -> None:
+        """Forget the text, and what was pinned or shared of it."""
+        hyper = self.weights.hyperparameters
+        self.eviction = self._first_eviction
+        self.n_tokens = 0
+        self.n_compactions = 0
+        self.n_rebases = 0
+        self._n_rows = 0
+        self._shift = 0
+        self._newest_forgotten = -1
+        self.smallest_margin = float("inf")
+        self._first_removable = 0
+        # An older query would have rows in its future that a policy takes for its past.
+        n_recent = self.eviction.recent if self.eviction else 0
+        self._caches = [
+            LayerCache(
+                hyper.n_head_kv,
+                hyper.head_size,
+                cache_dtype=self._cache_dtype,
+                score_dtype=self.weights.embedding.dtype,
+                keep_all=self._keep_all,
+                n_queries=min(self.policy.n_queries, n_recent),
+                has_archive=self._recall > 0,
+                archive_rounding=self._archive_rounding,
+            )
+            for _ in range(hyper.n_layer)
+        ]
+        self.smallest_search_margin = float("inf")
+        self.found = Found(
+            np.empty((hyper.n_layer, hyper.n_head_kv, 0), dtype=np.int64),
+            np.empty((hyper.n_layer, hyper.n_head, 0, 0)),
+        )
+        self._heads = Heads(hyper.n_layer, hyper.n_head_kv, self._recall)
+        self.forget_found()
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in use, the same number for every (layer, KV head) of a uniform budget."""
+        return self._n_rows
+
+    def positions(self, layer: int, head: int) -> IntArray:
+        """[n_rows] token positions that this (layer, KV head) keeps, ascending."""
+        return self._caches[layer].positions(head)
+
+    def scores(self, layer: int, head: int) -> FloatArray:
+        """[n_rows] scores of the rows that this (layer, KV head) keeps, ordered by position.
+
+        They are the attention collected, if the policy looks at it. Otherwise they are what the
+        policy gave the rows at the last compaction, and 0 for those that did not compete then or
+        are newer.
+        """
+        return self._caches[layer].scores(head)
+
+    def eval(self, tokens: Sequence[int] | IntArray, *, ubatch: int = 512) -> FloatArray:
+        """Continue the text.
+
+        The tokens are taken in chunks of `ubatch`, or of `slack` where that is less, since a
+        compaction makes room for no more. The result depends on the chunks once rows are evicted:
+        a row that goes before a large chunk would have been seen by the first tokens of it, had
+        they come alone.
+
+        Args:
+            tokens: [n_tokens] token ids.
+            ubatch: most tokens that are computed together.
+
+        Returns:
+            [n_tokens, n_vocab] logits of every token given.
+
+        Raises:
+            ValueError: a token is not in the vocabulary, or `ubatch` is less than 1.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        n_vocab = self.weights.embedding.shape[0]
+        if ids.ndim != 1 or ((ids < 0) | (ids >= n_vocab)).any():
+            raise ValueError(f"tokens must be one list of ids from 0 to {n_vocab - 1}")
+        if ubatch < 1:
+            raise ValueError(f"ubatch must be >= 1, not {ubatch}")
+        size = ubatch if self.eviction is None else min(ubatch, self.eviction.slack)
+
+        logits: FloatArray = np.empty((ids.size, n_vocab), dtype=self.weights.embedding.dtype)
+        for start in range(0, ids.size, size):
+            chunk = ids[start : start + size]
+            self._make_room(chunk.size)
+            logits[start : start + chunk.size] = self._forward(chunk)
+        return logits
+
+    def remove(self, first_position: int) -> None:
+        """Take back the end of the text: drop the rows of positions >= `first_position`.
+
+        Only rows that were recent at the last compaction can be taken back, and not all of them:
+        for what came before, rows were evicted that the shorter text would still have had.
+
+        Raises:
+            ValueError: the position is negative, or before the rows that can be taken back.
+        """
+        if first_position < self._first_removable or first_position < 0:
+            raise ValueError(
+                f"cannot remove from position {first_position}: rows were evicted for later "
+                f"tokens; the first position that can be removed is {self._first_removable}"
+            )
+        for cache in self._caches:
+            cache.remove(first_position)
+        n_left = min(self.n_tokens, first_position)
+        self._n_rows -= self.n_tokens - n_left
+        self.n_tokens = n_left
+        if self.n_tokens == 0:
+            self._shift = 0
+            self._newest_forgotten = -1
+
+    @property
+    def found_weights(self) -> FloatArray:
+        """[n_tokens] how much the tokens since :meth:`forget_found` looked at what they found.
+
+        By position: squared shares of attention, summed over tokens, layers and query heads.
+        """
+        weights = self._looks.weights
+        return np.pad(weights, (0, self.n_tokens - weights.size))
+
+    @property
+    def n_looked(self) -> int:
+        """Tokens since :meth:`forget_found`, whether they had something to find or not."""
+        return self._looks.n_looked
+
+    @property
+    def found_share(self) -> float:
+        """Of their attention, what found rows got: mean over tokens, layers and query heads."""
+        return self._looks.found_share
+
+    def forget_found(self) -> None:
+        """Begin anew to add up what tokens look at."""
+        self._looks = Looks()
+
+    def pin(self, n_tokens: int) -> None:
+        """Keep the first positions until the text is forgotten, in places of heavy rows.
+
+        Raises:
+            ValueError: nothing is evicted, or there are not so many pinned and heavy rows.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to pin in a full cache")
+        heavy = self.eviction.pinned + self.eviction.heavy - n_tokens
+        self.eviction = replace(self.eviction, pinned=n_tokens, heavy=heavy)
+        self._restore()
+
+    def pin_spans(self, spans: Sequence[Span]) -> None:
+        """Keep these positions until the text is forgotten, in place of spans given before.
+
+        They take the places of heavy rows. They may lie ahead of the text; rows that were evicted
+        come back at once, from the archive if there is one.
+
+        Args:
+            spans: (start, end) each, end not included; ascending and apart.
+
+        Raises:
+            ValueError: nothing is evicted, the spans are not in order, or there are not so many
+                heavy rows.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to pin in a full cache")
+        self.eviction = replace(self.eviction, spans=tuple(spans))
+        self._restore()
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy places until the text is forgotten.
+
+        Args:
+            starts: first positions of the parts but the first, ascending; none for no shares (see
+                :func:`~research.reference.eviction.select`).
+
+        Raises:
+            ValueError: nothing is evicted, or the starts are not in order.
+        """
+        if self.eviction is None:
+            raise ValueError("there is nothing to share in a full cache")
+        self.eviction = replace(self.eviction, starts=tuple(starts))
+
+    def _pinned_positions(self) -> IntArray:
+        """Of the text so far."""
+        assert self.eviction is not None
+        positions = np.arange(self.n_tokens)
+        return positions[
+            pinned_rows(positions, pinned=self.eviction.pinned, spans=self.eviction.spans)
+        ]
+
+    def _restore(self) -> None:
+        """Compact if that brings pinned rows back."""
+        eviction, pinned = self.eviction, self._pinned_positions()
+        if eviction is not None and any(
+            np.isin(pinned, cache.hidden(head)).any()
+            for cache in self._caches
+            for head in range(cache.n_head_kv)
+        ):
+            self._compact(eviction)
+
+    def _make_room(self, n_new: int) -> None:
+        """Compact every layer if `n_new` rows do not fit, re-base if their positions do not."""
+        if self.eviction is None:
+            return
+        if self.n_rows + n_new > self.eviction.capacity:
+            self._compact(self.eviction)
+            if self.eviction.dense:
+                self._rebase(n_new)
+        n_pos = self.eviction.n_pos
+        if n_pos is not None and self.n_tokens + n_new - self._shift > n_pos:
+            self._rebase(n_new)
+        newest = self.n_tokens + n_new - 1
+        if self.policy.n_near and newest - self._newest_forgotten > MOST_HALF_LIVES * (
+            self.policy.half_life or math.inf
+        ):
+            self._forget(newest)
+
+    def _rebase(self, n_new: int) -> None:
+        """Move the kept rows and the next tokens back.
+
+        The next token gets half of the positions, or less where `n_new` tokens take more than the
+        other half; or with `dense` the first one behind the rows, which then have 0, 1, 2 ... That
+        is H2O's streaming variant at the time of a compaction: the authors cache keys that are not
+        rotated yet and rotate them to their places in the cache at every step (FMInference/H2O,
+        `utils_real_drop/modify_llama.py`, class `H2OLlamaAttention_streaming`).
+        """
+        eviction = self.eviction
+        assert eviction is not None
+        next_position = self.n_rows
+        if not eviction.dense and eviction.n_pos is not None:
+            next_position = max(next_position, min(eviction.n_pos // 2, eviction.n_pos - n_new))
+        back = self.n_tokens - self._shift - next_position
+        for cache in self._caches:
+            cache.rebase(back, self._rope.rotate, next_position)
+        self._shift += back
+        self.n_rebases += 1
+
+    def compact(self) -> None:
+        """Evict down to the budget now, as after a prompt that was read in full.
+
+        Raises:
+            ValueError: nothing is evicted here.
+        """
+        if self.eviction is None:
+            raise ValueError("this model does not evict: give heavy and recent")
+        self._compact(self.eviction)
+
+    def _compact(self, eviction: EvictionParameters) -> None:
+        self._forget(self.n_tokens - 1)
+        for cache in self._caches:
+            cache.archive_until(self.n_tokens - eviction.recent, self._shift, self._rope.rotate)
+        next_position = self.n_tokens - self._shift
+        restored = [
+            cache.restore(self._pinned_positions(), self._shift, self._rope.rotate)
+            for cache in self._caches
+        ]
+        place = RotaryPlace(next_position, self._rope.frequencies())
+        smallest = compact(self._caches, eviction, self.policy, place)
+        for cache, has_restored in zip(self._caches, restored, strict=True):
+            if has_restored:
+                cache.rebase(0, self._rope.rotate, next_position)
+        self.smallest_margin = min(self.smallest_margin, smallest)
+        self.n_compactions += 1
+        self._n_rows = min(self._n_rows, eviction.budget)
+        # Of the recent rows one has to stay. Rows that were evicted before do not come back when
+        # the tail is removed, so this never goes down.
+        self._first_removable = max(self._first_removable, self.n_tokens - eviction.recent + 1)
+
+    def _forget(self, newest: int) -> None:
+        """Reduce the sums to what the policy's half-life, if it has one, leaves at a position."""
+        n_new = max(0, newest - self._newest_forgotten)
+        self._newest_forgotten = newest
+        if self.policy.half_life is not None:
+            for cache in self._caches:
+                cache.forget(0.5 ** (n_new / self.policy.half_life))
+
+    def _forward(self, tokens: IntArray) -> FloatArray:
+        """Logits [n_tokens, n_vocab] of a chunk; appends its rows and adds to the scores."""
+        weights, hyper = self.weights, self.weights.hyperparameters
+        positions = self.n_tokens + np.arange(tokens.size)
+        self._heads.prepare(tokens.size, self._caches[0].hidden(0).size)
+        x = weights.embedding[tokens]
+        found: list[list[tuple[IntArray, FloatArray]]] = []
+        for il, (layer, cache) in enumerate(zip(weights.layers, self._caches, strict=True)):
+            normed = rms_norm(x, layer.attention_norm, hyper.rms_epsilon)
+            mixed, of_layer = self._attention(normed, positions, il, layer, cache)
+            found.append(of_layer)
+            x = x + mixed
+            normed = rms_norm(x, layer.ffn_norm, hyper.rms_epsilon)
+            x = x + swiglu(normed, layer)
+        self.n_tokens += tokens.size
+        self._n_rows += tokens.size
+        for group in zip(*found, strict=True):
+            positions_found, shares = zip(*group, strict=True)
+            self.found = Found(np.stack(positions_found), np.stack(shares))
+            self._looks.add(self.found)
+            self._heads.add(self.found)
+        normed = rms_norm(x, weights.output_norm, hyper.rms_epsilon)
+        logits: FloatArray = normed @ weights.output.T
+        return logits
+
+    def _attention(
+        self, x: FloatArray, positions: IntArray, il: int, layer: LayerWeights, cache: LayerCache
+    ) -> tuple[FloatArray, list[tuple[IntArray, FloatArray]]]:
+        """Attention block: x [n_tokens, n_embd] to [n_tokens, n_embd], over the layer's rows.
+
+        Also returns for each group of tokens that searched together the positions [n_head_kv,
+        n_found] that it found, and what it paid to them, [n_head, n_tokens, n_found].
+        """
+        hyper = self.weights.hyperparameters
+        rotary = positions - self._shift
+        queries = self._rope.place(split_heads(x @ layer.query.T, hyper.n_head), rotary)
+        keys = self._rope.place(split_heads(x @ layer.key.T, hyper.n_head_kv), rotary)
+        values = split_heads(x @ layer.value.T, hyper.n_head_kv)
+        cache.append(keys, values, positions, rotary)
+
+        n_stored = cache.row_positions.shape[1]
+        outputs, probabilities, found = [], [], []
+        for together, rows in search_chunk(
+            cache,
+            queries,
+            positions,
+            heads=self._heads,
+            layer=il,
+            shift=self._shift,
+            rotate=self._rope.rotate,
+        ):
+            visible = cache.visible(positions[together])
+            is_row = np.broadcast_to(
+                (rows.positions >= 0)[:, None], (*visible.shape[:2], rows.positions.shape[1])
+            )
+            of_tokens, paid = attend(
+                queries[:, together],
+                np.concatenate([cache.keys, rows.keys], axis=1).astype(x.dtype),
+                np.concatenate([cache.values, rows.values], axis=1).astype(x.dtype),
+                np.concatenate([visible, is_row], axis=2),
+            )
+            self.smallest_search_margin = min(self.smallest_search_margin, rows.margin)
+            outputs.append(of_tokens)
+            probabilities.append(paid[..., :n_stored])  # what found rows collect is dropped
+            found.append((rows.positions, paid[..., n_stored:]))
+        self._observe(cache, queries, np.concatenate(probabilities, axis=1), positions)
+        joined = np.concatenate(outputs, axis=1).swapaxes(0, 1).reshape(positions.size, -1)
+        return joined @ layer.attention_output.T, found
+
+    def _observe(
+        self,
+        cache: LayerCache,
+        queries: FloatArray,
+        probabilities: FloatArray,
+        positions: IntArray,
+    ) -> None:
+        """Collect what the policy will want to see at the next compaction."""
+        policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
+        if policy.needs_attention:
+            credited = self._credited(cache, probabilities, positions)
+            cache.add_scores(collected_attention(credited, n_head_kv))
+        if policy.needs_squares:
+            cache.add_squares(collected_squares(probabilities, n_head_kv))
+        cache.remember_queries(queries, positions, positions - self._shift)
+
+    def _credited(
+        self, cache: LayerCache, probabilities: FloatArray, positions: IntArray
+    ) -> FloatArray:
+        """[n_head, n_queries, n_rows] probabilities, each by what it counts for the policy."""
+        policy = self.policy
+        if not policy.n_near or self.eviction is None:
+            return probabilities
+        near = min(policy.n_near, self.eviction.recent)
+        # Later queries count for more until the next compaction makes all sums smaller.
+        with np.errstate(over="ignore"):  # a half-life may be as short as a float can say
+            exponent = (positions - self._newest_forgotten) / (policy.half_life or math.inf)
+        first_near = np.maximum(positions - near + 1, self._first_removable - 1)
+        is_near = cache.row_positions[:, None, :] >= first_near[None, :, None]
+        credit = np.where(is_near, 0, np.exp2(exponent)[None, :, None])
+        group = probabilities.shape[0] // credit.shape[0]
+        credited: FloatArray = probabilities * np.repeat(credit, group, axis=0)
+        return credited

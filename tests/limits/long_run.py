@@ -1,0 +1,129 @@
+"""A million tokens in one run: counters, memory, and a state that is saved and loaded at the end.
+
+    python tests/limits/long_run.py --tokens 1000000
+
+The model is a tiny random one, so that this takes a minute. Random tokens are read through a small
+cache of each type of rows, pieces of 128 at once, and the last thousand one by one, as an answer is
+written. Compactions and re-bases have to be as many as follows from the sizes, and memory may not
+grow once the run has begun. What is loaded has to go on as what was saved, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pyh2o import Llama
+from pyh2o.llama import KV_TYPES
+from pyh2o.system.memory import status_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from reference_rows import last_logits
+from tiny_gguf import write_tiny_gguf
+
+TYPES = ("f16", "q4_0")
+# Pieces, compactions and re-bases fall at multiples of the slack.
+N_TRAINED, HEAVY, RECENT, SLACK = 2048, 64, 64, 128
+CAPACITY = HEAVY + RECENT + SLACK
+N_LAYER, N_VOCAB, N_LOOKS, N_ALONE, N_AFTER = 2, 384, 10, 1000, 300
+# The record of the text: 4 bytes a token, and half as many again before it grows.
+LEAST_GROWTH, GROWTH_A_TOKEN = 2 * 2**20, 16
+
+
+def open_model(path: Path, kv_type: str) -> Llama:
+    """The model with a small cache, on one thread: others may be at work."""
+    return Llama(
+        str(path),
+        n_ctx=512,
+        hh=HEAVY,
+        recent=RECENT,
+        slack=SLACK,
+        recall=0,
+        type_k=KV_TYPES[kv_type],
+        type_v=KV_TYPES[kv_type],
+        n_threads=1,
+        n_threads_batch=1,
+        verbose=False,
+    )
+
+
+def read(llm: Llama, tokens: list[int]) -> list[float]:
+    """Read a text, its end token by token; MiB of memory after each tenth of the rest."""
+    body, end = tokens[:-N_ALONE], tokens[-N_ALONE:]
+    stretch, used = -(-len(body) // N_LOOKS), []
+    for start in range(0, len(body), stretch):
+        llm.eval(body[start : start + stretch])
+        used.append((status_bytes("RssAnon") or 0) / 2**20)
+    for token in end:
+        llm.eval([token])
+    return used
+
+
+def check_counters(llm: Llama, n_tokens: int) -> None:
+    """Compare what was counted with what follows from the sizes.
+
+    Raises:
+        AssertionError: it is something else.
+    """
+    kv = llm.kv
+    assert (llm.n_tokens, kv.position) == (n_tokens, n_tokens), kv
+    assert kv.tokens_evicted == n_tokens - kv.used, kv
+    assert kv.compactions == -(-(n_tokens - CAPACITY) // SLACK), kv
+    assert kv.rebases == -(-(n_tokens - N_TRAINED) // (N_TRAINED // 2)), kv
+
+
+def check_state(saved: Llama, path: Path, kv_type: str, more: list[int]) -> int:
+    """Load the state into a new model, and go on with both; the bytes of the state.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    state = saved.kv_state()
+    with open_model(path, kv_type) as loaded:
+        loaded.load_kv_state(state, saved.input_ids[: saved.n_tokens])
+        for llm in (saved, loaded):
+            llm.eval(more)
+        assert np.array_equal(last_logits(saved), last_logits(loaded))
+        for layer in range(N_LAYER):
+            for mine, theirs in zip(saved.kv_rows(layer), loaded.kv_rows(layer), strict=True):
+                assert np.array_equal(mine, theirs)
+    return len(state)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    n_tokens = parser.parse_args().tokens
+    tokens = np.random.default_rng(0).integers(3, N_VOCAB, n_tokens + N_AFTER).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tiny_gguf(
+            Path(folder) / "tiny.gguf",
+            seed=1,
+            n_layer=N_LAYER,
+            n_ctx_train=N_TRAINED,
+            n_vocab=N_VOCAB,
+        )
+        for kv_type in TYPES:
+            with open_model(path, kv_type) as llm:
+                began = time.perf_counter()
+                used = read(llm, tokens[:n_tokens])
+                seconds = time.perf_counter() - began
+                check_counters(llm, n_tokens)
+                growth = used[-1] - used[0]
+                assert growth < (LEAST_GROWTH + GROWTH_A_TOKEN * n_tokens) / 2**20, used
+                kv = llm.kv
+                n_bytes = check_state(llm, path, kv_type, tokens[n_tokens:])
+                print(
+                    f"{kv_type}: {n_tokens:,} tokens in {seconds:,.0f} s, {kv.compactions:,} "
+                    f"compactions, {kv.rebases:,} re-bases; memory after a tenth {used[0]:.1f} MiB "
+                    f"and at the end {used[-1]:.1f}; a state of {n_bytes:,} bytes goes on as it was"
+                )
+
+
+if __name__ == "__main__":
+    main()

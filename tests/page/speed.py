@@ -1,0 +1,169 @@
+"""How quick the page of `pyh2o serve` is, in the Chromium of this machine.
+
+    python tests/page/speed.py --tokens 50000 --map-tokens 100000
+
+The first paint is that of the real server, with a tiny random model, for a browser that has never
+been there; long texts come from a fake of its API. It needs the extras `server`, `browser` and
+`test`. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+WINDOW = {"width": 1400, "height": 900}
+
+OPENED = """async () => {
+  const own = (entry) => !new URL(entry.name).pathname.startsWith("/v1/");
+  const painted = () => performance.getEntriesByName("first-contentful-paint")[0];
+  while (!painted()) await new Promise((done) => setTimeout(done, 20));
+  const files = [
+    ...performance.getEntriesByType("navigation"),
+    ...performance.getEntriesByType("resource").filter(own),
+  ];
+  const bytes = files.reduce((sum, file) => sum + file.encodedBodySize, 0);
+  return [painted().startTime, bytes];
+}"""
+
+SCROLLED = """async (frames) => {
+  const scroller = document.querySelector(".scroller");
+  const step = scroller.scrollHeight / frames;
+  const times = [];
+  const frame = () => new Promise(requestAnimationFrame);
+  scroller.scrollTop = 0;
+  let last = await frame();
+  for (let i = 0; i < frames; i += 1) {
+    scroller.scrollTop += step;
+    const now = await frame();
+    times.push(now - last);
+    last = now;
+  }
+  return times;
+}"""
+
+APPENDED = """async () => {
+  const folder = document.querySelector("script").src.replace("main.js", "");
+  const { StoryText } = await import(folder + "storytext.js");
+  const paper = document.querySelector(".page-text");
+  const text = new StoryText(paper);
+  text.set(paper.textContent);
+  const begun = performance.now();
+  for (let i = 0; i < 1000; i += 1) text.add(" word");
+  paper.getBoundingClientRect();
+  return performance.now() - begun;
+}"""
+
+DRAWN = """async (tokens) => {
+  const folder = document.querySelector("script").src.replace("main.js", "");
+  const { MemoryMap } = await import(folder + "map.js");
+  const { paint } = await import(folder + "paint.js");
+  const positions = Array.from({ length: tokens / 8 }, (_, i) => 8 * i);
+  const answer = {
+    tokens, pairs: 90, recent_from: tokens - 1000, pinned: [[0, 4]], archived: [[0, tokens]],
+    recalled: [[5000, 5064]],
+    kept: { positions, rows: positions.map((p) => p % 90 + 1), scores: positions.map(() => 1) },
+  };
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [112, 850];
+  const times = [];
+  for (let i = 0; i < 20; i += 1) {
+    const begun = performance.now();
+    paint(canvas, new MemoryMap(answer));
+    canvas.getContext("2d").getImageData(0, 0, 1, 1);
+    times.push(performance.now() - begun);
+  }
+  return times;
+}"""
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=50_000, help="of the story")
+    parser.add_argument("--map-tokens", type=int, default=100_000, help="of the memory map")
+    parser.add_argument("--frames", type=int, default=200, help="that scroll through the story")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+
+    # Imported here: they load the server's packages, which `--help` must not wait for.
+    from browser import browser
+
+    with browser() as chromium:
+        paints, sizes = zip(*opened(chromium, given.rounds), strict=True)
+        frames, drawn, appended = long_text(chromium, given)
+    print("| | median | range | 95 % up to |\n|---|---|---|---|")
+    say("first paint of the page, ms", paints)
+    say("its files, kB", [size / 1000 for size in sizes])
+    say(f"a map of {given.map_tokens:,} tokens drawn again, ms", drawn)
+    say(f"a frame while a story of {given.tokens:,} tokens is scrolled through, ms", frames)
+    say("1,000 words more at its end, ms", appended)
+
+
+def opened(chromium: Any, rounds: int) -> list[tuple[float, int]]:
+    """First paint in ms and bytes of the page's own files, each for a browser that is new there."""
+    from browser import Tab
+    from serving_program import Program
+    from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PYH2O_CHATS"] = folder
+        path = write_tiny_gguf(Path(folder) / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
+        server = Program("--model", path, "--port", 0)
+        try:
+            address = server.address().removesuffix("/v1")
+            found = []
+            for _ in range(1 + rounds):
+                tab = Tab(chromium, address, viewport=WINDOW)
+                found.append(tuple(tab.page.evaluate(OPENED)))
+                tab.close()
+        finally:
+            server.process.kill()
+            server.end()
+    return found[1:]  # before the first one neither the server nor Chromium were warm
+
+
+def long_text(chromium: Any, given: argparse.Namespace) -> tuple[list[float], ...]:
+    """Times in ms: of frames, of maps that are drawn, and of words that are added to the end."""
+    from browser import Tab
+    from fake_sessions import FakeServer, story_text
+
+    frames: list[float] = []
+    drawn: list[float] = []
+    appended: list[float] = []
+    fake = FakeServer()
+    try:
+        fake.add("long", kind="story", text="".join(story_text(given.tokens)))
+        tab = Tab(chromium, fake.address, viewport=WINDOW)
+        page = tab.page
+        page.goto(f"{fake.address}/#/s/long")
+        page.locator(".chunk").first.wait_for()
+        page.wait_for_timeout(1000)
+        for _ in range(given.rounds):
+            frames += page.evaluate(SCROLLED, given.frames)
+            drawn += page.evaluate(DRAWN, given.map_tokens)
+            appended.append(page.evaluate(APPENDED))
+        tab.close()
+    finally:
+        fake.close()
+    return frames, drawn, appended
+
+
+def say(what: str, figures: Sequence[float]) -> None:
+    """Print the median, the range, and what 95 % of the figures stay within."""
+    ordered = sorted(figures)
+    most = ordered[int(0.95 * (len(ordered) - 1))]
+    shown = f"{median(ordered):.1f} | {ordered[0]:.1f}-{ordered[-1]:.1f} | {most:.1f}"
+    print(f"| {what} | {shown} |")
+
+
+if __name__ == "__main__":
+    main()

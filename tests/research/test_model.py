@@ -1,0 +1,51 @@
+"""What is known of the machine, the model and its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from measured import TRAINED
+from pyh2o.errors import ModelError
+from pyh2o.system.machine import available_bytes, machine_facts
+from pyh2o.system.processor import instruction_sets
+from research.eval.model import english_text, read_model, repeated_tokens
+from research.speed import bandwidth
+from tiny_llama import tiny_llama
+
+
+def test_bandwidth_is_measured() -> None:
+    assert bandwidth.bytes_per_second(2, size=1 << 20, tries=2) > 0
+
+
+def test_machine_facts() -> None:
+    facts = machine_facts(3)
+    assert facts["threads"] == 3
+    assert facts["cpu"]
+    assert not instruction_sets() or set(facts["instructions"]) <= {*instruction_sets()}
+    assert facts["llama_cpp_commit"]
+    available = available_bytes()
+    assert available is None or available > 0
+
+
+def test_model_and_text(path: Path) -> None:
+    facts = read_model(path)
+    with tiny_llama(path, n_ctx=TRAINED, evict=False) as llm:
+        expected = llm.tokenize(b"one text. ")
+        again = llm.tokenize(b"one text. ", add_bos=False)
+    assert facts.n_ctx_train == TRAINED
+    assert facts.weight_bytes < facts.file_bytes == path.stat().st_size
+    tokens = repeated_tokens(path, "one text. ", len(expected) + 2 * len(again))
+    assert list(tokens) == [*expected, *again, *again]
+    assert repeated_tokens(path, "one text. ", 3) == tuple(expected[:3])
+    assert len(english_text()) > 100_000
+
+
+def test_file_that_is_no_model(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    with pytest.raises(ModelError, match="there is no model file"):
+        read_model(wrong)
+    wrong.write_text("no model")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        read_model(wrong)

@@ -1,0 +1,280 @@
+"""A load of many clients on a server: right answers, those that leave or are turned away, memory.
+
+    pip install '.[server]' openai gguf
+    python tests/soak/many_clients.py --minutes 5
+    python tests/soak/many_clients.py --text book.txt --requests 2000 --model model.gguf
+
+Each client asks for one completion after the other, with a prompt, a length and a seed of its own;
+a fifth of the streams is left in the middle. Who is turned away asks again. Each answer is compared
+with what its request gets alone, from a `Llama` with the same settings. Without a model it is a
+tiny random one, and requests are drawn from some hundreds until the time is over. The exit status
+is 1 if an answer is wrong, or if memory has grown by more than GROWTH_MIB since a fifth of the time
+had passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import openai
+from gguf import GGMLQuantizationType
+
+from pyh2o import Llama
+from pyh2o.system.memory import status_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from tiny_gguf import write_tiny_gguf
+
+# What is kept of texts for those that go on has limits, but is not full by then.
+GROWTH_MIB = 16.0
+SAMPLING = {
+    "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
+}  # fmt: skip
+SECONDS_BETWEEN_LOOKS = 1.0
+NO_CONNECTION = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        prompt: a piece of the book.
+        max_tokens: of the answer.
+        seed: of its random numbers.
+        leaves_after: chunks after which its client leaves; None for one that stays.
+    """
+
+    prompt: str
+    max_tokens: int
+    seed: int
+    leaves_after: int | None
+
+
+def requests_of(book: str, arguments: argparse.Namespace) -> list[Asked]:
+    """As many requests as `arguments` says, of random lengths."""
+    rng = random.Random(arguments.seed)
+    words = book.split()
+    asked = []
+    for i in range(arguments.requests):
+        n_words = rng.randint(4, arguments.words)
+        start = rng.randrange(len(words) - n_words)
+        n = rng.randint(2, arguments.n)
+        leaves_after = rng.randint(0, n // 2) if rng.random() < arguments.leaving else None
+        asked.append(Asked(" ".join(words[start : start + n_words]), n, i, leaves_after))
+    return asked
+
+
+class Load:
+    """What the clients get.
+
+    Attributes:
+        numbers: of the requests that were made, in the order in which they were begun.
+        answers: texts of those that were answered to the end, by their place in that order.
+        statuses: how often each status was the answer; NO_CONNECTION for none.
+    """
+
+    def __init__(self, address: str, pool: list[Asked], seconds: float | None) -> None:
+        """Make each request of the pool once, or draw from it for so many seconds."""
+        self.numbers: list[int] = []
+        self.answers: dict[int, str] = {}
+        self.statuses: Counter[int] = Counter()
+        self._left = self._chosen(pool, seconds)
+        self._client = openai.AsyncOpenAI(
+            base_url=address, api_key="any", max_retries=0, timeout=3600
+        )
+
+    def _chosen(self, pool: list[Asked], seconds: float | None) -> Iterator[tuple[int, Asked]]:
+        rng, end = random.Random(2), time.monotonic() + (seconds or 0)
+        while time.monotonic() < end if seconds else len(self.numbers) < len(pool):
+            number = rng.randrange(len(pool)) if seconds else len(self.numbers)
+            self.numbers.append(number)
+            yield len(self.numbers) - 1, pool[number]
+
+    async def run(self, n_clients: int) -> None:
+        """Let so many clients ask until all requests were made."""
+        await asyncio.gather(*(self._ask_all() for _ in range(n_clients)))
+
+    async def _ask_all(self) -> None:
+        for i, asked in self._left:
+            while not await self._was_taken(i, asked):
+                await asyncio.sleep(random.uniform(2, 10))
+
+    async def _was_taken(self, i: int, asked: Asked) -> bool:
+        try:
+            text = await self._ask(asked)
+        except openai.APIConnectionError:  # it was closed just when it was used again
+            self.statuses[NO_CONNECTION] += 1
+            return False
+        except openai.APIStatusError as error:
+            self.statuses[error.status_code] += 1
+            if error.status_code not in (429, 503):
+                raise
+            return False
+        self.statuses[200] += 1
+        if text is not None:
+            self.answers[i] = text
+        return True
+
+    async def _ask(self, asked: Asked) -> str | None:
+        """The answer; None if its client left."""
+        chunks = await self._client.completions.create(
+            model="any",
+            prompt=asked.prompt,
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            stream=True,
+            extra_body=SAMPLING,
+        )
+        text, n = "", 0
+        async with chunks:
+            async for chunk in chunks:
+                if asked.leaves_after is not None and n >= asked.leaves_after:
+                    return None
+                text += chunk.choices[0].text
+                n += 1
+        return text
+
+
+async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
+    """Run the load, and say every minute how it goes; MiB of memory that the server had."""
+    used: list[float] = []
+
+    async def look() -> None:
+        started, minutes = time.monotonic(), 0
+        while True:
+            used.append((status_bytes("RssAnon", pid) or 0) / 2**20)
+            if time.monotonic() >= started + 60 * (minutes + 1):
+                minutes += 1
+                line = f"{minutes} min: {used[-1]:.1f} MiB, {load.statuses[200]:,} requests"
+                print(line, flush=True)
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+    looking = asyncio.create_task(look())
+    await load.run(n_clients)
+    looking.cancel()
+    return used
+
+
+@contextmanager
+def running_server(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own: its address and its process id."""
+    command = [sys.executable, "-m", "pyh2o.cli", "serve", "--model", str(model), "--port", "0"]
+    command += ["--texts", str(arguments.texts), "--store-mib", str(arguments.store_mib)]
+    command += ["--ctx", str(arguments.window), "--slack", str(arguments.slack)]
+    if arguments.recall is not None:
+        command += ["--recall", str(arguments.recall)]
+    if arguments.threads:
+        command += ["--threads", str(arguments.threads)]
+    # the installed package, and not a folder of its name where this was called
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            address = next(found[0] for line in lines if (found := re.search(r"http\S+", line)))
+            # whom it turns away is told there, too, and somebody has to read it
+            threading.Thread(target=deque, args=(lines, 0), daemon=True).start()
+            yield address, process.pid
+        finally:
+            process.terminate()
+
+
+def n_wrong(load: Load, pool: list[Asked], llm: Llama) -> int:
+    """How many answers are not what their request gets alone."""
+    alone_: dict[int, str] = {}
+    for place in load.answers:
+        number = load.numbers[place]
+        alone_[number] = alone_.get(number) or alone(pool[number], llm)
+    return sum(text != alone_[load.numbers[place]] for place, text in load.answers.items())
+
+
+def alone(asked: Asked, llm: Llama) -> str:
+    """What a request gets from a model that has nothing else to do."""
+    llm.reset()
+    answer: Any = llm.create_completion(
+        asked.prompt, max_tokens=asked.max_tokens, seed=asked.seed, **SAMPLING
+    )
+    return str(answer["choices"][0]["text"])
+
+
+def made_up_text() -> str:
+    """Words of random letters."""
+    rng = random.Random(3)
+    return " ".join(
+        "".join(rng.choices("abcdefghijklmnopqrst", k=rng.randint(1, 8))) for _ in range(5000)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--text", type=Path, help="UTF-8 file that is long enough")
+    parser.add_argument("--model", type=Path, help="GGUF file; default: a tiny random model")
+    parser.add_argument("--minutes", type=float, help="default: until all requests were made")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--leaving", type=float, default=0.2, help="share that leaves")
+    parser.add_argument("--texts", type=int, default=8, help="places of the server")
+    # So small that texts are evicted, and that the store is full soon.
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--slack", type=int, default=16)
+    parser.add_argument("--recall", type=float, default=None, help="default: as serve has it")
+    parser.add_argument("--store-mib", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1, help="of the server")
+    parser.add_argument("--words", type=int, default=20, help="most words of a prompt")
+    parser.add_argument("-n", type=int, default=48, help="most tokens of an answer")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+
+    pool = requests_of(given.text.read_text("utf-8") if given.text else made_up_text(), given)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        # weights of which texts among others get the same bits as alone
+        model = given.model or write_tiny_gguf(
+            Path(folder) / "tiny.gguf", seed=1, n_ctx_train=1024, dtype=GGMLQuantizationType.Q8_0
+        )
+        with running_server(model, given) as (address, pid):
+            load = Load(address, pool, given.minutes and 60 * given.minutes)
+            used = asyncio.run(watched(load, given.clients, pid))
+        seconds = time.perf_counter() - started
+        with Llama(
+            str(model),
+            n_ctx=given.window,
+            slack=given.slack,
+            recall=given.recall,
+            n_threads=given.threads,
+            n_threads_batch=given.threads,
+        ) as llm:
+            wrong = n_wrong(load, pool, llm)
+
+    tenth = max(1, len(used) // 10)
+    means = [mean(used[i : i + tenth]) for i in range(0, len(used), tenth)]
+    print(
+        f"requests             {load.statuses[200]:,} answered in {seconds:,.0f} s, of them "
+        f"{len(load.answers):,} to the end; statuses {dict(load.statuses)}\n"
+        f"wrong answers        {wrong:,}\n"
+        f"in each tenth, MiB   {' '.join(f'{one:.1f}' for one in means)}"
+    )
+    grown = mean(used[-tenth:]) - mean(used[2 * tenth : 3 * tenth] or used[-tenth:])
+    if wrong or grown > GROWTH_MIB or not load.answers:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
