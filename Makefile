@@ -60,14 +60,12 @@ lint: .venv/tested ## style and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(NATIVE) | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/python scripts/generate_ffi.py --check
 	$(BIN)/python scripts/generate_reference.py --check
 
 format: .venv/tested ## rewrite the sources in the project's style, and what is written from them
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(NATIVE) | xargs $(BIN)/clang-format -i
-	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
 crash: .venv/tested ## kill programs, let power and disks fail, clocks jump, memory run out (KILLS=25)
