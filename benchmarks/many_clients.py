@@ -31,7 +31,7 @@ import openai
 
 from pyh2o import Llama
 from pyh2o.models import find_model
-from pyh2o.system.memory import status_bytes
+from pyh2o.system.memory import own_bytes
 
 SAMPLING = {
     "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.1
@@ -138,7 +138,7 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
 
     async def look() -> None:
         while True:
-            used.append((status_bytes("RssAnon", pid) or 0) / 2**20)
+            used.append(own_bytes(pid) / 2**20)
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     looking = asyncio.create_task(look())

@@ -27,7 +27,7 @@ from gguf import GGMLQuantizationType
 from many_clients import Asked, Load, alone, requests_of, running_server
 
 from pyh2o import Llama
-from pyh2o.system.memory import status_bytes
+from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from tiny_gguf import write_tiny_gguf
@@ -69,7 +69,7 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
     async def look() -> None:
         started, minutes = time.monotonic(), 0
         while True:
-            used.append((status_bytes("RssAnon", pid) or 0) / 2**20)
+            used.append(own_bytes(pid) / 2**20)
             if time.monotonic() >= started + 60 * (minutes + 1):
                 minutes += 1
                 line = f"{minutes} min: {used[-1]:.1f} MiB, {load.statuses[200]:,} requests"

@@ -9,7 +9,8 @@ from typing import Any
 from ...cache.settings import EvictionSettings
 from ...cache.statistics import mib_text
 from ...errors import SettingsError
-from ...system.machine import available_bytes, machine_facts
+from ...system.machine import machine_facts
+from ...system.memory import available_bytes
 from ..caches import MeasuredCache
 from ..measurement import Progress
 from ..model import ModelFacts
@@ -203,12 +204,11 @@ class Comparison:
         available = available_bytes()
         note = (
             f"the caches take {mib_text(ready.use.bytes_total + kv_rest)} MiB, and "
-            f"{(ready.own_bytes + still) / 2**30:.2f} GiB with all that goes with them"
+            f"{(ready.own_bytes + still) / 2**30:.2f} GiB with all that goes with them; "
+            f"{available / 2**30:.2f} GiB are available"
         )
-        if available is not None:
-            note += f"; {available / 2**30:.2f} GiB are available"
         self._progress.note(note)
-        if available is not None and still > available:
+        if still > available:
             raise SettingsError(
                 f"the caches need about {still / 2**30:.1f} GiB more and {available / 2**30:.1f} "
                 "GiB are available: lower --ctx or --history, or give fewer --budget and --kv-type"

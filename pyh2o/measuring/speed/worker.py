@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
-from ...system.memory import status_bytes
+from ...system.memory import own_bytes
 from ..caches import open_llama
 from .messages import Command, Done, Failed, Generate, GoBack, KVUse, Read, Ready, Start
 
@@ -168,13 +169,7 @@ def peak_bytes() -> int:
 
     Linux counts the parent's memory in `ru_maxrss` of a process that it started.
     """
-    on_linux = status_bytes("VmHWM")
-    if on_linux is not None:
-        return on_linux
+    if (status := Path("/proc/self/status")).exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def own_bytes() -> int:
-    """Memory of this process that is no mapped file: 0 where the system does not tell."""
-    return status_bytes("RssAnon") or 0
