@@ -18,7 +18,7 @@ from pyh2o.cli import loading
 from tiny_chat import CHATML, write_chat_gguf
 
 needed("pyh2o.openai.server", name="the server's packages")
-ray_cluster = needed("pyh2o.batch.ray_cluster")
+on_ray = needed("pyh2o.batch.on_ray")
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 real = pytest.mark.real
@@ -163,7 +163,7 @@ def test_what_is_refused_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ray"], "--ray needs the package ray, pyarrow, pandas: pip install 'pyh2o-llm[ray]'"),
+        (["--ray"], "--ray needs the package ray: pip install 'pyh2o-llm[ray]'"),
         (["--ray", "--rpc", "10.0.0.1:1"], "--ray and --rpc exclude each other: a worker has all "),
         (["--workers", "2"], "--workers is for --ray: leave it out, or give both"),
     ],
@@ -171,7 +171,7 @@ def test_what_is_refused_before_the_model_is_loaded(
 def test_what_a_cluster_cannot_have_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
     write_requests(1)
     output = run("batch", "in.jsonl", "-o", "out", *small(tiny), *arguments)
     assert output.code == 1
