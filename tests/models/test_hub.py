@@ -17,9 +17,8 @@ import pytest
 
 from cli_fakes import Output, run, run_program
 from hub_server import HubServer, Repository
+from pyh2o.models import hub as fetching
 from pyh2o.models import models_folder
-from pyh2o.models.hub import fetching
-from pyh2o.models.hub.partial import remove_old
 from pyh2o.system.files import try_lock
 from tiny_gguf import write_tiny_gguf
 
@@ -359,9 +358,9 @@ def test_a_download_that_runs_is_no_leftover(tmp_path: Path) -> None:
     os.utime(path, (0, 0))
     with path.open("ab") as file:
         assert try_lock(file)
-        remove_old(tmp_path)
+        fetching._remove_old(tmp_path)
         assert path.exists()
-    remove_old(tmp_path)
+    fetching._remove_old(tmp_path)
     assert not path.exists()
 
 
