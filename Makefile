@@ -89,7 +89,7 @@ soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINU
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 audit: .venv/audited ## ask a public database for known holes in all packages of .venv
-	$(BIN)/python scripts/audit.py
+	$(BIN)/pip-audit --local --vulnerability-service osv --desc off --progress-spinner off
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -187,11 +187,6 @@ def test_going_on_with_what_is_damaged(hub: HubServer, tmp_path: Path) -> None:
     assert fetch(NAME).code == 0
 
 
-def test_wrong_hash(hub: HubServer) -> None:
-    hub.repositories[NAME].hashes = {"Tiny-Q4_K_M.gguf": "0" * 64}
-    refused(NAME, r"Tiny-Q4_K_M\.gguf is not the hub's file \(wrong hash\)")
-
-
 def test_no_hash(hub: HubServer) -> None:
     hub.repositories[NAME].hashes = {"Tiny-Q4_K_M.gguf": None}
     refused(NAME, "the hub says no hash of Tiny-Q4_K_M.gguf")
