@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import islice
 from typing import Any, Protocol
 
 from ..cache.statistics import mib_text
@@ -105,11 +107,8 @@ class BatchRun:
             n_at_once: threads that answer them.
         """
         self._requests = iter(requests)
-        self._n_threads = min(n_at_once, len(requests))
-        self._turn = threading.Lock()
+        self._n_at_once = n_at_once
         self._stopped = threading.Event()
-        # results, errors that end the run, and a None for each thread that has ended
-        self._news: queue.Queue[Result | BaseException | None] = queue.Queue()
 
     def stop(self) -> None:
         """Break off the answers in the making; `results` ends when that has happened."""
@@ -134,44 +133,27 @@ class BatchRun:
         Raises:
             BaseException: what `answer` raises; the other answers are broken off.
         """
-        threads = [
-            threading.Thread(target=self._work, args=(answer,), name=f"pyh2o request {i}")
-            for i in range(self._n_threads)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            yield from self._ended()
-        finally:
-            self.stop()
-            for thread in threads:
-                thread.join()
 
-    def _ended(self) -> Iterator[Result | None]:
-        n_working = self._n_threads
-        while n_working:
+        def begin(request: BatchRequest) -> dict[str, Any]:
+            self.check()
+            return answer(request)
+
+        with ThreadPoolExecutor(self._n_at_once, "pyh2o request") as pool:
+            # as many again are at hand, so that no thread waits for who takes the results
+            first = islice(self._requests, 2 * self._n_at_once)
+            asked = {pool.submit(begin, request): request for request in first}
             try:
-                news = self._news.get(timeout=TICK)
-            except queue.Empty:
-                yield None
-                continue
-            if isinstance(news, BaseException):
-                raise news
-            if news is None:
-                n_working -= 1
-            else:
-                yield news
-
-    def _work(self, answer: Callable[[BatchRequest], dict[str, Any]]) -> None:
-        try:
-            while not self._stopped.is_set() and (request := self._next()) is not None:
-                self._news.put((request, answer(request)))
-        except _StoppedError:
-            pass
-        except BaseException as error:
-            self._news.put(error)
-        self._news.put(None)
-
-    def _next(self) -> BatchRequest | None:
-        with self._turn:
-            return next(self._requests, None)
+                while asked:
+                    done, _ = wait(asked, TICK, FIRST_COMPLETED)
+                    if not done:
+                        yield None
+                    for future in done:
+                        request = asked.pop(future)
+                        if not self._stopped.is_set():
+                            for following in islice(self._requests, 1):
+                                asked[pool.submit(begin, following)] = following
+                        with suppress(_StoppedError):
+                            yield request, future.result()
+            finally:
+                self.stop()
+                pool.shutdown(cancel_futures=True)
