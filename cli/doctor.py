@@ -66,12 +66,6 @@ class Report:
     entries: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def text(self) -> str:
-        """The entries as text that fits 80 columns, but for long paths."""
-        return harmless(
-            "".join(line for label, said in self.entries.items() for line in entry(label, said))
-        )
-
 
 def doctor(context: typer.Context) -> None:
     """Say what this machine has, what pyh2o uses of it, and what is wrong: for the report of a bug.
@@ -84,7 +78,8 @@ def doctor(context: typer.Context) -> None:
         _look_at_models(report)
         _look_at_sessions(report)
         _look_at_configuration(report, context.find_root().command)
-        terminal.write(without_home(report.text()))
+        lines = [line for label, said in report.entries.items() for line in entry(label, said)]
+        terminal.write(without_home(harmless("".join(lines))))
         if not report.problems:
             terminal.write("".join(entry("problems", ["none found"])))
         for problem in report.problems:
@@ -160,7 +155,9 @@ def _devices() -> list[Device]:
 
 
 def _look_at_program(report: Report, not_loaded: str | None) -> None:
-    build, installed = _build_info(), _installed("llama-cpp-python")
+    build, installed = _build_info(), None
+    with suppress(metadata.PackageNotFoundError):
+        installed = metadata.version("llama-cpp-python")
     parts = [pyh2o.__version__, f"llama-cpp-python {installed or 'is not installed'}"]
     if build:
         parts += [
@@ -193,13 +190,6 @@ def _build_info() -> dict[str, Any]:
         return pyh2o.build_info()
     except (OSError, ValueError):
         return {}
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _look_at_processor(report: Report, built_for: str) -> None:
@@ -304,15 +294,7 @@ def _look_at_sessions(report: Report) -> None:
 def _look_at_folder(
     report: Report, keeps: str, folder: Path, variable: str, sizes: Sequence[int]
 ) -> None:
-    """Whether there is room in a folder, which need not exist, and whether it can be written to.
-
-    Args:
-        report: that is added to.
-        keeps: what lies in it.
-        folder: its path.
-        variable: of the environment, which names another one.
-        sizes: bytes of each thing that it keeps.
-    """
+    """Whether there is room in a folder, which need not exist, and whether it can be written to."""
     # exists() of a path raises where it cannot be looked at
     nearest = next(p for p in (folder, *folder.parents) if os.path.exists(p))  # noqa: PTH110
     state = f"{count(len(sizes), keeps.removesuffix('s'))}, {sum(sizes) / 1e6:,.1f} MB"
