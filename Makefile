@@ -60,14 +60,12 @@ lint: .venv/tested ## style and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(NATIVE) | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/python scripts/generate_ffi.py --check
 	$(BIN)/python scripts/generate_reference.py --check
 
 format: .venv/tested ## rewrite the sources in the project's style, and what is written from them
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 	$(NATIVE) | xargs $(BIN)/clang-format -i
-	$(BIN)/python scripts/generate_ffi.py
 	$(BIN)/python scripts/generate_reference.py
 
 crash: .venv/tested ## kill programs, let power and disks fail, clocks jump, memory run out (KILLS=25)
@@ -91,7 +89,7 @@ soak: .venv/tested ## a server and 100 clients: answers right, memory flat (MINU
 	$(BIN)/python tests/soak/many_clients.py --minutes $(MINUTES)
 
 audit: .venv/audited ## ask a public database for known holes in all packages of .venv
-	$(BIN)/python scripts/audit.py
+	$(BIN)/pip-audit --local --vulnerability-service osv --desc off --progress-spinner off
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pyh2o.models import find_model
 from pyh2o.system.home import expanded
 
 from . import loading
-from .batch_workplaces import Work, here, on_ray
 from .errors import EXIT_INTERRUPTED, InputError, reported_errors
 from .options import SAMPLING_OPTIONS, RunOptions, takes_run_options
 from .session_options import typed_options
@@ -128,9 +130,10 @@ def batch(
                 manner = replace(manner, sampling=replace(manner.sampling, seed=seed))
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
-            work = Work(asked, left, manner, max(1, min(texts, len(left))))
-            on_cluster = ray and left  # else the head is checked, and there is no more to do
-            opened = on_ray(options, work, workers) if on_cluster else here(options, work, bars)
+            if ray and left:  # else the head is checked, and there is no more to do
+                opened = _on_ray(options, asked, left, manner, texts=texts, workers=workers)
+            else:
+                opened = _here(options, asked, left, manner, texts=texts, bars=bars)
             with opened as workplace:
                 head = BatchHead.of(asked, workplace, manner, replaces=force)
                 journal.begin(head, anew=force)
@@ -174,6 +177,74 @@ def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
         return
     if expanded(output).exists():
         raise InputError(f"{output} exists: give another --output, or replace it with --force")
+
+
+@contextmanager
+def _here(
+    options: RunOptions,
+    asked: BatchInput,
+    left: list[BatchRequest],
+    manner: Manner,
+    *,
+    texts: int,
+    bars: Bars,
+) -> Iterator[Workplace]:
+    """An engine in this process.
+
+    Raises:
+        PyH2OError: as `loading.load_engine`.
+        KeyboardInterrupt: Ctrl-C was pressed while it was loaded.
+    """
+    # Imported here because it loads llama.cpp.
+    from pyh2o.batch.workplace import Here
+
+    n_texts = max(1, min(texts, len(left)))
+    with closing(loading.load_engine(options, bars, texts=n_texts, store_mib=0)) as engine:
+        yield Here(engine, asked, left, manner)
+
+
+@contextmanager
+def _on_ray(
+    options: RunOptions,
+    asked: BatchInput,
+    left: list[BatchRequest],
+    manner: Manner,
+    *,
+    texts: int,
+    workers: int | None,
+) -> Iterator[Workplace]:
+    """The workers of a cluster.
+
+    Raises:
+        PyH2OError: no Ray, no cluster, no room in it, or a worker that refuses.
+        KeyboardInterrupt: Ctrl-C was pressed before a worker was ready.
+    """
+    # Imported here because it loads llama.cpp.
+    from pyh2o.batch import on_ray
+    from pyh2o.batch.ray_worker import Job
+    from pyh2o.sessions.identity import file_identity
+
+    on_ray.check_packages()
+    path = str(find_model(options.model).absolute())
+    model = file_identity(path)
+    settings = {**loading.thread_settings(options), **loading.cache_settings(options)}
+    settings["n_gpu_layers"] = options.gpu_layers or 0
+    with Interrupts() as interrupts, on_ray.cluster(verbose=options.verbose) as machines:
+        share = on_ray.share_out(
+            machines,
+            workers=workers,
+            threads=options.threads,
+            on_gpu=settings["n_gpu_layers"] != 0,
+        )
+        share = replace(share, workers=min(share.workers, len(left)))
+        terminal.say(
+            f"Ray: {count(share.workers, 'worker')} with {count(share.cpus, 'CPU')} each, on "
+            f"{count(len(machines), 'machine')}",
+            style="dim",
+        )
+        n_texts = min(texts, math.ceil(len(left) / share.workers))
+        job = Job(path, model, settings, n_texts, share.cpus, asked.has_prompts, manner)
+        yield on_ray.OnRay(job, share, left, interrupts.check)
 
 
 class _Run:

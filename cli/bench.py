@@ -14,7 +14,8 @@ from rich.table import Table
 from pyh2o.cache.settings import whole_blocks
 from pyh2o.cache.statistics import mib_text
 from pyh2o.models import find_model
-from pyh2o.system.machine import available_bytes, machine_facts
+from pyh2o.system.machine import machine_facts
+from pyh2o.system.memory import available_bytes
 from pyh2o.system.threads import physical_cores
 
 from .errors import InputError, reported_errors
@@ -117,7 +118,7 @@ def compared(
         settings = {**machine, **cache_settings(options), "n_ctx": model.window}
         caches.append(Cache("pyh2o", settings))
         needed += model.evicting.total
-    if needed > (available := available_bytes() or needed):
+    if needed > (available := available_bytes()):
         raise InputError(
             f"the caches and the model need {mib_text(needed)} MiB, and {mib_text(available)} MiB "
             "are available: lower --ctx"

@@ -163,7 +163,7 @@ def with_gpu_layers(
     """
     if options.gpu_layers is not None or options.rpc:
         return machine
-    from pyh2o.system.gpu import find_gpus, fit_layers
+    from pyh2o.system.devices import find_gpus, fit_layers
 
     if not (gpus := find_gpus()):
         return machine

@@ -23,11 +23,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
+HELPERS = TESTS / "helpers"
+DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "system/test_devices.py")
 
 # What pip installs from the carried wheels, besides llama-cpp-python.
 PACKAGES = (
     *("scikit-build-core>=1.1,<2", "pip>=23.1", "setuptools", "cffi>=2,<3", "numpy>=1.24"),
-    *("platformdirs>=4", "prompt-toolkit>=3.0.36,<4", "rich>=13", "typer>=0.19"),
+    *("platformdirs>=4", "prompt-toolkit>=3.0.36,<4", "psutil>=7.2,<8", "rich>=13", "typer>=0.19"),
     *("diskcache", "jinja2", "typing-extensions", "gguf>=0.17", "pytest>=8"),
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64")
@@ -138,7 +140,7 @@ def check_tests(python: Path) -> Iterator[Check]:
     """The tests of what runs on a device."""
     done = run(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        *(TESTS / f"test_{name}.py" for name in ("device", "cuda_kernels", "devices")),
+        *(TESTS / name for name in DEVICE_TESTS),
         **EXACT,
     )
     yield Check("tests of a device", done.last_line, "pass", done.ok)
@@ -151,7 +153,7 @@ def check_policies(python: Path, folder: Path) -> Iterator[Check]:
         attention = "flash" if chunk == "1" else "composed"
         wrong = []
         for policy in POLICIES:
-            client = (python, TESTS / "rows_on_a_device.py", "gpu", model, "reference")
+            client = (python, HELPERS / "rows_on_a_device.py", "gpu", model, "reference")
             done = run(*client, attention, policy, chunk, **EXACT)
             if not done.ok:
                 wrong.append(policy)
@@ -172,7 +174,7 @@ def check_memory(python: Path, folder: Path) -> Iterator[Check]:
             continue
         done = run(
             *(checker, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"),
-            *(python, TESTS / "rows_on_a_device.py", "gpu", model),
+            *(python, HELPERS / "rows_on_a_device.py", "gpu", model),
             *("reference", "flash", "h2o-far:near=4", "1"),
             **EXACT,
         )
@@ -194,7 +196,7 @@ def tiny_model(python: Path, folder: Path, *, n_ctx_train: int) -> Path:
     path = folder / f"tiny-{n_ctx_train}.gguf"
     code = "import sys; from tiny_gguf import write_tiny_gguf as write; "
     code += f"write(sys.argv[1], seed=3, n_ctx_train={n_ctx_train})"
-    call(python, "-c", code, path, PYTHONPATH=str(TESTS))
+    call(python, "-c", code, path, PYTHONPATH=str(HELPERS))
     return path
 
 

@@ -2,21 +2,141 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from ..cache.statistics import mib_text
-from ..errors import BatchError
+from ..errors import BatchError, MissingPackageError, ServerError, SettingsError
+from ..openai.server.refusals import one_line
 from .answering import usage
-from .ray_cluster import Cluster, Share
-from .ray_worker import Job
+from .ray_worker import Job, Worker
 from .reading import BatchRequest
-from .running import Result
+from .workplace import TICK, Result
+
+# How often a worker that has died is started again, and a request with which one has died is tried
+# again: without a limit, one that kills workers would do so for ever.
+RETRIES = 2
+
+# -------------------------------------------------------------------------------------------------
+# The cluster
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What Ray has to give of a machine.
+
+    Attributes:
+        cpus: as Ray counts them: threads of the processor, unless it was told otherwise.
+        gpus: whole ones.
+    """
+
+    cpus: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many workers there are, and the CPUs and GPUs of each."""
+
+    workers: int
+    cpus: int
+    gpus: int = 0
+
+
+def check_packages() -> None:
+    """Refuse to start without Ray.
+
+    Raises:
+        MissingPackageError: names the extra that brings it.
+    """
+    if find_spec("ray") is None:
+        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
+
+
+@contextmanager
+def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
+    """The machines of the cluster that Ray finds (RAY_ADDRESS), or starts on this one.
+
+    Args:
+        verbose: show what Ray and its workers say.
+
+    Raises:
+        ServerError: it can do neither.
+    """
+    ray = import_module("ray")
+    level = logging.INFO if verbose else logging.CRITICAL
+    try:
+        ray.init(include_dashboard=False, log_to_driver=verbose, logging_level=level)
+        alive = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    except Exception as error:
+        raise ServerError(
+            f"Ray has no cluster ({_reason(error)}): let RAY_ADDRESS name one that runs, or none"
+        ) from None
+    try:
+        yield [Machine(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in alive]
+    finally:
+        ray.shutdown()
+
+
+def share_out(
+    machines: Sequence[Machine],
+    *,
+    workers: int | None = None,
+    threads: int | None = None,
+    on_gpu: bool = False,
+) -> Share:
+    """Decide how many workers there are, and what each gets.
+
+    One engine that has all of a machine is faster than several that share it, and takes the memory
+    of one. So the default is a worker for each machine, or for each GPU; machines with less than
+    half of the largest one's CPUs are left out. More workers than that get fewer CPUs each.
+
+    Args:
+        machines: of the cluster.
+        workers: how many; None for as many as there is room for.
+        threads: CPUs of each; None to decide.
+        on_gpu: whether each takes a GPU.
+
+    Raises:
+        SettingsError: there is no room for so many.
+    """
+    usable = [each for each in machines if each.cpus and (each.gpus or not on_gpu)]
+    if not usable:
+        missing = "GPU: leave --gpu-layers out" if on_gpu else "CPU for work: add machines to it"
+        raise SettingsError(f"the Ray cluster has no {missing}")
+
+    def room(cpus: int) -> int:
+        fitting = [each.cpus // cpus for each in usable]
+        return sum(map(min, fitting, [each.gpus for each in usable]) if on_gpu else fitting)
+
+    cpus = threads
+    if cpus is None:
+        fair = [max(1, each.cpus // each.gpus) if on_gpu else each.cpus for each in usable]
+        cpus = min(each for each in fair if 2 * each >= max(fair))
+        while cpus > 1 and room(cpus) < (workers or 1):
+            cpus -= 1
+    most = room(cpus)
+    if most < (workers or 1):
+        raise SettingsError(
+            f"the Ray cluster has room for {most} workers of {cpus} CPUs, not for {workers or 1}: "
+            "give fewer --workers or --threads"
+        )
+    return Share(workers or most, cpus, int(on_gpu))
+
+
+# -------------------------------------------------------------------------------------------------
+# The work
+# -------------------------------------------------------------------------------------------------
 
 
 class OnRay:
-    """A `Workplace` on a cluster.
+    """A `Workplace` on the cluster that this process has joined.
 
     Attributes:
         model: the fields of the model file's `ModelIdentity`.
@@ -27,7 +147,6 @@ class OnRay:
 
     def __init__(
         self,
-        cluster: Cluster,
         job: Job,
         share: Share,
         requests: Sequence[BatchRequest],
@@ -36,7 +155,6 @@ class OnRay:
         """Start the workers and wait until one is ready.
 
         Args:
-            cluster: that has no work yet.
             job: of each worker.
             share: how many there are, and what each gets.
             requests: that are to be answered.
@@ -49,18 +167,27 @@ class OnRay:
         """
         self.model = job.model
         self.tokens = 0
-        self._cluster = cluster
-        self._left = {request.number: request for request in requests}
+        self._ray = import_module("ray")
+        self._requests = iter(requests)
+        self._texts = job.texts
         self._stopped = False
-        cluster.send((job, share, requests))
-        first = None
-        while first is None:
+        # by what Ray will have of it: whom a worker answers, None for a greeting
+        self._asked: dict[Any, tuple[Any, BatchRequest | None]] = {}
+        options = self._ray.remote(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            max_concurrency=job.texts,
+            max_restarts=RETRIES,
+            max_task_retries=RETRIES,
+        )
+        self._workers = [options(Worker).remote(job) for _ in range(share.workers)]
+        for worker in self._workers:
+            self._asked[worker.answer.remote(None)] = (worker, None)
+        self.settings: dict[str, Any] = {}
+        while not self.settings:
             check()
-            first = self._receive()
-        self._first: dict[str, Any] | None = first
-        about = json.loads(first["about"])
-        self.settings: dict[str, Any] = about["settings"]
-        self.caches = f"{share.workers} x {job.texts} x {mib_text(about['cache_bytes'])} MiB"
+            self._next()
+        self.caches = f"{share.workers} x {job.texts} x {mib_text(self._cache_bytes)} MiB"
 
     def stop(self) -> None:
         """As of `Workplace`; the workers end with the cluster, or as soon as it is left."""
@@ -68,28 +195,41 @@ class OnRay:
 
     def results(self) -> Generator[Result | None, None, None]:
         """As of `Workplace`."""
-        row, self._first = self._first, None
-        while self._left and not self._stopped:
-            yield None if row is None else self._result(row)
-            row = self._receive()
+        while self._asked and not self._stopped:
+            yield self._next()
 
-    def _receive(self) -> dict[str, Any] | None:
-        """What a worker has returned, or None if there is nothing for a while."""
-        row: dict[str, Any] | None = self._cluster.receive()
-        if row is not None and row["failure"]:
-            raise BatchError(row["failure"])
-        return row
-
-    def _result(self, row: dict[str, Any]) -> Result | None:
-        about = json.loads(row["about"])
+    def _next(self) -> Result | None:
+        """A request with its answer; None for a greeting, or if nothing comes for a while."""
+        done, _ = self._ray.wait(list(self._asked), timeout=TICK)
+        if not done:
+            return None
+        worker, request = self._asked.pop(done[0])
+        try:
+            about, line = self._ray.get(done[0])
+        except self._ray.exceptions.RayTaskError as error:
+            raise BatchError(str(error.cause)) from None
+        except self._ray.exceptions.RayError as error:
+            raise ServerError(
+                f"Ray failed ({_reason(error)}): see with --verbose what it says, and give the "
+                "same command again to go on"
+            ) from None
+        self.settings = self.settings or about["settings"]
         if about["settings"] != self.settings:
             raise BatchError(
                 f"the cache on {about['machine']} has other settings than those before: let all "
                 "machines have the same build of pyh2o"
             )
-        request = self._left.pop(row["number"], None)
-        if request is None:  # a greeting, or what was answered twice because a worker has died
+        self._cache_bytes = about["cache_bytes"]
+        for asked in [next(self._requests, None) for _ in range(1 if request else self._texts)]:
+            if asked is not None:
+                self._asked[worker.answer.remote(asked)] = (worker, asked)
+        if request is None:
             return None
-        line = json.loads(row["line"])
         self.tokens += sum(usage(line))
         return request, line
+
+
+def _reason(error: Exception) -> str:
+    """The line of an error of Ray's that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else type(error).__name__

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,6 @@ from ..system.devices import why_no_gpu
 from ..system.threads import physical_cores
 from .answering import Answers, Manner
 from .reading import BatchInput, BatchRequest
-
-# What a worker answers without a request.
-GREETING = b""
 
 
 @dataclass(frozen=True)
@@ -49,12 +44,12 @@ class Job:
 
 
 class Worker:
-    """Made by Ray once in each process, and called in as many threads as there are texts."""
+    """Made by Ray once in each process, and asked in as many threads as there are texts."""
 
     def __init__(self, job: Job) -> None:
         """Load the model; why that fails is what every call returns then.
 
-        An error would reach the user as a page of Ray's, after it has tried again.
+        An error here would reach the user as a page of Ray's, after it has tried again.
         """
         self._about: dict[str, Any] = {}
         self._failure = ""
@@ -64,25 +59,22 @@ class Worker:
         except (PyH2OError, OSError, MemoryError) as error:
             self._failure = _failure(error)
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request.
-
-        Args:
-            row: "request": a pickled BatchRequest, or `GREETING`.
+    def answer(self, request: BatchRequest | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Answer a request, or None, which is a greeting.
 
         Returns:
-            "number" of the request, "line" of the output in JSON, "about" the worker in JSON, and
-            "failure": why there is no line; "" if there is one.
+            What the worker is like ("machine", "settings" of its caches, "cache_bytes" of one), and
+            the line of the output; None for a greeting.
+
+        Raises:
+            BatchError: why there is no line.
         """
-        answer = {"number": -1, "line": "", "failure": self._failure}
-        if row["request"] != GREETING and not self._failure:
-            request: BatchRequest = pickle.loads(row["request"])
-            answer["number"] = request.number
-            try:
-                answer["line"] = json.dumps(self._answers.answer(request))
-            except MemoryError as error:
-                answer["failure"] = _failure(error)
-        return {**answer, "about": json.dumps(self._about)}
+        if self._failure:
+            raise BatchError(self._failure)
+        try:
+            return self._about, None if request is None else self._answers.answer(request)
+        except MemoryError as error:
+            raise BatchError(_failure(error)) from None
 
     def _open(self, job: Job) -> None:
         settings = dict(job.settings)

@@ -16,7 +16,6 @@ from ..openai.server.bodies import Strict
 from ..openai.server.refusals import body_refusal
 
 CHATS = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import islice
 from typing import Any, Protocol
 
 from ..cache.statistics import mib_text
@@ -10,7 +14,11 @@ from ..engine import Engine
 from ..sessions.identity import model_identity, settings_identity
 from .answering import Answers, Manner
 from .reading import BatchInput, BatchRequest
-from .running import BatchRun, Result
+
+# Seconds after which whoever waits for a result is asked whether to go on.
+TICK = 0.1
+
+Result = tuple[BatchRequest, dict[str, Any]]
 
 
 class Workplace(Protocol):
@@ -82,3 +90,70 @@ class Here:
 
     def results(self) -> Generator[Result | None, None, None]:
         return self._run.results(self._answers.answer)
+
+
+class _StoppedError(BaseException):
+    """An answer that is broken off."""
+
+
+class BatchRun:
+    """Has requests answered, so many at once."""
+
+    def __init__(self, requests: Sequence[BatchRequest], n_at_once: int) -> None:
+        """Nothing runs yet.
+
+        Args:
+            requests: in the order in which they begin.
+            n_at_once: threads that answer them.
+        """
+        self._requests = iter(requests)
+        self._n_at_once = n_at_once
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Break off the answers in the making; `results` ends when that has happened."""
+        self._stopped.set()
+
+    def check(self) -> None:
+        """To be called while an answer is made: ends it after `stop`."""
+        if self._stopped.is_set():
+            raise _StoppedError
+
+    def results(
+        self, answer: Callable[[BatchRequest], dict[str, Any]]
+    ) -> Generator[Result | None, None, None]:
+        """Answer all requests.
+
+        Args:
+            answer: called for each request, in one of the threads.
+
+        Yields:
+            Each request with its answer as it ends, and None where nothing has ended for a while.
+
+        Raises:
+            BaseException: what `answer` raises; the other answers are broken off.
+        """
+
+        def begin(request: BatchRequest) -> dict[str, Any]:
+            self.check()
+            return answer(request)
+
+        with ThreadPoolExecutor(self._n_at_once, "pyh2o request") as pool:
+            # as many again are at hand, so that no thread waits for who takes the results
+            first = islice(self._requests, 2 * self._n_at_once)
+            asked = {pool.submit(begin, request): request for request in first}
+            try:
+                while asked:
+                    done, _ = wait(asked, TICK, FIRST_COMPLETED)
+                    if not done:
+                        yield None
+                    for future in done:
+                        request = asked.pop(future)
+                        if not self._stopped.is_set():
+                            for following in islice(self._requests, 1):
+                                asked[pool.submit(begin, following)] = following
+                        with suppress(_StoppedError):
+                            yield request, future.result()
+            finally:
+                self.stop()
+                pool.shutdown(cancel_futures=True)

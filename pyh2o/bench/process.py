@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from ..system.memory import status_bytes
-
 # The process finds pyh2o where this one has found it.
 _PROGRAM = """
 import sys
@@ -267,7 +265,12 @@ def _timed(model: LlamaModel, tokens: Sequence[int], action: Action, n: int) -> 
 
 
 def _done(model: LlamaModel, seconds: float) -> Done:
-    # Linux counts the parent's memory in `ru_maxrss` of a process that it started.
+    return Done(seconds, model.position, model.use(), _peak_bytes())
+
+
+def _peak_bytes() -> int:
+    """Most memory that this process had; Linux counts its parent's in `ru_maxrss`, too."""
+    if (status := Path("/proc/self/status")).exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = status_bytes("VmHWM") or (most if sys.platform == "darwin" else 1024 * most)
-    return Done(seconds, model.position, model.use(), peak)
+    return most if sys.platform == "darwin" else most * 1024

@@ -22,7 +22,7 @@ from ..cache.statistics import KVStatistics
 from ..cache.text_cache import TextCache
 from ..errors import SettingsError
 from ..system.devices import has_own_kernels, why_no_gpu
-from ..system.machine import available_bytes
+from ..system.memory import available_bytes
 from .archive_file import ArchiveFile
 from .arguments import stretches_positions
 from .drop_in import DropIn
@@ -161,7 +161,7 @@ class EvictingLlama(DropIn):
         n_cells = self._window if self._budget is None else self._budget.cells
         n_bytes = n_cells * self._n_texts * self._least_cell_bytes()
         available = available_bytes()
-        if available is None or n_bytes <= available:
+        if n_bytes <= available:
             return
         cure = "lower n_ctx (--ctx), or let rows be evicted (without --no-evict)"
         if self.evicting:

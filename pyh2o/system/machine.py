@@ -1,38 +1,74 @@
-"""Facts about the machine and the program, for who reads the figures elsewhere."""
+"""The processor: what it can do, which of our kernels attends on it, and facts beside figures."""
 
 from __future__ import annotations
 
-import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
 import pyh2o
 
-from .cgroup import memory_limits
-from .memory import status_bytes
-from .processor import used_sets
 from .threads import physical_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
+
+# By the names of ggml those of Linux.
+_SETS = {
+    "SSE3": "pni",
+    "SSSE3": "ssse3",
+    "AVX": "avx",
+    "F16C": "f16c",
+    "FMA": "fma",
+    "AVX2": "avx2",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "DOTPROD": "asimddp",
+    "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}
+_AVX2 = {"avx2", "fma", "f16c"}
+_ARM = ("aarch64", "arm64")
 
 
-def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
-    """The machine and the versions of what runs on it; GPUs where layers run on them."""
-    build = pyh2o.build_info()
-    return {
-        "cpu": cpu_name(),
-        "instructions": used_sets(built_for()),
-        "cores": physical_cores(),
-        "threads": threads,
-        "gpus": _gpu_names() if gpu_layers else [],
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "pyh2o": pyh2o.__version__,
-        "llama_cpp_commit": build.get("llama_cpp_commit"),
-        "patches": build.get("patches"),
-    }
+def cpu_name() -> str:
+    """The processor's model."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those of this processor that ggml or our kernels use, as Linux calls them.
+
+    Returns:
+        None at all on a system that does not tell.
+    """
+    if _CPUINFO.exists():
+        there = _cpuinfo("flags", "Features").split()  # of x86, and of ARM
+    else:
+        there = ["asimd"] if platform.machine() in _ARM else []
+    return tuple(name for name in _SETS.values() if name in there)
+
+
+def attention_kernel(sets: tuple[str, ...]) -> str | None:
+    """The kernel for rows whose length it divides, of every type, as h2o-kernel.cpp chooses it.
+
+    Args:
+        sets: `instruction_sets()`.
+
+    Returns:
+        Its name as `attention` takes it, or None where the instructions are not known.
+    """
+    if "asimd" in sets:
+        return "neon"
+    if set(sets) >= _AVX2:
+        return "avx512" if "avx512f" in sets else "avx2"
+    return "portable" if sets else None
 
 
 def built_for() -> str:
@@ -43,63 +79,52 @@ def built_for() -> str:
     return str(llama_cpp.llama_print_system_info().decode())
 
 
-def _gpu_names() -> list[str]:
+def used_sets(built_for: str) -> tuple[str, ...]:
+    """Instructions that ggml was compiled to use, as Linux calls them.
+
+    Args:
+        built_for: `built_for()`.
+    """
+    used = re.findall(r"(\w+) = 1\b", built_for)
+    return tuple(_SETS[name] for name in used if name in _SETS)
+
+
+def missing_sets(built_for: str, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `used_sets` that this processor lacks.
+
+    Args:
+        built_for: `built_for()`.
+        sets: `instruction_sets()`; nothing is missing if they are not known.
+    """
+    return tuple(name for name in used_sets(built_for) if sets and name not in sets)
+
+
+def machine_facts(threads: int, gpu_layers: int = 0) -> dict[str, Any]:
+    """The machine and the versions of what runs on it; GPUs where layers run on them."""
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
     from .devices import gpu_names
 
-    return gpu_names()
+    build = pyh2o.build_info()
+    return {
+        "cpu": cpu_name(),
+        "instructions": used_sets(built_for()),
+        "cores": physical_cores(),
+        "threads": threads,
+        "gpus": gpu_names() if gpu_layers else [],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "pyh2o": pyh2o.__version__,
+        "llama_cpp_commit": build.get("llama_cpp_commit"),
+        "patches": build.get("patches"),
+    }
 
 
-def cpu_name() -> str:
-    """The processor's model."""
+def _cpuinfo(*names: str) -> str:
+    """What Linux says first under one of these names; "" if it says nothing."""
     if _CPUINFO.exists():
         with _CPUINFO.open() as file:  # line by line: Linux takes a while for many processors
             for line in file:
                 name, _, value = line.partition(":")
-                if name.strip() == "model name":
+                if name.strip() in names:
                     return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def total_bytes() -> int | None:
-    """The machine's memory; None where the system does not tell."""
-    return _meminfo("MemTotal") or _pages("SC_PHYS_PAGES")
-
-
-def available_bytes() -> int | None:
-    """Memory that can be taken without swapping; None where the system does not tell.
-
-    In a container that is no more than its limit leaves.
-    """
-    available = _meminfo("MemAvailable") or _pages("SC_AVPHYS_PAGES")
-    left = [limit.left for limit in memory_limits()]
-    return min(left if available is None else [available, *left], default=None)
-
-
-def _meminfo(name: str) -> int | None:
-    """What Linux says of its memory, in bytes."""
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _pages(name: str) -> int | None:
-    """What other systems say of theirs, in bytes."""
-    try:
-        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-
-
-def spare_bytes() -> int | None:
-    """Memory that can be taken while what this process uses stays in RAM; None if not known.
-
-    The weights of a loaded model are a mapped file, which the system calls available: it could read
-    them again, for every token.
-    """
-    available = available_bytes()
-    if available is None:
-        return None
-    return max(0, available - (status_bytes("RssFile") or 0))
+    return ""

@@ -1,14 +1,119 @@
-"""The memory of a process."""
+"""Memory: what is left of it, what a process uses, and giving back what was freed."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import resource
-import sys
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-_PROCESSES = Path("/proc")
+import psutil
+
+# -------------------------------------------------------------------------------------------------
+# What is left
+# -------------------------------------------------------------------------------------------------
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping; in a container no more than its limit leaves."""
+    left = (limit.left for limit in memory_limits())
+    return min((psutil.virtual_memory().available, *left))
+
+
+def spare_bytes() -> int:
+    """Memory that can be taken while what this process uses stays in RAM.
+
+    The weights of a loaded model are a mapped file, which the system calls available: it could read
+    them again, for every token.
+    """
+    return max(0, available_bytes() - _mapped_bytes(psutil.Process()))
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A limit that this process is under, because it is in a container or a service.
+
+    Attributes:
+        bytes: that all processes of its control group may take.
+        left: bytes of it that can still be taken; what files occupy in memory counts as free.
+    """
+
+    bytes: int
+    left: int
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Linux's control groups of one version: the folder of all, and where a group's numbers are."""
+
+    folder: Path
+    limit: str
+    used: str
+    cached: tuple[str, str]
+
+
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_V2 = _Version(_ROOT, "memory.max", "memory.current", ("active_file", "inactive_file"))
+_V1 = _Version(
+    _ROOT / "memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+def memory_limits() -> list[MemoryLimit]:
+    """The limits of this process's group and of those around it; none on other systems.
+
+    A container may see its own group as the outermost one, and its path as it is outside: what is
+    not there is passed over.
+    """
+    found: list[MemoryLimit] = []
+    for line in _OWN.read_text().splitlines() if _OWN.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            version, group = _V1 if controllers else _V2, PurePosixPath(path.lstrip("/"))
+            for each in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):  # "max" is no number, and no limit
+                    found.append(_limit_of(version, version.folder / each))
+    total = psutil.virtual_memory().total
+    return [limit for limit in found if limit.bytes <= total]  # version 1 always has a number
+
+
+def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
+    limit, used = (int((folder / name).read_text()) for name in (version.limit, version.used))
+    statistics = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    cached = sum(int(value) for name, value in statistics if name in version.cached)
+    return MemoryLimit(limit, max(0, limit - used + cached))
+
+
+# -------------------------------------------------------------------------------------------------
+# What is used
+# -------------------------------------------------------------------------------------------------
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def own_bytes(process: int | None = None) -> int:
+    """Memory of a process, or this one, that is in RAM and no mapped file, as far as is known."""
+    of = psutil.Process(process)
+    return int(of.memory_info().rss) - _mapped_bytes(of)
+
+
+def _mapped_bytes(process: psutil.Process) -> int:
+    """Of files, in RAM; 0 where the system does not tell."""
+    return int(getattr(process.memory_info(), "shared", 0))
+
+
+# -------------------------------------------------------------------------------------------------
+# What was freed
+# -------------------------------------------------------------------------------------------------
+
 # The number of a setting of glibc's malloc.
 _M_ARENA_MAX = -8
 
@@ -22,7 +127,7 @@ def share_freed_memory() -> None:
     the environment says how many they get (MALLOC_ARENA_MAX). Elsewhere than with glibc this does
     nothing.
     """
-    if _has_glibc() and "MALLOC_ARENA_MAX" not in os.environ:
+    if "CS_GNU_LIBC_VERSION" in os.confstr_names and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
@@ -31,36 +136,7 @@ def give_back_freed_memory() -> None:
 
     By itself glibc gives back the end of its memory alone. What was freed between pieces that are
     still used waits there for others that fit, and in a server, whose requests are of all lengths,
-    there is more of it from hour to hour. Elsewhere than with glibc this does nothing.
+    there is more of it from hour to hour. Where the C library cannot do it this does nothing.
     """
-    if _has_glibc():
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _has_glibc() -> bool:
-    return "CS_GNU_LIBC_VERSION" in os.confstr_names
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM: now on Linux, elsewhere the most it ever was."""
-    statm = _PROCESSES / "self" / "statm"
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * resource.getpagesize()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def status_bytes(name: str, process: int | str = "self") -> int | None:
-    """What a line such as "VmHWM:  1234 kB" says of a process; None where the system does not.
-
-    Args:
-        name: of the line, as Linux has it: "RssAnon" is what is no mapped file, "RssFile" what is
-            one, "VmHWM" the most that was in RAM.
-        process: its number; this one by default.
-    """
-    status = _PROCESSES / str(process) / "status"
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
+    if hasattr(psutil, "heap_trim"):
+        psutil.heap_trim()

@@ -21,13 +21,15 @@ from ..errors import LibraryError
 from ..library import LIBRARY_FOLDER
 from .backends import cpu_library, is_float, type_name, weight_types
 from .devices import gpu_names
-from .trial import PATIENCE
 from .verdicts import CURE, Verdicts, keep_verdicts, passed_over_text, read_verdicts
 
 EXACT, ROUNDED = 0.05, 0.2
 """How far logits may be off, as a part of their size: of weights in floats, which round little, and
 of others, before which ggml rounds activations to 8 bits. With 40 seeds each, all were within 0.014
 and 0.106; a block of 32 weights that is left out makes 0.27."""
+
+PATIENCE = 120
+"""Seconds that trying weights may take."""
 
 # What else ends a process, such as a lack of memory, says nothing about the library.
 _CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT}

@@ -15,8 +15,6 @@ from ..errors import ServerError
 from . import backends
 from .backends import Device
 
-LOOPBACK = "127.0.0.1"
-
 
 def free_address(host: str, port: int) -> tuple[str, int]:
     """The IPv4 address and the port to listen on; a free port for 0.

@@ -12,8 +12,7 @@ import platformdirs
 
 from ..library import LIBRARY_FOLDER
 from .files import replacement
-from .machine import cpu_name
-from .processor import instruction_sets
+from .machine import cpu_name, instruction_sets
 
 CURE = (
     "install pyh2o again with a newer compiler, or with "

@@ -20,7 +20,7 @@ from tiny_llama import EXACT_ROWS, tiny_llama
 NAME = "the server's packages"
 answering = needed("pyh2o.batch.answering", name=NAME)
 reading = needed("pyh2o.batch.reading", name=NAME)
-running = needed("pyh2o.batch.running", name=NAME)
+workplace = needed("pyh2o.batch.workplace", name=NAME)
 
 SETTINGS = {"n_ctx": 256, "hh": 24, "recent": 16, "slack": 12, "attention": "ops", **EXACT_ROWS}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -49,7 +49,7 @@ def batch_of(tmp_path: Path, *requests: tuple[str, dict[str, Any]]) -> Any:
 
 def answered(engine: Engine, batch: Any, n_at_once: int, **manner: Any) -> list[dict[str, Any]]:
     """The lines of all results, in the order of the requests."""
-    run = running.BatchRun(batch.requests, n_at_once)
+    run = workplace.BatchRun(batch.requests, n_at_once)
     how = answering.Manner(**{"sampling": Sampling(seed=3), **manner})
     answers = answering.Answers(engine, batch, how, run.check)
     results = [result for result in run.results(answers.answer) if result is not None]
@@ -180,7 +180,7 @@ def test_stopping_breaks_off_and_keeps_what_has_ended(engine: Engine, tmp_path: 
     body = {"prompt": "once", "temperature": 0, "repeat_penalty": 1.0}
     lengths = [3, 100_000, 100_000, 3]
     batch = batch_of(tmp_path, *[(COMPLETIONS, {**body, "max_tokens": n}) for n in lengths])
-    run = running.BatchRun(batch.requests, 2)
+    run = workplace.BatchRun(batch.requests, 2)
     answers = answering.Answers(engine, batch, answering.Manner(Sampling()), run.check)
     ended = []
     for result in run.results(answers.answer):
@@ -197,6 +197,6 @@ def test_what_is_no_fault_of_a_request_ends_the_run(tmp_path: Path) -> None:
     def answer(request: Any) -> dict[str, Any]:
         raise MemoryError
 
-    run = running.BatchRun(batch.requests, 2)
+    run = workplace.BatchRun(batch.requests, 2)
     with pytest.raises(MemoryError):
         list(run.results(answer))

@@ -9,7 +9,7 @@ import pytest
 from needed import needed
 from pyh2o.errors import SettingsError
 
-clusters = needed("pyh2o.batch.ray_cluster", name="the server's packages")
+clusters = needed("pyh2o.batch.on_ray", name="the server's packages")
 
 
 def machines(*cpus: int, gpus: int = 0) -> list[Any]:
@@ -46,8 +46,8 @@ def test_each_worker_has_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("there", "asked", "message"),
     [
-        (machines(2, 2), {"workers": 5}, "the Ray cluster has room for 4 workers of 1 CPU, not fo"),
-        (machines(2), {"threads": 3}, "the Ray cluster has room for no worker of 3 CPUs: give fe"),
+        (machines(2, 2), {"workers": 5}, "the Ray cluster has room for 4 workers of 1 CPUs, not f"),
+        (machines(2), {"threads": 3}, "the Ray cluster has room for 0 workers of 3 CPUs, not for"),
         (machines(4), {"threads": 2, "workers": 3}, "the Ray cluster has room for 2 workers of 2"),
         (machines(4), {"on_gpu": True}, "the Ray cluster has no GPU: leave --gpu-layers out"),
         (machines(0), {}, "the Ray cluster has no CPU for work: add machines to it"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from needed import needed
+from pyh2o.errors import BatchError
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.identity import file_identity
 from pyh2o.system.threads import physical_cores
@@ -20,8 +20,6 @@ NAME = "the server's packages"
 workers = needed("pyh2o.batch.ray_worker", name=NAME)
 answering = needed("pyh2o.batch.answering", name=NAME)
 reading = needed("pyh2o.batch.reading", name=NAME)
-
-GREETING = {"request": workers.GREETING}
 
 
 @pytest.fixture
@@ -38,24 +36,22 @@ def job(model: Path, *, version: str = workers.__version__, **settings: Any) -> 
 
 def failure(job: Any) -> str:
     """Why a worker refuses a greeting, without which worker it is."""
-    answer = workers.Worker(job)(GREETING)
-    assert (answer["number"], answer["line"], answer["about"]) == (-1, "", "{}")
-    assert answer["failure"].startswith("worker ")
-    return str(answer["failure"].partition(": ")[2])
+    with pytest.raises(BatchError, match=r"^worker ") as error:
+        workers.Worker(job).answer(None)
+    return str(error.value).partition(": ")[2]
 
 
 def test_an_answer_says_whose_it_is(model: Path) -> None:
     worker = workers.Worker(job(model, n_threads=None, n_threads_batch=None))
-    greeting = worker(GREETING)
-    assert (greeting["number"], greeting["line"], greeting["failure"]) == (-1, "", "")
+    about, nothing = worker.answer(None)
+    assert nothing is None
     body = {"prompt": "Once", "max_tokens": 3}
     line = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
     request = reading.BatchRequest(7, 8, "r", json.dumps(line).encode())
-    answer = worker({"request": pickle.dumps(request)})
-    assert (answer["number"], answer["failure"]) == (7, "")
-    assert answer["about"] == greeting["about"]
-    assert json.loads(answer["about"])["settings"]["ctx"] == 256
-    assert not answering.failed(json.loads(answer["line"]))
+    again, answer = worker.answer(request)
+    assert again == about
+    assert about["settings"]["ctx"] == 256
+    assert not answering.failed(answer)
     assert worker._engine.model.n_threads == physical_cores()
 
 
@@ -95,8 +91,5 @@ def test_too_little_memory_is_no_fault_of_a_request(
 
     monkeypatch.setattr(worker._answers, "answer", answer)
     request = reading.BatchRequest(0, 1, "r", b"{}")
-    told = worker({"request": pickle.dumps(request)})
-    assert (told["number"], told["line"]) == (0, "")
-    assert told["failure"].endswith(
-        ": out of memory: use a smaller --ctx, fewer --texts, or --kv-type q8_0"
-    )
+    with pytest.raises(BatchError, match=": out of memory: use a smaller --ctx, fewer --texts, or"):
+        worker.answer(request)

@@ -1,40 +1,124 @@
-"""`pyh2o doctor`: the report of a machine, and that it is made where something is wrong."""
+"""`pyh2o doctor`: the report of a machine, and what is wrong with it."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 import pyh2o
-from cli_fakes import PATIENCE, Output, run
-from healthy_machine import RIGHT, make_healthy
-from pyh2o.cli import doctor as doctor_module
+from cli_fakes import PATIENCE, run
+from pyh2o import _native  # noqa: F401  # loads the library
+from pyh2o.cli import doctor
 from pyh2o.cli.doctor import without_home
-from pyh2o.cli.doctor_text import report_text
 from pyh2o.library import LIBRARY_FOLDER
-from pyh2o.system.report import Report
+from pyh2o.system import devices, machine, products
+from pyh2o.system.products import Products
+from pyh2o.system.threads import physical_cores
+from pyh2o.system.verdicts import Verdicts
 
-pytestmark = pytest.mark.usefixtures("surroundings", "healthy_machine")
+RIGHT = Products("", right=("F32", "Q4_0"), plain={}, wrong={}, unknown=())
+CARD = SimpleNamespace(name="card", free_bytes=lambda: 2**30, total_bytes=lambda: 2**31)
+NO_GPU = "this build has no GPU backend: install another"
+BUILD = {
+    "llama_cpp_python": "0.3",
+    "llama_cpp_commit": "c" * 40,
+    "ggml": "1",
+    "patches": "p" * 40,
+    "backends": ["cpu", "rpc"],
+}
+
+pytestmark = pytest.mark.usefixtures("surroundings", "healthy")
+
+
+class Machine:
+    """This machine as the report sees it; nothing is wrong with it until a test changes that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._set = monkeypatch.setattr
+        self._folder = folder
+        self.has(instructions=("avx2", "fma", "f16c"), built_for="CPU : AVX2 = 1 | ", driver=None)
+        self.has(products=[RIGHT], devices=[], build=BUILD, llama_cpp_python="0.3", busy=20.0)
+        self.has(free=doctor.LEAST_FREE)
+        self._set(devices, "why_no_gpu", lambda: NO_GPU)
+
+    def has(self, **changes: Any) -> None:
+        """Other things than before."""
+        for name, value in changes.items():
+            getattr(self, f"_set_{name}")(value)
+
+    def _set_instructions(self, sets: tuple[str, ...]) -> None:
+        self._set(machine, "instruction_sets", lambda: sets)
+
+    def _set_built_for(self, text: str) -> None:
+        self._set(machine, "built_for", lambda: text)
+
+    def _set_driver(self, version: str | None) -> None:
+        path = self._folder / "driver"
+        if version is not None:
+            path.write_text(f"{version}\n")
+        self._set(doctor, "_NVIDIA", path)
+
+    def _set_products(self, found: Sequence[Products]) -> None:
+        self._set(products, "find_products", lambda *_, on_gpus, anew: found[on_gpus])
+
+    def _set_devices(self, found: Sequence[Any]) -> None:
+        self._set(doctor, "_devices", lambda: found)
+
+    def _set_build(self, info: dict[str, Any]) -> None:
+        self._set(pyh2o, "build_info", lambda: info)
+
+    def _set_llama_cpp_python(self, version: str | None) -> None:
+        def installed(package: str) -> str:
+            if version is None:
+                raise metadata.PackageNotFoundError(package)
+            return version
+
+        self._set(metadata, "version", installed)
+
+    def _set_busy(self, percent: float) -> None:
+        self._set(psutil, "cpu_percent", lambda interval: percent)
+
+    def _set_free(self, n_bytes: int) -> None:
+        self._set(shutil, "disk_usage", lambda _: SimpleNamespace(free=n_bytes))
+
+    def _set_passed_over(self, variants: dict[str, str]) -> None:
+        self._set(doctor, "read_verdicts", lambda: Verdicts(passed_over=variants))
 
 
 @pytest.fixture
-def healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_healthy(monkeypatch)
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, tmp_path)
 
 
-def report() -> Any:
-    """What it says of this machine, for programs."""
-    output = run("doctor", "--json", "-")
-    assert (output.code, output.notes) == (0, "")
-    return json.loads(output.text)
+def said() -> str:
+    """What it says, on one line."""
+    return " ".join(run("doctor").text.split())
+
+
+def problems() -> list[str]:
+    """The problems that it finds, of which its exit code tells, too."""
+    output = run("doctor")
+    assert output.notes == ""
+    found = [line for line in output.text.splitlines() if line.startswith("  problem  ")]
+    assert output.code == bool(found)
+    assert output.text.endswith("  problems      none found\n") != bool(found)
+    return [line.removeprefix("  problem").strip() for line in found]
+
+
+# -------------------------------------------------------------------------------------------------
+# What is said
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_machine_without_problems(tmp_path: Path) -> None:
@@ -44,59 +128,62 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     assert labels == [
         "pyh2o",
         "python",
-        "extras",
         "system",
         "processor",
         "instructions",
         "attention",
-        "products",
         "memory",
+        "products",
         "gpus",
         "models",
         "sessions",
         "configuration",
         "problems",
     ]
-    assert output.text.endswith("  problems      none found\n")
-    assert pyh2o.__version__ in output.text
-    assert str(pyh2o.build_info()["llama_cpp_commit"])[:10] in output.text
     shown = " ".join(output.text.split())
-    assert str(tmp_path / "models") in shown
+    assert f"{pyh2o.__version__}, llama-cpp-python 0.3, llama.cpp cccccccccc, ggml 1, " in shown
+    assert "computes on the processor" in shown
+    assert "attention avx2, for rows of " in shown
     assert "products 2 types of weights, as NumPy has them: F32 Q4_0" in shown
+    assert "gpus none that this build can use models" in shown
+    assert f"models {tmp_path / 'models'} not there yet, 2.0 GiB free" in shown
     assert "busy" not in shown
 
 
-def test_json(tmp_path: Path) -> None:
-    assert run("doctor", "--json", "report.json").code == 0
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["problems"] == []
-    assert data["program"]["build"] == pyh2o.build_info()
-    assert data["machine"]["cores"]["used"] >= 1
-    assert [folder["keeps"] for folder in data["folders"]] == ["models", "sessions"]
-    again = run("doctor", "--json", "report.json")
-    assert again == Output(1, "", "error: report.json exists: give another --json, or remove it\n")
+def test_cores(monkeypatch: pytest.MonkeyPatch, healthy: Machine) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
+    healthy.has(busy=21.0)
+    assert (
+        "4 cores, 8 threads, of which this process may use 2, a container's limit of 1.5 CPUs: "
+        f"{physical_cores()} used by default other programs keep 2 of 8 CPUs busy: generation"
+    ) in said()
+
+
+def test_a_gpu(healthy: Machine) -> None:
+    on_card = replace(RIGHT, gpus="card", right=(), unknown=("F32", "Q4_0"))
+    healthy.has(devices=[CARD], products=[RIGHT, on_card], driver="580.1")
+    text = said()
+    assert "card: 0 types of weights, as NumPy has them: none card: not tried: F32 Q4_0 " in text
+    assert "gpus card, 1.0 of 2.0 GiB free driver of NVIDIA 580.1 " in text
+
+
+def test_what_is_not_known_is_said(healthy: Machine) -> None:
+    healthy.has(instructions=(), llama_cpp_python=None, build={})
+    text = said()
+    assert "instructions not known attention not known" in text
+    assert f"{pyh2o.__version__}, llama-cpp-python is not installed " in text
 
 
 def test_models_are_named_and_sessions_counted(tmp_path: Path) -> None:
     for folder, name in (("models", "some-model.gguf"), ("chats", "my secret.h2o")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_bytes(bytes(1000))
-    data = report()
-    models, sessions = data["folders"]
-    assert (models["names"], models["n_items"], models["n_bytes"]) == (["some-model"], 1, 1000)
-    assert (sessions["names"], sessions["n_items"], sessions["n_bytes"]) == ([], 1, 1000)
-    assert "secret" not in json.dumps(data)
-    assert "1 model, 0.0 MB" in run("doctor").text
-
-
-@pytest.mark.parametrize("variable", ["PYH2O_MODELS", "PYH2O_CHATS", "PYH2O_CONFIG"])
-def test_a_folder_that_cannot_be_looked_into(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root may not; nobody may look behind a name that is too long."""
-    monkeypatch.setenv(variable, f"{tmp_path}/{'n' * 300}/mine")
-    output = run("doctor")
-    assert (output.notes, output.text.count("\n  problem ")) == ("", variable == "PYH2O_CONFIG")
+        (tmp_path / folder / name).write_bytes(bytes(1_000_000))
+    text = said()
+    assert "1 model, 1.0 MB, 2.0 GiB free some-model sessions" in text
+    assert "1 session, 1.0 MB, 2.0 GiB free configuration" in text
+    assert "secret" not in text
 
 
 def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +192,7 @@ def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     output = run("doctor")
     assert "PYH2O_THREADS = 3\n" in output.text
     assert "PYH2O_API_KEY = ...\n" in output.text
-    assert "sesame" not in output.text + json.dumps(report())
+    assert "sesame" not in output.text
 
 
 def test_the_home_folder_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +202,10 @@ def test_the_home_folder_is_not_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PYH2O_MODELS", str(home / "models"))
     monkeypatch.setenv("PYH2O_CHATS", str(home / "file"))
-    output = run("doctor", "--json", "report.json")
-    assert output.code == 1
-    said = " ".join(output.text.split())
-    assert "~/models" in said
-    assert "the folder of the sessions, ~/file, cannot be written to" in said
-    assert "jane" not in output.text
-    assert "jane" not in (tmp_path / "report.json").read_text()
+    text = said()
+    assert "~/models" in text
+    assert "the folder of the sessions, ~/file, cannot be written to" in text
+    assert "jane" not in text
 
 
 def test_paths_that_only_begin_like_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +221,96 @@ def test_a_home_folder_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "link").symlink_to("real")
     monkeypatch.setenv("HOME", str(tmp_path / "link"))
     assert without_home(f"{tmp_path}/real/a {tmp_path}/link/b") == "~/a ~/b"
+
+
+# -------------------------------------------------------------------------------------------------
+# What is wrong
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"llama_cpp_python": None},
+        {"build": {}},
+        {"instructions": ()},
+        {"build": {**BUILD, "backends": ["cpu", "cuda"]}, "devices": [CARD], "driver": "580.1"},
+    ],
+)
+def test_nothing_is_wrong(healthy: Machine, changes: dict[str, Any]) -> None:
+    healthy.has(products=[RIGHT, replace(RIGHT, gpus="card")], **changes)
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"llama_cpp_python": "0.4"},
+            "llama-cpp-python 0.4 is installed, and pyh2o was built for 0.3: SKBUILD_WHEEL_CMAKE="
+            "false pip install --no-cache-dir llama-cpp-python==0.3",
+        ),
+        (
+            {"built_for": "CPU : AVX2 = 1 | AVX512 = 1 | "},
+            "the library was built for a processor with avx512f, which this one lacks",
+        ),
+        ({"instructions": ("avx", "avx2")}, "attention runs in plain C++"),
+        (
+            {"passed_over": {"libggml-cpu-x.so": "Q4_0 (SIGSEGV)"}},
+            "libggml-cpu-x.so is passed over, which fails on this processor with weights in Q4_0 "
+            "(SIGSEGV): install pyh2o again with a newer compiler",
+        ),
+        (
+            {"products": [replace(RIGHT, plain={"Q4_0": "SIGSEGV"})]},
+            "the library fails on this processor with weights that it rearranges, in Q4_0 (SIG",
+        ),
+        (
+            {"products": [RIGHT, replace(RIGHT, gpus="X", wrong={"F32": "no"})], "devices": [CARD]},
+            "the library fails on X with weights in F32 (no): give n_gpu_layers=0 (--gpu",
+        ),
+        ({"driver": "580.1"}, NO_GPU),
+        ({"build": {**BUILD, "backends": ["cpu", "vulkan"]}}, NO_GPU),
+    ],
+)
+def test_what_is_wrong(healthy: Machine, changes: dict[str, Any], problem: str) -> None:
+    healthy.has(**changes)
+    (line,) = problems()
+    assert line.startswith(problem)
+    assert ": " in line  # a cure
+
+
+def test_disks_that_are_nearly_full(healthy: Machine) -> None:
+    healthy.has(free=doctor.LEAST_FREE - 2**30)
+    models, sessions = problems()
+    assert "has 1.0 GiB free: free some, or set PYH2O_MODELS to a folder on another disk" in models
+    assert "set PYH2O_CHATS to" in sessions
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "owned", "owned/below"])
+def test_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nobody keeps root out, who may run the tests."""
+    (tmp_path / "file").touch()
+    owned = tmp_path / "owned"
+    owned.mkdir()
+    monkeypatch.setenv("PYH2O_MODELS", str(tmp_path / name))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != owned)
+    (line,) = problems()
+    assert line == (
+        f"the folder of the models, {tmp_path / name}, cannot be written to: make it writable, or "
+        "set PYH2O_MODELS to another folder"
+    )
+
+
+@pytest.mark.parametrize("variable", ["PYH2O_MODELS", "PYH2O_CHATS", "PYH2O_CONFIG"])
+def test_a_folder_that_cannot_be_looked_into(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may not; nobody may look behind a name that is too long."""
+    monkeypatch.setenv(variable, f"{tmp_path}/{'n' * 300}/mine")
+    assert len(problems()) == (variable == "PYH2O_CONFIG")
 
 
 @pytest.mark.parametrize(
@@ -156,65 +330,30 @@ def test_a_wrong_configuration_is_a_problem_among_others(
         file.write_text(text)
     monkeypatch.setenv("PYH2O_CONFIG", str(file))
     monkeypatch.setenv("PYH2O_CHATS", "/dev/null/chats")
-    output = run("doctor")
-    assert (output.code, output.notes) == (1, "")
-    sessions, configuration = [
-        line for line in output.text.splitlines() if line.startswith("  problem  ")
-    ]
+    sessions, configuration = problems()
     assert "/dev/null/chats, cannot be written to" in sessions
     assert problem in configuration
     assert run("models", "path").code == 1
 
 
-def test_defaults_of_the_file_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my.toml").write_text('[doctor]\njson = "-"\n')
-    monkeypatch.setenv("PYH2O_CONFIG", str(tmp_path / "my.toml"))
-    assert json.loads(run("doctor").text)["problems"] == []
-
-
-@pytest.fixture
-def healthy(monkeypatch: pytest.MonkeyPatch) -> Report:
-    """The report of this machine."""
-    found: list[Report] = []
-
-    def keep(report: Report) -> str:
-        found.append(report)
-        return ""
-
-    monkeypatch.setattr(doctor_module, "report_text", keep)
-    run("doctor")
-    return found[0]
-
-
-def test_what_is_not_known_is_said(healthy: Report) -> None:
-    sizes = dict.fromkeys(("total_bytes", "available_bytes", "limit_bytes"))
-    machine = replace(healthy.machine, instructions=(), attention=None, nvidia_driver="5", **sizes)
-    text = report_text(replace(healthy, machine=machine))
-    for label in ("instructions", "attention", "memory"):
-        assert f"  {label:14}not known\n" in text
-    assert "driver of NVIDIA 5\n" in text
-    cores = replace(machine.cores, physical=4, logical=8, allowed=2, quota=1.5, used=1)
-    text = " ".join(report_text(replace(healthy, machine=replace(machine, cores=cores))).split())
-    assert (
-        "4 cores, 8 threads, of which this process may use 2, a container's limit of 1.5 CPUs: 1 "
-        "used by default"
-    ) in text
-
-
-def test_products_of_a_gpu_and_a_busy_machine(healthy: Report) -> None:
-    assert "  products      not known\n" in report_text(replace(healthy, products=()))
-    on_card = replace(RIGHT, gpus="card", right=(), unknown=("F32", "Q4_0"))
-    text = " ".join(report_text(replace(healthy, products=(RIGHT, on_card))).split())
-    assert "card: 0 types of weights, as NumPy has them: none card: not tried: F32 Q4_0 " in text
-    machine = replace(healthy.machine, busy=1.6)
-    busy = replace(machine, cores=replace(machine.cores, logical=8))
-    text = report_text(replace(healthy, machine=busy))
-    assert " other programs keep 2 of 8 CPUs busy: generation will be slower\n" in text
-
-
 # -------------------------------------------------------------------------------------------------
 # Where the library cannot be loaded
 # -------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_loaded_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("another process"))
+    assert doctor.why_not_loaded() is None
+
+
+def test_another_process_loads_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._how_it_ends() is None
+
+    def hang(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert doctor._how_it_ends() == f"it takes more than {doctor.PATIENCE} seconds"
 
 
 @pytest.fixture
@@ -234,9 +373,10 @@ def broken(tmp_path: Path) -> Path:
 
 def problem_with(package: Path) -> str:
     """What a process says of the library of this package."""
+    folders = [str(package.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-m", "pyh2o.cli", "doctor"],
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -244,7 +384,7 @@ def problem_with(package: Path) -> str:
     )
     assert (done.returncode, done.stderr) == (1, "")
     assert f"{package / 'lib'}, which cannot be loaded python " in " ".join(done.stdout.split())
-    assert "  gpus          not known\n" in done.stdout
+    assert "\n  products " not in done.stdout
     (problem,) = [line for line in done.stdout.splitlines() if "install pyh2o again" in line]
     return problem
 

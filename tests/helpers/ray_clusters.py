@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 
 _PROGRAM = """
@@ -55,19 +55,9 @@ def two_workers() -> Iterator[int]:
 
 def processes_below(pid: int, name: str) -> list[int]:
     """The processes that a process has started, directly or not, whose command begins so."""
-    seen: dict[int, tuple[int, str]] = {}  # parent and command of each
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-            status = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        seen[int(folder.name)] = (int(status[1]), command)
-    named = [each for each, (_, command) in seen.items() if command.startswith(name)]
-    return [each for each in named if _is_below(each, pid, seen)]
-
-
-def _is_below(pid: int, ancestor: int, seen: dict[int, tuple[int, str]]) -> bool:
-    while pid in seen and pid != ancestor:
-        pid = seen[pid][0]
-    return pid == ancestor
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if " ".join(each.cmdline()).startswith(name):
+                found.append(each.pid)
+    return found

@@ -20,7 +20,7 @@ import numpy as np
 
 from pyh2o import Llama
 from pyh2o.llama import KV_TYPES
-from pyh2o.system.memory import status_bytes
+from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from reference_rows import last_logits
@@ -58,7 +58,7 @@ def read(llm: Llama, tokens: list[int]) -> list[float]:
     stretch, used = -(-len(body) // N_LOOKS), []
     for start in range(0, len(body), stretch):
         llm.eval(body[start : start + stretch])
-        used.append((status_bytes("RssAnon") or 0) / 2**20)
+        used.append(own_bytes() / 2**20)
     for token in end:
         llm.eval([token])
     return used

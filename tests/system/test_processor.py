@@ -7,8 +7,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from pyh2o.system import processor
-from pyh2o.system.processor import attention_kernel, instruction_sets, missing_sets, used_sets
+from pyh2o.system import machine
+from pyh2o.system.machine import attention_kernel, instruction_sets, missing_sets, used_sets
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import exact_kernels
 
@@ -16,7 +16,7 @@ from tiny_llama import exact_kernels
 @pytest.fixture
 def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(processor, "_CPUINFO", path)
+    monkeypatch.setattr(machine, "_CPUINFO", path)
     return path
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from pyh2o.system import threads
-from pyh2o.system.threads import busy_cpus, physical_cores
+from pyh2o.system.threads import physical_cores
 
 
 @pytest.fixture
@@ -63,17 +62,3 @@ def test_a_container_s_limit_of_the_first_kind(machine: Path, quota: str, cores:
 
 def test_this_machine() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
-
-
-def test_how_busy_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 CPUs one and a half: waiting for disks is not, another virtual machine is."""
-    times = tmp_path / "stat"
-    times.write_text("cpu  100 0 100 1000 50 0 0 10 77 0\ncpu0 1 2 3 4 5 6 7 8\n")
-    later = "cpu  110 2 112 1040 60 1 1 14 99 0\n"
-    monkeypatch.setattr(threads, "_TIMES", times)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(time, "sleep", lambda _: times.write_text(later))
-    assert busy_cpus() == pytest.approx(4 * 30 / 80)
-    assert busy_cpus() is None  # no time has passed
-    monkeypatch.setattr(threads, "_TIMES", tmp_path / "nowhere")
-    assert busy_cpus() is None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import SettingsError
-from ...system.machine import spare_bytes
+from ...system.memory import spare_bytes
 from ..limits import Limits
 from .embeddings import EmbeddingModel
 from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
@@ -255,7 +255,7 @@ class ServedModels:
         Raises:
             RefusedError: those that are in use leave too little; then none is closed.
         """
-        while (spare := spare_bytes()) is not None and spare < source.needed_bytes:
+        while (spare := spare_bytes()) < source.needed_bytes:
             idle = self._take_idle(source.needed_bytes - spare)
             if idle is None:
                 raise RefusedError(

@@ -1,21 +1,32 @@
-"""Looks for a model on the hub, and fetches it with huggingface_hub.
+"""Models of repositories on the Hugging Face hub, fetched with huggingface_hub.
 
 Where the hub is and who asks is what huggingface_hub takes from HF_ENDPOINT, HF_TOKEN and HF_HOME.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, cast
 
-from ...errors import MissingPackageError, ModelError
-from ..folder import Fetched, Progress, check_space, disk_message, models_folder, sha256_of
-from .partial import Partial, remove_old
+import psutil
+
+from ..errors import MissingPackageError, ModelError
+from ..system.files import flush_to_disk, try_lock
+from .folder import (
+    Fetched,
+    Progress,
+    age_seconds,
+    check_space,
+    disk_message,
+    models_folder,
+    sha256_of,
+)
 from .quantisations import HubFile, HubModel, choose, models_of
 
 # A name that does not say which model it is of.
@@ -23,6 +34,9 @@ _NAMELESS = re.compile(r"(ggml-)?model|gguf|", re.IGNORECASE)
 _ENDING_OF_REPOSITORIES = re.compile(r"[-_.]gguf$", re.IGNORECASE)
 # The hub sends larger files in its own protocol only.
 _MOST_BYTES = 50_000_000_000
+# Files on their way.
+_PREFIX, _SUFFIX = ".hub-", ".part"
+_KEPT_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ def choose_on_hub(repository: str, wanted: str | None) -> Chosen:
             "ends with GGUF"
         )
     try:
-        model = choose(models, wanted, _memory_bytes())
+        model = choose(models, wanted, psutil.virtual_memory().total)
     except ModelError as error:
         raise ModelError(f"{repository}: {error}") from None
     for file in model.files:
@@ -97,7 +111,7 @@ def fetch_chosen(
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_old(folder)
+        _remove_old(folder)
         targets = _targets(chosen, folder, checking)
         files = {file: path for file, path in targets.items() if not path.is_file()}
         with ExitStack() as stack:
@@ -129,11 +143,6 @@ def _check_file(repository: str, file: HubFile) -> None:
             f"{file.path} is larger than the 50 GB that the hub sends over HTTP: choose another, "
             f"or run `hf download {repository} {file.path}` and give its path with --model"
         )
-
-
-def _memory_bytes() -> int:
-    """All that this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _targets(chosen: Chosen, folder: Path, checking: Progress | None) -> dict[HubFile, Path]:
@@ -206,6 +215,88 @@ def _download(chosen: Chosen, partials: list[Partial], progress: Progress | None
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
     """Tells `progress` of one file after others."""
     return lambda done, _: progress(before + done, total)
+
+
+# -------------------------------------------------------------------------------------------------
+# What is on its way
+# -------------------------------------------------------------------------------------------------
+
+
+class Partial(io.BufferedWriter):
+    """The file that a download is written to: it goes on at the end of what an earlier one left.
+
+    Nobody else can write it meanwhile. With no byte in it, it is removed at the end.
+
+    Args:
+        folder: where it lies.
+        file: what is to arrive.
+
+    Raises:
+        ModelError: another process is writing it.
+    """
+
+    def __init__(self, folder: Path, file: HubFile) -> None:
+        self.path = folder / f"{_PREFIX}{file.sha256}{_SUFFIX}"
+        self.file = file
+        self.progress: Progress | None = None
+        super().__init__(io.FileIO(self.path, "a"))
+        if not try_lock(cast(IO[bytes], self)):
+            self.close()
+            raise ModelError(
+                f"another program is fetching {file.name}: wait until it is done, or end it"
+            )
+        if self.tell() > file.bytes:
+            self.seek(0)
+            self.truncate()
+
+    def write(self, data: Any) -> int:
+        """Write what has arrived."""
+        n_bytes = super().write(data)
+        if self.progress is not None:
+            self.progress(self.tell(), self.file.bytes)
+        return n_bytes
+
+    def check(self, progress: Progress | None) -> None:
+        """See that all has arrived, and reached the disk.
+
+        Raises:
+            ModelError: it is not what the hub promised; it is then gone.
+        """
+        flush_to_disk(self)
+        if sha256_of(self.path, progress) != self.file.sha256:
+            self.path.unlink()
+            raise ModelError(
+                f"what arrived as {self.file.name} is not the hub's file (wrong hash): it was "
+                "thrown away; try again"
+            )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # moved, or a full disk of which an error tells
+            self.flush()
+            if self.path.stat().st_size == 0:
+                self.path.unlink()
+        self.close()
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what was left of downloads that nobody has gone on with for a week."""
+    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(FileNotFoundError):  # the other fetch has ended
+            if age_seconds(path) > _KEPT_SECONDS:
+                # The clock may have been set meanwhile: one that is written is young.
+                with path.open("rb") as file:
+                    if try_lock(file):
+                        path.unlink()
+
+
+# -------------------------------------------------------------------------------------------------
+# huggingface_hub and what it says
+# -------------------------------------------------------------------------------------------------
 
 
 def _huggingface_hub() -> Any:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from ...errors import ModelError
-from ..names import part_of, whole_name
+from ..errors import ModelError
+from .names import part_of, whole_name
 
 PREFERRED = "Q4_K_M"
 

@@ -1,1 +1,0 @@
-#include "llama-h2o.h"
