@@ -36,12 +36,7 @@ import openai
 from gguf import GGMLQuantizationType
 
 from pyh2o import Llama
-<<<<<<< HEAD:tests/soak/many_clients.py
 from pyh2o.system.memory import own_bytes
-=======
-from pyh2o.models import find_model
-from pyh2o.system.memory import own_bytes
->>>>>>> system:benchmarks/many_clients.py
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from tiny_gguf import write_tiny_gguf
@@ -164,15 +159,11 @@ async def watched(load: Load, n_clients: int, pid: int) -> list[float]:
     async def look() -> None:
         started, minutes = time.monotonic(), 0
         while True:
-<<<<<<< HEAD:tests/soak/many_clients.py
             used.append(own_bytes(pid) / 2**20)
             if time.monotonic() >= started + 60 * (minutes + 1):
                 minutes += 1
                 line = f"{minutes} min: {used[-1]:.1f} MiB, {load.statuses[200]:,} requests"
                 print(line, flush=True)
-=======
-            used.append(own_bytes(pid) / 2**20)
->>>>>>> system:benchmarks/many_clients.py
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     looking = asyncio.create_task(look())
