@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 from ...engine import Engine
 from ...errors import ClosedError
-from .embeddings import EmbeddingModel
-from .models import AnyModel, ModelSource, ServedModels
+from .models import ServedModels
 from .served_model import ServedModel
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -23,7 +26,41 @@ Send = Callable[[Message], Awaitable[None]]
 Answered = Counter[tuple[str, int]]
 
 
-class CountedAnswers:
+def _cache_bytes(engine: Engine) -> int:
+    caches = [place.kv for place in engine.report()]
+    return sum(kv.bytes_total + kv.bytes_archive for kv in caches)
+
+
+# Of each model that writes.
+_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+    ("requests_running", "Requests that have a place.", lambda e: e.n_running),
+    ("requests_waiting", "Requests that wait for a place.", lambda e: e.n_waiting),
+    ("places", "Texts that can be read and written at once.", lambda e: e.n_places),
+    ("cache_bytes", "Bytes of the caches and archives of all places.", _cache_bytes),
+    ("stored_texts", "Texts without a place that are in memory.", lambda e: e.stored.texts),
+    ("stored_bytes", "Bytes that they take.", lambda e: e.stored.bytes),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+    (
+        "cached_prompt_tokens",
+        "Tokens of prompts that were in the cache, and not read again.",
+        lambda e: e.texts.cached_tokens,
+    ),
+    (
+        "generated_tokens",
+        "Tokens drawn, the ends of texts among them.",
+        lambda e: e.texts.drawn_tokens,
+    ),
+    ("batches", "Batches decoded.", lambda e: e.batches.batches),
+    ("batch_tokens", "Tokens in all batches.", lambda e: e.batches.tokens),
+    ("batch_seconds", "Seconds that the batches took.", lambda e: e.batches.seconds),
+    ("texts_moved_out", "Texts that lost their place.", lambda e: e.stored.moved_out),
+    ("texts_moved_in", "Texts that came back into a place.", lambda e: e.stored.moved_in),
+    ("texts_dropped", "Texts dropped to make room for others.", lambda e: e.stored.dropped),
+)
+
+
+class AnswerCounter:
     """An application around another one, which counts what that answers."""
 
     def __init__(self, app: Any, answered: Answered) -> None:
@@ -43,119 +80,47 @@ class CountedAnswers:
         await self._app(scope, receive, counted)
 
 
-@dataclass(frozen=True)
-class _Metric:
-    """One figure.
+class Figures:
+    """The figures of a server, as `prometheus_client` collects them."""
 
-    Attributes:
-        name: without the "pyh2o_" that all have.
-        kind: Prometheus' word for what it does: a counter only grows.
-        meaning: one line.
-        samples: by what comes behind the name: labels, or the part of a summary.
-    """
+    def __init__(self, models: ServedModels, answered: Answered) -> None:
+        self._models = models
+        self._answered = answered
 
-    name: str
-    kind: str
-    meaning: str
-    samples: Mapping[str, float]
-
-    def of(self, model: AnyModel | ModelSource) -> _Metric:
-        """The figure of one model."""
-        name = model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        samples = {f'{part}{{model="{name}"}}': value for part, value in self.samples.items()}
-        return replace(self, samples=samples)
-
-
-def metrics_text(models: ServedModels, answered: Answered) -> str:
-    """All figures in Prometheus' text format; waits for the batches that are in the making."""
-    metrics = [_responses(answered)]
-    for source in models.sources:
-        loaded = float(models.is_loaded(source))
-        metrics.append(_gauge("model_loaded", "Whether the model is loaded.", loaded).of(source))
-    for model in models.loaded():
-        with suppress(ClosedError):  # to make room for another one
-            metrics += [metric.of(model) for metric in _figures(model)]
-    by_name: dict[str, list[_Metric]] = {}
-    for metric in metrics:
-        by_name.setdefault(metric.name, []).append(metric)
-    return "".join(f"{line}\n" for same in by_name.values() for line in _lines(same))
-
-
-def _lines(metrics: Sequence[_Metric]) -> Iterator[str]:
-    """One figure of several models, as Prometheus reads it."""
-    name = f"pyh2o_{metrics[0].name}"
-    yield f"# HELP {name} {metrics[0].meaning}"
-    yield f"# TYPE {name} {metrics[0].kind}"
-    for metric in metrics:
-        for suffix, value in metric.samples.items():
-            yield f"{name}{suffix} {value}"
+    def collect(self) -> Iterator[Metric]:
+        """All figures; waits for the batches that are in the making."""
+        responses = CounterMetricFamily(
+            "pyh2o_responses", "Responses, by route and status.", labels=["route", "status"]
+        )
+        for (route, status), n in sorted(self._answered.copy().items()):
+            responses.add_metric([route, str(status)], n)
+        yield responses
+        loaded = _of_models(GaugeMetricFamily, "model_loaded", "Whether the model is loaded.")
+        for source in self._models.sources:
+            loaded.add_metric([source.name], self._models.model_of(source) is not None)
+        yield loaded
+        prompts = _of_models(CounterMetricFamily, "prompt_tokens", "Tokens of prompts.")
+        for model in self._models.loaded():
+            with suppress(ClosedError):  # to make room for another one, here and below
+                prompts.add_metric([model.name], model.prompt_tokens)
+        yield prompts
+        writing = [each for each in self._models.loaded() if isinstance(each, ServedModel)]
+        for family, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, meaning, value in figures:
+                metric = _of_models(family, name, meaning)
+                for model in writing:
+                    with suppress(ClosedError):
+                        metric.add_metric([model.name], value(model.engine))
+                yield metric
+        texts = _of_models(SummaryMetricFamily, "batch_texts", "Texts in a batch.")
+        for model in writing:
+            counts = model.engine.batches
+            texts.add_metric([model.name], count_value=counts.batches, sum_value=counts.texts)
+        yield texts
 
 
-def _figures(model: AnyModel) -> Iterator[_Metric]:
-    """What a model that is loaded tells of itself."""
-    if isinstance(model, EmbeddingModel):
-        yield _prompt_tokens(model.n_tokens)
-        return
-    yield from _requests(model.engine)
-    yield from _batches(model.engine)
-    yield from _memory(model.engine)
-
-
-def _responses(answered: Answered) -> _Metric:
-    statuses = {
-        f'{{route="{route}",status="{status}"}}': n
-        for (route, status), n in sorted(answered.items())
-    }
-    return _Metric("responses_total", "counter", "Responses, by route and status.", statuses)
-
-
-def _requests(engine: Engine) -> Iterator[_Metric]:
-    texts = engine.texts
-    yield _gauge("requests_running", "Requests that have a place.", engine.n_running)
-    yield _gauge("requests_waiting", "Requests that wait for a place.", engine.n_waiting)
-    yield _prompt_tokens(texts.prompt_tokens)
-    yield _counter(
-        "cached_prompt_tokens",
-        "Tokens of prompts that were in the cache, and not read again.",
-        texts.cached_tokens,
-    )
-    yield _counter(
-        "generated_tokens", "Tokens drawn, the ends of texts among them.", texts.drawn_tokens
-    )
-
-
-def _prompt_tokens(n_tokens: int) -> _Metric:
-    return _counter("prompt_tokens", "Tokens of prompts.", n_tokens)
-
-
-def _batches(engine: Engine) -> Iterator[_Metric]:
-    counts = engine.batches
-    yield _counter("batches", "Batches decoded.", counts.batches)
-    yield _counter("batch_tokens", "Tokens in all batches.", counts.tokens)
-    yield _counter("batch_seconds", "Seconds that the batches took.", counts.seconds)
-    texts = {"_sum": counts.texts, "_count": counts.batches}
-    yield _Metric("batch_texts", "summary", "Texts in a batch.", texts)
-
-
-def _memory(engine: Engine) -> Iterator[_Metric]:
-    stored = engine.stored
-    caches = [place.kv for place in engine.report()]
-    n_bytes = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
-    yield _gauge("places", "Texts that can be read and written at once.", engine.n_places)
-    yield _gauge("cache_bytes", "Bytes of the caches and archives of all places.", n_bytes)
-    yield _gauge("stored_texts", "Texts without a place that are in memory.", stored.texts)
-    yield _gauge("stored_bytes", "Bytes that they take.", stored.bytes)
-    yield _counter("texts_moved_out", "Texts that lost their place.", stored.moved_out)
-    yield _counter("texts_moved_in", "Texts that came back into a place.", stored.moved_in)
-    yield _counter("texts_dropped", "Texts dropped to make room for others.", stored.dropped)
-
-
-def _gauge(name: str, meaning: str, value: float) -> _Metric:
-    return _Metric(name, "gauge", meaning, {"": value})
-
-
-def _counter(name: str, meaning: str, value: float) -> _Metric:
-    return _Metric(f"{name}_total", "counter", meaning, {"": value})
+def _of_models(family: Callable[..., Any], name: str, meaning: str) -> Any:
+    return family(f"pyh2o_{name}", meaning, labels=["model"])
 
 
 def kv_json(models: ServedModels) -> dict[str, Any]:

@@ -1,21 +1,15 @@
 // The list of sessions: search, new ones, rename, delete, export, import.
 
 import * as api from "./api.js";
-import { ask, askLine, askWhether } from "./dialogs.js";
-import { button, byId, h, throttled } from "./dom.js";
-import { save } from "./download.js";
-import { moveDraft } from "./drafts.js";
-import { ago, counted } from "./format.js";
-import { announce, careful } from "./live.js";
+import { ago, announce, ask, askLine, askWhether, button, byId, careful, counted, h, save, throttled } from "./dom.js";
+import { moveDraft } from "./storage.js";
 
 const SEARCH_MS = 250;
 const TAKEN = 409; // also the status of what is in use, but nothing that is imported is
 
 export class Conversations {
-  /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
-    /** @type {api.Summary[]} */
     this.sessions = [];
     this.search = h("input", { type: "search", "aria-label": "Search chats and stories", placeholder: "Search",
       input: throttled(() => this.refresh(), SEARCH_MS), keydown: (event) => this.onKey(event) });
