@@ -31,19 +31,22 @@ export class Conversations {
     if (q !== this.search.value.trim()) return sessions;
     const before = JSON.stringify(this.sessions);
     this.sessions = sessions;
-    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name) this.show(q);
+    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name) {
+      this.show();
+      if (q) announce(counted(sessions.length, "result"));
+    }
     return sessions;
   }
 
-  show(q = "") {
+  show() {
     this.opened = this.page.name;
+    const q = this.search.value.trim();
     const focused = this.items.contains(document.activeElement) && document.activeElement.getAttribute("href");
     this.items.replaceChildren(...this.sessions.map((session) => this.item(session)));
     if (!this.sessions.length) {
       this.items.append(h("li", { class: "quiet" }, q ? "Nothing has these words." : "Nothing saved yet."));
     }
     if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
-    if (q) announce(`${counted(this.sessions.length, "result")}`);
   }
 
   item(session) {
