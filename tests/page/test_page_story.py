@@ -81,7 +81,8 @@ def test_much_text_is_cut_only_after_asking(tab: Any, client: Any) -> None:
     page.keyboard.press("Escape")
     assert client.got("/long")["text"] == text
     press(page, "Write on from the cursor", "Cut and write on")
-    until(page, "document.body.classList.contains('making')")
+    until(page, f"{STORY}.length < {len(text)}")
+    page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
     assert len(client.got("/long")["text"]) < len(text)
 
@@ -95,7 +96,7 @@ def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, client: Any) ->
     strip = page.get_by_role("slider", name="Place in the text")
     strip.focus()
     strip.press("Home")
-    page.locator('[data-p="0"]').wait_for()
+    page.locator('[data-p="0"]').wait_for(state="attached")
     box = strip.bounding_box()
     strip.click(position={"x": 1, "y": box["height"] / 2})
     shown = "[...document.querySelectorAll('[data-p]')]"

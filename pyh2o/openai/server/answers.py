@@ -19,6 +19,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 PING_SECONDS = 15
+# A client that has no room for an event for so long counts as one that left: it has a place.
+SEND_SECONDS = 60
 
 
 class Answer(Response):
@@ -124,9 +126,12 @@ class Events:
                 self.started = True
                 headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send(
-                {"type": "http.response.body", "body": text.encode(), "more_body": not is_last}
-            )
+            with anyio.move_on_after(SEND_SECONDS) as patience:
+                await self._send(
+                    {"type": "http.response.body", "body": text.encode(), "more_body": not is_last}
+                )
+            if patience.cancelled_caught:
+                self._client.cancel_scope.cancel()
 
 
 def _line(event: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.core import (
@@ -14,7 +15,6 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from ...engine import Engine
 from ...errors import ClosedError
 from .models import ServedModels
 from .served_model import ServedModel
@@ -26,38 +26,26 @@ Send = Callable[[Message], Awaitable[None]]
 Answered = Counter[tuple[str, int]]
 
 
-def _cache_bytes(engine: Engine) -> int:
-    caches = [place.kv for place in engine.report()]
-    return sum(kv.bytes_total + kv.bytes_archive for kv in caches)
-
-
-# Of each model that writes.
-_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
-    ("requests_running", "Requests that have a place.", lambda e: e.n_running),
-    ("requests_waiting", "Requests that wait for a place.", lambda e: e.n_waiting),
-    ("places", "Texts that can be read and written at once.", lambda e: e.n_places),
-    ("cache_bytes", "Bytes of the caches and archives of all places.", _cache_bytes),
-    ("stored_texts", "Texts without a place that are in memory.", lambda e: e.stored.texts),
-    ("stored_bytes", "Bytes that they take.", lambda e: e.stored.bytes),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
-    (
-        "cached_prompt_tokens",
-        "Tokens of prompts that were in the cache, and not read again.",
-        lambda e: e.texts.cached_tokens,
+# Of each model that writes: what its engine says of itself.
+GAUGES = {
+    "requests_running": ("Requests that have a place.", "n_running"),
+    "requests_waiting": ("Requests that wait for a place.", "n_waiting"),
+    "places": ("Texts that can be read and written at once.", "n_places"),
+    "stored_texts": ("Texts without a place that are in memory.", "stored.texts"),
+    "stored_bytes": ("Bytes that they take.", "stored.bytes"),
+}
+COUNTERS = {
+    "cached_prompt_tokens": (
+        "Tokens of prompts that were in the cache, and not read again.", "texts.cached_tokens"
     ),
-    (
-        "generated_tokens",
-        "Tokens drawn, the ends of texts among them.",
-        lambda e: e.texts.drawn_tokens,
-    ),
-    ("batches", "Batches decoded.", lambda e: e.batches.batches),
-    ("batch_tokens", "Tokens in all batches.", lambda e: e.batches.tokens),
-    ("batch_seconds", "Seconds that the batches took.", lambda e: e.batches.seconds),
-    ("texts_moved_out", "Texts that lost their place.", lambda e: e.stored.moved_out),
-    ("texts_moved_in", "Texts that came back into a place.", lambda e: e.stored.moved_in),
-    ("texts_dropped", "Texts dropped to make room for others.", lambda e: e.stored.dropped),
-)
+    "generated_tokens": ("Tokens drawn, the ends of texts among them.", "texts.drawn_tokens"),
+    "batches": ("Batches decoded.", "batches.batches"),
+    "batch_tokens": ("Tokens in all batches.", "batches.tokens"),
+    "batch_seconds": ("Seconds that the batches took.", "batches.seconds"),
+    "texts_moved_out": ("Texts that lost their place.", "stored.moved_out"),
+    "texts_moved_in": ("Texts that came back into a place.", "stored.moved_in"),
+    "texts_dropped": ("Texts dropped to make room for others.", "stored.dropped"),
+}  # fmt: skip
 
 
 class AnswerCounter:
@@ -99,24 +87,30 @@ class Figures:
         for source in self._models.sources:
             loaded.add_metric([source.name], self._models.model_of(source) is not None)
         yield loaded
+        models = self._models.loaded()
         prompts = _of_models(CounterMetricFamily, "prompt_tokens", "Tokens of prompts.")
-        for model in self._models.loaded():
-            with suppress(ClosedError):  # to make room for another one, here and below
-                prompts.add_metric([model.name], model.prompt_tokens)
+        for model in models:
+            prompts.add_metric([model.name], model.prompt_tokens)
         yield prompts
-        writing = [each for each in self._models.loaded() if isinstance(each, ServedModel)]
-        for family, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, meaning, value in figures:
-                metric = _of_models(family, name, meaning)
-                for model in writing:
-                    with suppress(ClosedError):
-                        metric.add_metric([model.name], value(model.engine))
+        engines = {model.name: model.engine for model in models if isinstance(model, ServedModel)}
+        for family, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for figure, (meaning, where) in figures.items():
+                metric = _of_models(family, figure, meaning)
+                for name, engine in engines.items():
+                    metric.add_metric([name], attrgetter(where)(engine))
                 yield metric
         texts = _of_models(SummaryMetricFamily, "batch_texts", "Texts in a batch.")
-        for model in writing:
-            counts = model.engine.batches
-            texts.add_metric([model.name], count_value=counts.batches, sum_value=counts.texts)
-        yield texts
+        n_bytes = _of_models(
+            GaugeMetricFamily, "cache_bytes", "Bytes of the caches and archives of all places."
+        )
+        for name, engine in engines.items():
+            counts = engine.batches
+            texts.add_metric([name], count_value=counts.batches, sum_value=counts.texts)
+            with suppress(ClosedError):  # to make room for another one
+                caches = [place.kv for place in engine.report()]
+                total = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
+                n_bytes.add_metric([name], total)
+        yield from (texts, n_bytes)
 
 
 def _of_models(family: Callable[..., Any], name: str, meaning: str) -> Any:
@@ -127,23 +121,20 @@ def kv_json(models: ServedModels) -> dict[str, Any]:
     """What each place holds, for clients; waits for the batches that are in the making."""
     places: list[dict[str, Any]] = []
     for model in models.loaded():
-        if isinstance(model, ServedModel):
-            with suppress(ClosedError):  # to make room for another one
-                places += _places(model)
+        if not isinstance(model, ServedModel):
+            continue
+        with suppress(ClosedError):  # to make room for another one
+            places += [
+                {
+                    "model": model.name,
+                    "place": number,
+                    "state": "running" if place.running else "idle",
+                    "tokens": place.kv.position,
+                    "rows": place.kv.used,
+                    "archived": place.kv.archived,
+                    "recalled": [list(span) for span in place.recalled],
+                    "bytes": place.kv.bytes_total + place.kv.bytes_archive,
+                }
+                for number, place in enumerate(model.engine.report())
+            ]
     return {"object": "list", "data": places}
-
-
-def _places(model: ServedModel) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": model.name,
-            "place": number,
-            "state": "running" if place.running else "idle",
-            "tokens": place.kv.position,
-            "rows": place.kv.used,
-            "archived": place.kv.archived,
-            "recalled": [list(span) for span in place.recalled],
-            "bytes": place.kv.bytes_total + place.kv.bytes_archive,
-        }
-        for number, place in enumerate(model.engine.report())
-    ]

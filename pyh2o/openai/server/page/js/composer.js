@@ -39,7 +39,7 @@ export class Composer {
   keepFor(name, last) {
     this.name = name;
     const kept = without(recall(name), last);
-    if (!this.box.value) this.box.value = kept;
+    if (!this.box.value) this.box.value = this.returned = kept; // the server may get to it yet
     this.files = [...recallFiles(name), ...this.files];
     this.showFiles();
     this.changed();
@@ -54,7 +54,7 @@ export class Composer {
   /** Another message is the last one: nothing else takes its place, and if it had come back here it is no draft. */
   arrived(last) {
     if (this.isEdit) return this.endEdit();
-    if (last !== this.returned) return;
+    if (without(this.returned, last) === this.returned) return;
     this.returned = "";
     this.box.value = without(this.box.value, last);
     this.changed();
