@@ -21,6 +21,8 @@ Send = Callable[[Message], Awaitable[None]]
 PING_SECONDS = 15
 # A client that has no room for an event for so long counts as one that left: it has a place.
 SEND_SECONDS = 60
+# An event that need not be sent waits for so long.
+OFFER_SECONDS = 0.05
 
 
 class Answer(Response):
@@ -85,7 +87,7 @@ class Events:
         self._send = send
         self._client = client
         self._one_by_one = anyio.Lock()
-        self._ended = False
+        self._is_slow = self._ended = False
         self.started = False
 
     @property
@@ -105,6 +107,17 @@ class Events:
             BaseException: what anyio raises when the client has left.
         """
         from_thread.run(self._put, _line(event))
+        self._is_slow = False
+
+    def offer(self, event: Any) -> None:
+        """Send an event, unless the client is slow: other texts wait meanwhile."""
+        if not self._is_slow:
+            from_thread.run(self._offer, _line(event))
+
+    async def _offer(self, text: str) -> None:
+        with anyio.move_on_after(OFFER_SECONDS) as patience:
+            await self._put(text)
+        self._is_slow = patience.cancelled_caught
 
     async def ping(self) -> None:
         """Send what clients skip, so that nothing in between takes the connection for dead."""
@@ -123,9 +136,9 @@ class Events:
                 return
             self._ended = is_last
             if not self.started:
-                self.started = True
                 headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                self.started = True
             with anyio.move_on_after(SEND_SECONDS) as patience:
                 await self._send(
                     {"type": "http.response.body", "body": text.encode(), "more_body": not is_last}

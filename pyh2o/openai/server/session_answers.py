@@ -107,7 +107,7 @@ class Answering:
         self._told_reading = time.monotonic()
         seconds = self._told_reading - self._started
         speed = done / seconds if done and seconds > 0 else None
-        self._events.tell(
+        self._events.offer(
             {
                 "type": "reading",
                 "done": done,
@@ -138,7 +138,7 @@ class Answering:
         took = time.monotonic() - now
         self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
         self._told_kv = now
-        self._events.tell({"type": "kv", "kv": kv_numbers(kv)})
+        self._events.offer({"type": "kv", "kv": kv_numbers(kv)})
 
     # ---------------------------------------------------------------------------------------------
     # The end
