@@ -26,7 +26,7 @@ def chromium() -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     return write_tiny_gguf(
@@ -34,7 +34,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(model_path: Path) -> Iterator[Engine]:
     with tiny_engine(model_path, texts=2, **CACHE) as running:
         yield running

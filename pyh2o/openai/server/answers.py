@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,12 +11,9 @@ import anyio
 from anyio import from_thread, to_thread
 from anyio.abc import TaskGroup
 from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from .refusals import refused, reported
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 PING_SECONDS = 15
 # A client that has no room for an event for so long counts as one that left: it has a place.
@@ -36,7 +33,7 @@ class Answer(Response):
         super().__init__()
         self._work = work
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or be silent if the client leaves."""
         async with _while_connected(receive):
             try:
@@ -61,7 +58,7 @@ class EventAnswer(Response):
         super().__init__()
         self._work = work
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or be silent if the client leaves."""
         async with _while_connected(receive) as group:
             events = Events(send, group)

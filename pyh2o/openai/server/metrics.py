@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -14,14 +14,12 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ClosedError
 from .models import ServedModels
 from .served_model import ServedModel
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 # How often a route was answered with a status.
 Answered = Counter[tuple[str, int]]
 
@@ -51,11 +49,11 @@ COUNTERS = {
 class AnswerCounter:
     """An application around another one, which counts what that answers."""
 
-    def __init__(self, app: Any, answered: Answered) -> None:
+    def __init__(self, app: ASGIApp, answered: Answered) -> None:
         self._app = app
         self._answered = answered
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request as the other application does."""
 
         async def counted(message: Message) -> None:

@@ -31,7 +31,7 @@ export class Conversations {
     if (q !== this.search.value.trim()) return sessions;
     const before = JSON.stringify(this.sessions);
     this.sessions = sessions;
-    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name) {
+    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name || this.shownFor !== q) {
       this.show();
       if (q) announce(counted(sessions.length, "result"));
     }
@@ -40,7 +40,7 @@ export class Conversations {
 
   show() {
     this.opened = this.page.name;
-    const q = this.search.value.trim();
+    const q = this.shownFor = this.search.value.trim();
     const focused = this.items.contains(document.activeElement) && document.activeElement.getAttribute("href");
     this.items.replaceChildren(...this.sessions.map((session) => this.item(session)));
     if (!this.sessions.length) {
