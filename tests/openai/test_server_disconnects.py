@@ -110,6 +110,16 @@ def test_a_client_that_leaves_while_it_is_answered(
     check_next_answers(watched, fresh, rng)
 
 
+def test_clients_may_leave_a_stream_at_any_moment(watched: Watched) -> None:
+    """Between two events, too: what is sent next must not wait for ever."""
+    for n in range(40):
+        wanted = watched.engine.texts.drawn_tokens + 6 + n
+        connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": True})
+        wait_until(lambda wanted=wanted: watched.engine.texts.drawn_tokens > wanted)
+        connection.close()
+        watched.wait_until_idle()
+
+
 def test_a_stream_that_nobody_reads_ends(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """When what the system keeps for its client is full."""
     monkeypatch.setattr("pyh2o.openai.server.answers.SEND_SECONDS", 0.5)

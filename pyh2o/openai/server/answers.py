@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -83,7 +84,8 @@ class Events:
     def __init__(self, send: Send, client: TaskGroup) -> None:
         self._send = send
         self._client = client
-        self._one_by_one = anyio.Lock()
+        # anyio's would wait for ever in a task that a thread starts when the client has just left
+        self._one_by_one = asyncio.Lock()
         self._is_slow = self._ended = False
         self.started = False
 
@@ -103,11 +105,13 @@ class Events:
         Raises:
             BaseException: what anyio raises when the client has left.
         """
+        from_thread.check_cancelled()
         from_thread.run(self._put, _line(event))
         self._is_slow = False
 
     def offer(self, event: Any) -> None:
         """Send an event, unless the client is slow: other texts wait meanwhile."""
+        from_thread.check_cancelled()
         if not self._is_slow:
             from_thread.run(self._offer, _line(event))
 
