@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..engine import Engine
-from ..engine.requests import Completions, Terms
+from ..engine.requests import Terms
 from ..generation.sampling import LARGEST_SEED, Sampling
 from ..openai.limits import Limits
 from ..openai.server.bodies import ChatBody, CompletionBody
@@ -59,7 +59,8 @@ class Answers:
         self._engine = engine
         self._batch = batch
         self._manner = manner
-        self._model = _OfflineModel(engine, Path(engine.model.model_path).stem, check)
+        self._model = ServedModel(engine, Path(engine.model.model_path).stem, LIMITS)
+        self._terms = Terms(check=check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:
         """A line of the output: the answer, or why there is none.
@@ -89,8 +90,8 @@ class Answers:
             seed = (self._manner.sampling.seed + request.number) % (LARGEST_SEED + 1)
             body = body.model_copy(update={"seed": seed})
         if isinstance(body, ChatBody):
-            return self._model.chat(body, _nothing)
-        return self._model.complete(body, _nothing)
+            return self._model.chat(body, self._terms)
+        return self._model.complete(body, self._terms)
 
     def _body(self, request: BatchRequest) -> ChatBody | CompletionBody:
         if self._batch.has_prompts:
@@ -108,21 +109,6 @@ class Answers:
             fields["messages"] = [{"role": "user", "content": prompt}]
             return ChatBody.model_validate(fields)
         return CompletionBody.model_validate({**fields, "prompt": prompt})
-
-
-class _OfflineModel(ServedModel):
-    """The model for requests of a file: nobody waits for them, and threads of any kind ask it."""
-
-    def __init__(self, engine: Engine, name: str, check: Callable[[], None]) -> None:
-        super().__init__(engine, name, LIMITS)
-        self._terms = Terms(check=check)
-
-    def completions(self, on_read: Callable[[], None]) -> Completions:
-        return Completions(self.engine, self._terms)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _response(status: int, body: Any) -> dict[str, Any]:

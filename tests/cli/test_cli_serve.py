@@ -142,7 +142,7 @@ def test_as_many_texts_as_are_asked_for(program: Callable[..., Program]) -> None
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(chat, client, max_tokens=10**8) for _ in range(3)]
         wait_until_busy(client, 2)
-        wait_until(lambda: 'pyh2o_requests_waiting{model="tiny"} 1\n' in metrics(client))
+        wait_until(lambda: 'pyh2o_requests_waiting{model="tiny"} 1.0\n' in metrics(client))
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
         for answer in answers:
@@ -172,7 +172,7 @@ def test_a_second_ctrl_c_ends_it_as_quietly(program: Callable[..., Program]) -> 
 
 def wait_until_busy(client: openai.OpenAI, n: int = 1) -> None:
     """Wait until the model answers so many at the same time."""
-    wait_until(lambda: f'pyh2o_requests_running{{model="tiny"}} {n}\n' in metrics(client))
+    wait_until(lambda: f'pyh2o_requests_running{{model="tiny"}} {n}.0\n' in metrics(client))
 
 
 def metrics(client: openai.OpenAI) -> str:

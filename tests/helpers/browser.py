@@ -16,6 +16,15 @@ from needed import needed
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS = 20_000
+WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 800}}
+"""Of a screen that has room for the memory."""
+
+IDLE = "body:not(.making)"
+LIVE = "document.querySelector('#live').textContent"
+STORY = "document.querySelector('.page-text').textContent"
+SHORT_ANSWERS = """try {
+  if (!localStorage.getItem("pyh2o-max-tokens")) localStorage.setItem("pyh2o-max-tokens", "6");
+} catch {}"""
 
 
 @contextmanager
@@ -46,6 +55,7 @@ class Tab:
 
     def __init__(self, chromium: Any, address: str, **settings: Any) -> None:
         self.context = chromium.new_context(**settings)
+        self.context.add_init_script(SHORT_ANSWERS)
         self.context.set_default_timeout(PATIENCE_MS)
         self.context.set_default_navigation_timeout(PATIENCE_MS)
         self.address = address
@@ -75,8 +85,9 @@ class Tab:
 
 
 @contextmanager
-def tabs(chromium: Any, address: str) -> Iterator[Callable[..., Tab]]:
-    """Opens the page as a new person; what went wrong in it is found at the end."""
+def tabs(chromium: Any, client: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens a server's page as a new person; what went wrong in it is found at the end."""
+    address = getattr(client, "server", client).address.removesuffix("/v1")
     opened = []
 
     def open_tab(place: str = "", **settings: Any) -> Tab:
@@ -103,12 +114,63 @@ def serious_findings(page: Any, axe: str) -> list[Any]:
     ]
 
 
+def box_of(page: Any) -> Any:
+    """The box for messages."""
+    return page.get_by_label("Message", exact=True)
+
+
+def send(page: Any, message: str) -> None:
+    """Write a message."""
+    box_of(page).fill(message)
+    box_of(page).press("Enter")
+
+
 def say(page: Any, message: str) -> None:
     """Write a message and wait for its answer."""
-    box = page.get_by_label("Message", exact=True)
-    box.fill(message)
-    box.press("Enter")
-    page.locator("body:not(.making) .turn-actions").wait_for()
+    send(page, message)
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+
+
+def press(page: Any, *names: str) -> None:
+    """Press buttons, one after the other."""
+    for name in names:
+        page.get_by_role("button", name=name, exact=True).click()
+
+
+def choose(page: Any, item: str) -> None:
+    """Choose something of the menu."""
+    page.get_by_label("More").click()
+    press(page, item)
+
+
+def set_max_tokens(page: Any, n: int) -> None:
+    """Of the next answers on the page."""
+    page.evaluate(f"localStorage.setItem('pyh2o-max-tokens', '{n}')")
+
+
+def begin_long_answer(page: Any, message: str = "a long answer") -> None:
+    """Send a message, and wait until its endless answer has begun."""
+    set_max_tokens(page, 1_000_000)
+    send(page, message)
+    until(page, "document.querySelector('.turn:last-child .answer').textContent.length > 20")
+    set_max_tokens(page, 6)
+
+
+def stop_answer(page: Any) -> None:
+    """Stop it, and wait for its end."""
+    page.keyboard.press("Escape")
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+
+
+def name_of(page: Any) -> str:
+    """Of the session that is open."""
+    return str(page.evaluate("decodeURIComponent(location.hash.slice('#/s/'.length))"))
+
+
+def said(page: Any) -> list[str]:
+    """The messages on the page."""
+    texts: list[str] = page.locator(".said").all_inner_texts()
+    return texts
 
 
 def answers(page: Any) -> list[str]:

@@ -41,6 +41,23 @@ class SessionClient:
     def begin(self, name: str | None = None, **body: Any) -> Any:
         return self.got("", "POST", {"name": name, "sampling": {"seed": 1}, **body})
 
+    def names(self) -> list[str]:
+        """Of all sessions."""
+        return sorted(each["name"] for each in self.got("")["data"])
+
+    def chat(self, name: str, *messages: str, answer: str = "so be it") -> None:
+        """A conversation that has been had."""
+        turns = [{"user": message, "answer": answer} for message in messages]
+        self.got("/import", "POST", {"name": name, "turns": turns, "sampling": {"seed": 1}})
+
+    def story(self, name: str, text: str) -> None:
+        """A story of which nothing is read yet."""
+        self.begin(name, kind="story", text=text)
+
+    def said(self, name: str) -> list[str]:
+        """The messages of a conversation."""
+        return [turn["user"] for turn in self.got(f"/{name}")["turns_list"]]
+
     def refused(self, method: str, route: str, body: Any = None, status: int = 400) -> str:
         reply = self.ask(method, route, body)
         assert reply.status == status, reply.body[:500]

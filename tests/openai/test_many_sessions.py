@@ -10,7 +10,7 @@ import pytest
 
 from needed import needed
 
-open_sessions = needed("pyh2o.openai.server.open_sessions", name="the server's packages")
+open_sessions = needed("pyh2o.openai.server.sessions", name="the server's packages")
 N_SESSIONS = 300
 
 

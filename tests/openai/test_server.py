@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from broken_weights import POLICY, infinite_model
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.engine.place import Place
 from pyh2o.errors import ContextLimitError
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
-from tiny_llama import EXACT_ROWS, tiny_llama
+from tiny_llama import tiny_llama
 
 openai = needed("openai")
 loopback = needed("loopback", name="the server's packages")
@@ -46,16 +44,6 @@ def dice(rng: np.random.Generator) -> random.Random:
     return random.Random(int(rng.integers(2**32)))
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=5,
-        n_ctx_train=1024,
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
 def new_client(address: str, api_key: str = "any") -> openai.OpenAI:
     return openai.OpenAI(base_url=address, api_key=api_key, max_retries=0, timeout=PATIENCE)
 
@@ -78,12 +66,6 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def engine(path: Path) -> Iterator[Engine]:
-    with tiny_engine(path, texts=2, **CACHE) as running:
-        yield running
-
-
-@pytest.fixture
 def client(serve: Serve, engine: Engine) -> openai.OpenAI:
     return serve(engine)
 
@@ -102,19 +84,16 @@ def text_of(chunks: Any) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_the_model_has_a_name(client: openai.OpenAI) -> None:
+def test_the_model_has_a_name_and_the_server_is_well(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
-
-
-def test_health(client: openai.OpenAI) -> None:
     assert client._client.get(f"{client.base_url}../health").json() == {"status": "ok"}
 
 
-def test_a_chat_answer_is_the_model_s(client: openai.OpenAI, path: Path) -> None:
+def test_a_chat_answer_is_the_model_s(client: openai.OpenAI, model_path: Path) -> None:
     answer = chat(client, seed=3, logit_bias=ONLY_ASCII)
     # The server's defaults for sampling are its own.
     sampling = {"temperature": 0.8, "repeat_penalty": 1.1}
-    with tiny_llama(path, **CACHE) as llm:
+    with tiny_llama(model_path, **CACHE) as llm:
         expected = llm.create_chat_completion(
             MESSAGES, seed=3, max_tokens=20, logit_bias=ONLY_ASCII, **sampling
         )
@@ -155,9 +134,9 @@ def test_a_conversation_longer_than_the_window(client: openai.OpenAI, engine: En
     long = [{"role": "user", "content": "once upon a time " * 40}]
     answer = chat(client, messages=long)
     assert answer.usage.prompt_tokens > WINDOW
-    kv = engine.report()[0].kv
-    assert kv.tokens_evicted > 0
-    assert kv.used <= kv.capacity
+    caches = [place.kv for place in engine.report()]
+    assert any(kv.tokens_evicted > 0 for kv in caches)
+    assert all(kv.used <= kv.capacity for kv in caches)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -212,29 +191,6 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(call.arguments)["flag"], bool)
 
 
-def test_requests_at_the_same_time_and_waiting(serve: Serve, path: Path) -> None:
-    exact = {**CACHE, **EXACT_ROWS, "attention": "ops"}
-    with tiny_engine(path, texts=2, **exact) as engine:
-        check_texts_at_once(serve(engine))
-
-
-def check_texts_at_once(client: openai.OpenAI) -> None:
-    def streamed(seed: int) -> str:
-        return text_of(chat(client, seed=seed, stream=True, max_tokens=60))
-
-    alone = [streamed(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(streamed, range(4))) == alone
-
-
-def test_a_client_may_leave(client: openai.OpenAI) -> None:
-    stream = chat(client, stream=True, max_tokens=100_000)
-    for _, _chunk in zip(range(5), stream, strict=False):
-        pass
-    stream.close()
-    assert chat(client, max_tokens=5).usage.completion_tokens == 5
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bool) -> None:
     path = write_tiny_gguf(
@@ -253,34 +209,11 @@ def test_an_ending_openai_does_not_know(serve: Serve, tmp_path: Path, stream: bo
 # ---------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_the_client_s_error(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs: no probabilities"):
-        chat(client, logprobs=True, top_logprobs=2)
-    with pytest.raises(openai.BadRequestError, match="no schema"):
-        chat(client, response_format={"type": "json_schema"})
-
-
 def test_a_refusal_amid_a_stream(client: openai.OpenAI) -> None:
     dead_end = {"grammar": 'root ::= "a" <[999999]>'}
     with pytest.raises(openai.APIError, match="allows no token here") as caught:
         list(chat(client, stream=True, extra_body=dead_end))
     assert caught.value.type == "invalid_request_error"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_is_the_server_s_error(
-    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    def fail(*_args: Any, **_kwargs: Any) -> Iterator[Any]:
-        raise RuntimeError("llama_decode returned -3")
-        yield
-
-    monkeypatch.setattr(Place, "_create_completion", fail)
-    with pytest.raises(openai.APIError, match="llama_decode returned -3") as caught:
-        list(chat(client, stream=stream))
-    assert caught.value.type == "internal_server_error"
-    monkeypatch.undo()
-    assert chat(client).usage.completion_tokens == 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -300,26 +233,14 @@ def test_attention_that_is_infinite_ends_no_server(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_does_not_fit(serve: Serve, path: Path, stream: bool) -> None:
+def test_a_text_that_does_not_fit(serve: Serve, model_path: Path, stream: bool) -> None:
     long = [{"role": "user", "content": "x " * 300}]
-    with tiny_engine(path, texts=2, n_ctx=WINDOW, evict=False) as engine:
+    with tiny_engine(model_path, texts=2, n_ctx=WINDOW, evict=False) as engine:
         client = serve(engine)
         with pytest.raises(openai.APIError, match="exceed context window of 256") as caught:
             list(chat(client, messages=long, stream=stream))
     assert caught.value.code == "context_length_exceeded"
     assert issubclass(ContextLimitError, ValueError)
-
-
-def test_embeddings_are_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no embeddings"):
-        client.embeddings.create(model="tiny", input="once")
-
-
-def test_a_key_is_asked_for(serve: Serve, engine: Engine) -> None:
-    client = serve(engine, api_key="secret")
-    with pytest.raises(openai.AuthenticationError, match="Invalid API key"):
-        chat(client)
-    assert chat(new_client(str(client.base_url), "secret")).usage.completion_tokens == 20
 
 
 def test_only_pages_of_this_machine(client: openai.OpenAI) -> None:

@@ -14,7 +14,6 @@ from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
@@ -29,19 +28,9 @@ LONG_PROMPT = "once upon a time " * 10_000
 ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(
-        tmp_path_factory.mktemp("model") / "tiny.gguf",
-        seed=5,
-        n_ctx_train=1024,
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
 @pytest.fixture
-def engine(path: Path) -> Iterator[Engine]:
-    with tiny_engine(path, texts=1, **CACHE) as running:
+def engine(model_path: Path) -> Iterator[Engine]:
+    with tiny_engine(model_path, texts=1, **CACHE) as running:
         yield running
 
 
@@ -78,8 +67,8 @@ def watched(engine: Engine) -> Iterator[Watched]:
 
 
 @pytest.fixture
-def fresh(path: Path) -> Iterator[Llama]:
-    with tiny_llama(path, **CACHE) as model:
+def fresh(model_path: Path) -> Iterator[Llama]:
+    with tiny_llama(model_path, **CACHE) as model:
         yield model
 
 
@@ -119,6 +108,29 @@ def test_a_client_that_leaves_while_it_is_answered(
     connection.close()
     watched.wait_until_idle()
     check_next_answers(watched, fresh, rng)
+
+
+def test_clients_may_leave_a_stream_at_any_moment(watched: Watched) -> None:
+    """Between two events, too: what is sent next must not wait for ever."""
+    for n in range(40):
+        wanted = watched.engine.texts.drawn_tokens + 6 + n
+        connection = watched.server.send(COMPLETIONS, {**ENDLESS, "stream": True})
+        wait_until(lambda wanted=wanted: watched.engine.texts.drawn_tokens > wanted)
+        connection.close()
+        watched.wait_until_idle()
+
+
+def test_a_stream_that_nobody_reads_ends(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When what the system keeps for its client is full."""
+    monkeypatch.setattr("pyh2o.openai.server.answers.SEND_SECONDS", 0.5)
+    watched.server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", watched.server.port))
+        client.sendall(loopback.request_bytes(COMPLETIONS, {**ENDLESS, "stream": True}))
+        watched.wait_until_writing()
+        watched.wait_until_idle()
+    assert watched.server.post(COMPLETIONS, {"prompt": "once", "max_tokens": 3}).status == 200
 
 
 def test_a_client_that_leaves_the_queue(watched: Watched) -> None:

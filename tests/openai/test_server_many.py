@@ -31,8 +31,6 @@ EXACT: dict[str, Any] = {
 }  # fmt: skip
 NO_END = {"2": -100}
 ENDLESS = {"prompt": "once", "max_tokens": 10**9, "logit_bias": NO_END}
-# A text of digits, none of them as a byte, is read again as the tokens that it was written in.
-DIGITS = {"grammar": "root ::= [0-9]+", "logit_bias": {str(byte): -100 for byte in range(2, 259)}}
 
 
 @pytest.fixture(scope="module")
@@ -143,33 +141,6 @@ def test_clients_that_leave_make_room_for_others(server: Any, engine: Engine) ->
     assert engine.n_running == 1
     assert stays.recv(20).startswith(b"HTTP/1.1 200 OK")
     stays.close()
-
-
-# ---------------------------------------------------------------------------------------------
-# Conversations that come back
-# ---------------------------------------------------------------------------------------------
-
-
-def test_a_conversation_that_comes_back_is_not_read_again(
-    server: Any, engine: Engine, rng: np.random.Generator
-) -> None:
-    """Wherever it was meanwhile: in its place, or in memory while others had all places."""
-    messages = [{"role": "user", "content": random_words(rng, 25)}]
-    used = 0
-    for n_others in (0, 1, 3 * N_PLACES):
-        for _ in range(n_others):
-            other = [{"role": "user", "content": random_words(rng, 10)}]
-            server.post(CHAT, {"messages": other, "max_tokens": 3})
-        before = engine.batches.tokens
-        answer = server.post(CHAT, {"messages": messages, "max_tokens": 12, **DIGITS}).json
-        usage = answer["usage"]
-        n_cached = usage["prompt_tokens_details"]["cached_tokens"]
-        assert n_cached == max(0, used - 1)  # all that was read and written but the newest token
-        n_new = usage["prompt_tokens"] - n_cached
-        assert engine.batches.tokens - before == n_new + usage["completion_tokens"] - 1
-        used = usage["total_tokens"]
-        messages += [answer["choices"][0]["message"], {"role": "user", "content": "and then"}]
-    assert engine.stored.moved_in > 0
 
 
 # ---------------------------------------------------------------------------------------------

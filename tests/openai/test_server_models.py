@@ -355,9 +355,9 @@ def test_figures_name_the_model(serve: Callable[..., Served]) -> None:
     n_tokens = served.complete("second").json["usage"]["prompt_tokens"]
     usage = served.http.post("/v1/embeddings", {"model": "bert", "input": "once"}).json["usage"]
     lines = served.http.get("/metrics").body.decode().splitlines()
-    assert 'pyh2o_prompt_tokens_total{model="first"} 0' in lines
-    assert f'pyh2o_prompt_tokens_total{{model="second"}} {n_tokens}' in lines
-    assert f'pyh2o_prompt_tokens_total{{model="bert"}} {usage["prompt_tokens"]}' in lines
+    assert 'pyh2o_prompt_tokens_total{model="first"} 0.0' in lines
+    assert f'pyh2o_prompt_tokens_total{{model="second"}} {n_tokens:.1f}' in lines
+    assert f'pyh2o_prompt_tokens_total{{model="bert"}} {usage["prompt_tokens"]:.1f}' in lines
     assert lines.count("# TYPE pyh2o_prompt_tokens_total counter") == 1
     places = served.http.get("/v1/kv").json["data"]
     assert [(p["model"], p["place"]) for p in places] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from many_texts import tiny_engine
 from needed import needed
 from pyh2o import Llama
 from pyh2o.engine import Engine
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
 loopback = needed("loopback", name="the server's packages")
@@ -27,22 +25,14 @@ SAMPLING: dict[str, Any] = {"temperature": 0.0, "repeat_penalty": 1.1, "max_toke
 NO_END: dict[str, float] = {"2": -100.0}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    return write_tiny_gguf(
-        folder / "tiny.gguf", seed=5, n_ctx_train=1024, chat_template=CHAT_TEMPLATE
-    )
-
-
 def recalling(path: Path, **settings: Any) -> Llama:
     return tiny_llama(path, **{**CACHE, "recall": RECALL, **settings})
 
 
 @pytest.fixture
-def engine(path: Path) -> Iterator[Engine]:
+def engine(model_path: Path) -> Iterator[Engine]:
     """One place, so that chats take turns in it."""
-    with tiny_engine(path, texts=1, **CACHE, recall=RECALL) as running:
+    with tiny_engine(model_path, texts=1, **CACHE, recall=RECALL) as running:
         yield running
 
 
@@ -87,12 +77,12 @@ def without_details(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_answer_is_the_model_s(
-    server: Any, engine: Engine, path: Path, rng: np.random.Generator
+    server: Any, engine: Engine, model_path: Path, rng: np.random.Generator
 ) -> None:
     """It needs what is found: without recall it is another one."""
     messages = long_chat(rng)
     answer = asked(server, messages).json
-    with recalling(path) as alone:
+    with recalling(model_path) as alone:
         expected = expected_of(alone, messages)
         (place,) = engine.report()
         assert list(place.recalled) == [(each.start, each.end) for each in alone.recalled()] != []
@@ -103,28 +93,14 @@ def test_an_answer_is_the_model_s(
     assert content_of(answer) == content_of(expected)
     assert without_details(answer["usage"]) == expected["usage"]
     assert answer["usage"]["prompt_tokens"] == n_prompt
-    with recalling(path, recall=0) as without:
+    with recalling(model_path, recall=0) as without:
         assert content_of(answer) != content_of(expected_of(without, messages))
 
 
-def test_a_streamed_answer_is_the_plain_one(
-    server: Any, engine: Engine, rng: np.random.Generator
-) -> None:
-    messages = long_chat(rng)
-    plain = asked(server, messages).json
-    with engine.text() as llm:
-        llm.reset()
-    body = asked(server, messages, stream=True).body.decode()
-    events = [line.removeprefix("data: ") for line in body.splitlines() if line]
-    assert events.pop() == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    assert "".join(delta.get("content") or "" for delta in deltas) == content_of(plain)
-
-
-def test_chats_by_turns(server: Any, path: Path, rng: np.random.Generator) -> None:
+def test_chats_by_turns(server: Any, model_path: Path, rng: np.random.Generator) -> None:
     """One that goes on is not read again; another gets the answer it would get alone."""
     first, second = long_chat(rng), long_chat(rng)
-    with recalling(path) as alone:
+    with recalling(model_path) as alone:
         for messages in (first, second):
             for _ in range(2):
                 answer, expected = asked(server, messages).json, expected_of(alone, messages)

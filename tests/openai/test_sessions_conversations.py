@@ -237,7 +237,7 @@ def test_one_that_a_terminal_has(client: Any) -> None:
 def test_a_session_is_let_go_when_nobody_asks(
     client: Any, monkeypatch: pytest.MonkeyPatch, alone: Llama
 ) -> None:
-    monkeypatch.setattr("pyh2o.openai.server.open_sessions.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("pyh2o.openai.server.sessions.IDLE_SECONDS", 0.01)
     client.begin("talk")
     sessions = client.server.app.state.sessions
     wait_until(lambda: sessions.open_here("talk") is None)

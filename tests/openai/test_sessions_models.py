@@ -36,7 +36,8 @@ def models(paths: dict[str, Path]) -> Iterator[Any]:
     sources = [loads.source(name, texts=1) for name in ("first", "second", "bert")]
     with openai_server.ServedModels(sources, openai_server.Limits()) as served:
         for source in sources[:2]:  # what is not loaded is not known by its header
-            served.ask(source, lambda _: None, lambda: None)
+            with served.lease(source, lambda: None):
+                pass
         yield served
 
 

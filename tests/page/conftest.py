@@ -1,14 +1,23 @@
-"""One browser for all tests of the page, and the page behind a fake of the API."""
+"""One browser for all tests of the page, and the page of a server with a tiny model."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import browser as browsers
+from many_texts import tiny_engine
 from needed import needed
+from pyh2o.engine import Engine
+from pyh2o.openai.limits import Limits
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}
 
 
 @pytest.fixture(scope="session")
@@ -17,16 +26,63 @@ def chromium() -> Iterator[Any]:
         yield running
 
 
-@pytest.fixture
-def fake(chromium: Any) -> Iterator[Any]:
-    sessions = needed("fake_sessions", name="the server's packages")
-    running = sessions.FakeServer()
-    yield running
-    running.close()
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_gguf(
+        folder / "tiny.gguf", seed=5, n_ctx_train=1 << 16, chat_template=CHAT_TEMPLATE
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(model_path: Path) -> Iterator[Engine]:
+    with tiny_engine(model_path, texts=2, **CACHE) as running:
+        yield running
 
 
 @pytest.fixture
-def tab(chromium: Any, fake: Any) -> Iterator[Callable[..., Any]]:
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text ends by itself: random weights draw end tokens, and fall into loops.
+
+    Nor are tokens faster than those of models that people have: a browser on the same core, which
+    a test may get, would have no time to show them.
+    """
+
+    def go_on(*_: Any) -> None:
+        time.sleep(0.003)
+
+    monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", go_on)
+    monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
+    for module in ("pyh2o.sessions.answers", "pyh2o.sessions.story", "pyh2o.generation.writer"):
+        monkeypatch.setattr(f"{module}.is_end_token", lambda _llm, _token: False)
+
+
+@pytest.fixture
+def serve(chats: None, engine: Engine) -> Iterator[Callable[..., Any]]:
+    """Starts a server, and returns a client that asks it what is so."""
+    clients = needed("session_client", name="the server's packages")
+    with ExitStack() as running:
+
+        def start(served: Any = engine, **settings: Any) -> Any:
+            if served is engine:
+                settings["limits"] = Limits(prompt_tokens=10**6)
+            return running.enter_context(clients.serving(served, **settings))
+
+        yield start
+
+
+@pytest.fixture
+def client(serve: Callable[..., Any], endless: None) -> Any:
+    return serve()
+
+
+@pytest.fixture
+def tab(chromium: Any, client: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page as a new person; what went wrong in it is found at the end."""
-    with browsers.tabs(chromium, fake.address) as open_tab:
+    with browsers.tabs(chromium, client) as open_tab:
         yield open_tab

@@ -2,21 +2,23 @@
 
     python tests/page/speed.py --tokens 50000 --map-tokens 100000
 
-The first paint is that of the real server, with a tiny random model, for a browser that has never
-been there; long texts come from a fake of its API. It needs the extras `server`, `browser` and
-`test`. Prints a Markdown table.
+The server has a tiny random model, and the first paint is for a browser that has never been there.
+It needs the extras `server`, `browser` and `test`. Prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
@@ -64,8 +66,7 @@ APPENDED = """async () => {
 
 DRAWN = """async (tokens) => {
   const folder = document.querySelector("script").src.replace("main.js", "");
-  const { MemoryMap } = await import(folder + "map.js");
-  const { paint } = await import(folder + "paint.js");
+  const { MemoryMap, paint } = await import(folder + "map.js");
   const positions = Array.from({ length: tokens / 8 }, (_, i) => 8 * i);
   const answer = {
     tokens, pairs: 90, recent_from: tokens - 1000, pinned: [[0, 4]], archived: [[0, tokens]],
@@ -108,43 +109,51 @@ def main() -> None:
     say("1,000 words more at its end, ms", appended)
 
 
-def opened(chromium: Any, rounds: int) -> list[tuple[float, int]]:
-    """First paint in ms and bytes of the page's own files, each for a browser that is new there."""
-    from browser import Tab
+@contextmanager
+def server() -> Iterator[str]:
+    """The address of a server with a tiny model, in a folder of its own."""
     from serving_program import Program
     from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYH2O_CHATS"] = folder
         path = write_tiny_gguf(Path(folder) / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
-        server = Program("--model", path, "--port", 0)
+        running = Program("--model", path, "--port", 0, "--max-prompt-tokens", 10**7)
         try:
-            address = server.address().removesuffix("/v1")
-            found = []
-            for _ in range(1 + rounds):
-                tab = Tab(chromium, address, viewport=WINDOW)
-                found.append(tuple(tab.page.evaluate(OPENED)))
-                tab.close()
+            yield running.address().removesuffix("/v1")
         finally:
-            server.process.kill()
-            server.end()
+            running.process.kill()
+            running.end()
+
+
+def opened(chromium: Any, rounds: int) -> list[tuple[float, int]]:
+    """First paint in ms and bytes of the page's own files, each for a browser that is new there."""
+    from browser import Tab
+
+    found = []
+    with server() as address:
+        for _ in range(1 + rounds):
+            tab = Tab(chromium, address, viewport=WINDOW)
+            found.append(tuple(tab.page.evaluate(OPENED)))
+            tab.close()
     return found[1:]  # before the first one neither the server nor Chromium were warm
 
 
 def long_text(chromium: Any, given: argparse.Namespace) -> tuple[list[float], ...]:
     """Times in ms: of frames, of maps that are drawn, and of words that are added to the end."""
     from browser import Tab
-    from fake_sessions import FakeServer, story_text
 
     frames: list[float] = []
     drawn: list[float] = []
     appended: list[float] = []
-    fake = FakeServer()
-    try:
-        fake.add("long", kind="story", text="".join(story_text(given.tokens)))
-        tab = Tab(chromium, fake.address, viewport=WINDOW)
+    with server() as address:
+        story = {"name": "long", "kind": "story", "text": "once " * given.tokens}
+        headers = {"Content-Type": "application/json"}
+        asked = Request(f"{address}/v1/sessions", json.dumps(story).encode(), headers)
+        urlopen(asked).close()
+        tab = Tab(chromium, address, viewport=WINDOW)
         page = tab.page
-        page.goto(f"{fake.address}/#/s/long")
+        page.goto(f"{address}/#/s/long")
         page.locator(".chunk").first.wait_for()
         page.wait_for_timeout(1000)
         for _ in range(given.rounds):
@@ -152,8 +161,6 @@ def long_text(chromium: Any, given: argparse.Namespace) -> tuple[list[float], ..
             drawn += page.evaluate(DRAWN, given.map_tokens)
             appended.append(page.evaluate(APPENDED))
         tab.close()
-    finally:
-        fake.close()
     return frames, drawn, appended
 
 

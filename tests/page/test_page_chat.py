@@ -4,191 +4,186 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from browser import answers, say, shows, until
+import pytest
 
-WAYS = ("Earlier", "Later")
+import browser as browsers
+from browser import (
+    IDLE,
+    WIDE,
+    answers,
+    begin_long_answer,
+    box_of,
+    choose,
+    name_of,
+    press,
+    said,
+    say,
+    send,
+    set_max_tokens,
+    shows,
+    stop_answer,
+    until,
+)
+from cycling import let_answers_cycle
+from many_texts import tiny_engine
+from needed import needed
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+serving = needed("serving_program", name="the server's packages")
+server = needed("pyh2o.openai.server", name="the server's packages")
+
+PHONE = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
+ENDLESS = {"message": "a long answer", "max_tokens": 10**6}
 
 
-def test_thirty_turns_survive_a_reload_and_a_second_tab(tab: Any, fake: Any) -> None:
-    one = tab()
+# ---------------------------------------------------------------------------------------------
+# Messages and answers
+# ---------------------------------------------------------------------------------------------
+
+
+def test_thirty_turns_and_their_memory(tab: Any, client: Any) -> None:
+    """The map moves, the figures are the server's, and reloads and other tabs show the same."""
+
+    def figure(name: str) -> str:
+        return str(page.locator(f".numbers dt:text-is('{name}') + dd").inner_text())
+
+    one = tab(**WIDE)
     page = one.page
+    set_max_tokens(page, 12)
+    pictures = set()
     for n in range(30):
         say(page, f"message {n}")
-    assert len(answers(page)) == 30
-    assert re.search(r"#/s/chat-1$", page.url)
+        if n % 10 == 9:
+            page.wait_for_timeout(200)
+            pictures.add(page.evaluate("document.querySelector('.strip canvas').toDataURL()"))
+    assert len(pictures) == 3
+    name = name_of(page)
+    session, found = client.got(f"/{name}"), client.got(f"/{name}/map")
+    assert [turn["user"] for turn in session["turns_list"]] == [f"message {n}" for n in range(30)]
+    kv = found["kv"]
+    assert kv["compactions"] > 10
+    page.locator(".numbers").get_by_text(f"{kv['position']:,} tokens", exact=True).wait_for()
+    assert figure("Cache") == f"{kv['used']} of {kv['capacity']} cells"
+    assert figure("Compactions") == str(kv["compactions"])
+    assert figure("Speed").endswith(" tokens/s")
+    assert re.fullmatch(r"after [\d.]+ s", figure("First token"))
+    places = client.server.get("/v1/kv").json["data"]
+    assert kv["position"] in [place["tokens"] for place in places]
+    summary = page.locator("#memory .summary").inner_text()
+    n_held = len(found["kept"]["positions"])
+    assert summary.startswith(f"Of {session['tokens']:,} tokens the cache holds {n_held} (")
+    n_recalled = sum(end - start for start, end in found["recalled"])
+    assert n_recalled
+    assert f" {n_recalled} recalled" in summary
+    shown = answers(page)
     page.reload()
     page.locator(".turn").nth(29).wait_for()
-    shown = answers(page)
-    assert shown[29].startswith("Answer 1 to message 29: it is so.")
-    second = one.open("#/s/chat-1")
+    assert answers(page) == shown
+    second = one.open(f"#/s/{name}")
     second.locator(".turn").nth(29).wait_for()
     assert answers(second) == shown
     say(page, "from the first tab")
     second.bring_to_front()
-    second.locator(".answer").get_by_text("Answer 1 to from the first tab").wait_for()
+    second.locator(".said").get_by_text("from the first tab").wait_for()
 
 
-def test_an_answer_can_be_stopped_and_gone_on_with(tab: Any, fake: Any) -> None:
-    page = tab().page
-    box = page.get_by_label("Message", exact=True)
-    box.fill("slowly please")
-    box.press("Enter")
-    page.locator(".answer").get_by_text("word 3.").wait_for()
-    box.press("Escape")
-    page.get_by_text("The answer was stopped.").wait_for()
-    [turn] = fake.sessions["chat-1"].turns
-    assert turn["finish"] == "interrupted"
-    assert "word 199." not in turn["answer"]
-    page.get_by_role("button", name="Continue").click()
-    page.locator(".answer").get_by_text("And so on.").wait_for()
-    assert answers(page) == [turn["answer"].strip()]
-
-
-def test_an_answer_that_repeats_itself_can_be_gone_on_with(tab: Any, fake: Any) -> None:
-    page = tab().page
-    say(page, "round and round")
-    page.get_by_text("The answer was ended: it only repeated itself.").wait_for()
-    page.get_by_role("button", name="Continue").click()
-    page.locator(".answer").get_by_text("And so on.").wait_for()
-
-
-def test_regenerate_edit_and_undo(tab: Any, fake: Any) -> None:
-    page = tab().page
+def test_answers_are_changed_on_the_server(tab: Any, client: Any) -> None:
+    page = tab(**WIDE).page
     say(page, "first")
     say(page, "second")
-    page.get_by_role("button", name="Regenerate").click()
-    page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
-    page.get_by_text("2 of 2").wait_for()
-    page.locator("body:not(.making) .turn-actions").wait_for()
-    box = page.get_by_label("Message", exact=True)
-    box.press("ArrowUp")
-    assert box.input_value() == "second"
-    box.press("Escape")
-    assert box.input_value() == ""
-    box.press("ArrowUp")
-    say(page, "second, in other words")
-    assert [turn["user"] for turn in fake.sessions["chat-1"].turns] == [
-        "first",
-        "second, in other words",
-    ]
-    page.get_by_role("button", name="Undo").click()
-    page.locator(".turn").nth(1).wait_for(state="detached")
-    shows(box, "second, in other words")
-    assert len(fake.sessions["chat-1"].turns) == 1
-
-
-def test_earlier_answers_come_back(tab: Any, fake: Any) -> None:
-    page = tab().page
-    say(page, "first")
-    say(page, "second")
-    swipe = page.get_by_role("group", name="Answers")
-    assert swipe.count() == 0
+    name, attempts = name_of(page), page.get_by_role("group", name="Answers")
+    assert attempts.count() == 0
     for number in (2, 3):
-        page.get_by_role("button", name="Regenerate").click()
-        swipe.filter(has_text=f"{number} of {number}").wait_for()
-    earlier, later = (page.get_by_role("button", name=f"{way} answer") for way in WAYS)
+        press(page, "Regenerate")
+        attempts.filter(has_text=f"{number} of {number}").wait_for()
+        page.locator(IDLE).wait_for()
+    earlier, later = (
+        page.get_by_role("button", name=f"{way} answer") for way in ("Earlier", "Later")
+    )
     assert later.is_disabled()
     earlier.focus()
-    for number, way in ((2, "Earlier"), (1, "Later")):
+    for number, way in ((2, "Earlier"), (1, "Later")):  # the button that can be pressed again
         page.keyboard.press("Enter")
-        swipe.filter(has_text=f"{number} of 3").wait_for()
-        page.locator(".answer").get_by_text(f"Answer {number} to second").wait_for()
+        attempts.filter(has_text=f"{number} of 3").wait_for()
         page.locator(f"button:focus[aria-label='{way} answer']").wait_for()
-    assert [turn["attempt"] for turn in fake.sessions["chat-1"].turns] == [0, 0]
     assert earlier.is_disabled()
+    chosen = client.got(f"/{name}")["turns_list"][-1]
+    assert (chosen["attempt"], chosen["attempts"]) == (0, [0, 1, 2])
     page.reload()
-    swipe.filter(has_text="1 of 3").wait_for()
-    later.click()
-    page.locator(".answer").get_by_text("Answer 2 to second").wait_for()
-    say(page, "third")
-    assert swipe.count() == 0
-    assert answers(page)[1].startswith("Answer 2 to second")
+    attempts.filter(has_text="1 of 3").wait_for()
+    # a browser shows any white space as a space
+    assert answers(page)[1].split() == chosen["answer"].split()
+    box = box_of(page)
+    box.press("ArrowUp")
+    shows(box, "second")
+    box.press("Escape")
+    shows(box, "")
+    box.press("ArrowUp")
+    say(page, "second, in other words")
+    assert client.said(name) == ["first", "second, in other words"]
+    assert attempts.count() == 0
+    press(page, "Undo")
+    shows(box, "second, in other words")
+    page.locator(".turn").nth(1).wait_for(state="detached")
+    assert client.said(name) == ["first"]
 
 
-def test_an_answer_that_is_gone_is_told(tab: Any, fake: Any) -> None:
+def test_an_answer_that_was_cut_or_stopped_can_be_gone_on_with(tab: Any, client: Any) -> None:
     page = tab().page
-    say(page, "first")
-    page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("2 of 2").wait_for()
-    fake.sessions["chat-1"].replaced.clear()
-    page.get_by_role("button", name="Earlier answer").click()
-    page.get_by_text("the last message has the attempts [1]").wait_for()
-    assert answers(page)[0].startswith("Answer 2 to first")
-
-
-def test_sessions_are_found_renamed_exported_imported_and_deleted(
-    tab: Any, fake: Any, tmp_path: Path
-) -> None:
-    page = tab().page
-    say(page, "about whales")
-    page.keyboard.press("Control+Shift+O")
-    page.get_by_role("heading", name="New chat").wait_for()
-    say(page, "about ships")
-    page.keyboard.press("Control+k")
-    page.keyboard.type("whales")
-    items = page.locator(".sessions a")
-    items.get_by_text("about ships").wait_for(state="detached")
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="chat-1").wait_for()
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Rename").click()
-    page.get_by_role("textbox", name="Name").fill("wäles & co?")
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="wäles & co?").wait_for()
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Export", exact=True).click()
-    page.get_by_label("As").select_option("json")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download").click()
-    exported = tmp_path / "exported.json"
-    download.value.save_as(exported)
-    assert json.loads(exported.read_text())["turns"][0]["user"] == "about whales"
-    page.get_by_label("Exported session").set_input_files(exported)
-    page.get_by_role("heading", name="There is wäles & co? already").wait_for()
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="wäles & co?-2").wait_for()
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Delete").click()
-    page.locator("dialog").get_by_role("button", name="Delete").click()
-    page.get_by_role("heading", name="New chat").wait_for()
-    assert sorted(fake.sessions) == ["chat-2", "wäles & co?"]
-
-
-def test_settings_and_the_model_go_to_the_server(tab: Any, fake: Any) -> None:
-    page = tab().page
-    page.get_by_label("Model").select_option("other")
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("System prompt").fill("You are a sailor.")
-    page.get_by_label("Temperature").fill("0.2")
-    page.get_by_label("Max tokens").fill("3")
-    page.get_by_role("button", name="Save", exact=True).click()
     say(page, "hello")
-    session = fake.sessions["chat-1"]
-    assert session.model == "other"
-    assert session.system == "You are a sailor."
-    assert session.sampling["temperature"] == 0.2
-    assert session.turns[0]["finish"] == "length"
     page.get_by_text("The answer was cut by its limit.").wait_for()
+    shown = "document.querySelector('.answer').textContent.length"
+    n_shown = page.evaluate(shown)
+    press(page, "Continue")
+    until(page, f"{shown} > {n_shown}")
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    name = name_of(page)
+    [turn] = client.got(f"/{name}")["turns_list"]
+    assert turn["end"] - turn["answer_start"] >= 12
+    assert answers(page)[0].split() == turn["answer"].split()
+    begin_long_answer(page)
+    stop_answer(page)
+    page.get_by_text("The answer was stopped.").wait_for()
+    assert client.got(f"/{name}")["turns_list"][1]["finish"] == "interrupted"
+    page.get_by_role("button", name="Continue").wait_for()
+
+
+def test_an_answer_that_repeats_itself_is_told(
+    serve: Callable[..., Any], chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_answers_cycle(monkeypatch)
+    with browsers.tabs(chromium, serve()) as open_tab:
+        page = open_tab().page
+        set_max_tokens(page, 1000)
+        say(page, "hello")
+        page.get_by_text("The answer was ended: it only repeated itself.").wait_for()
+        page.get_by_role("button", name="Continue").wait_for()
 
 
 def test_a_long_prompt_shows_how_far_it_is(tab: Any) -> None:
+    """Its end is in sight, and so is how far it has been read, until the answer begins."""
     page = tab().page
-    box = page.get_by_label("Message", exact=True)
-    box.fill("read a book")
-    box.press("Enter")
-    page.get_by_text(
-        re.compile(r"Reading [\d,]+ of 4,000 tokens · 250 tokens/s · 1.5 s left")
-    ).wait_for()
+    send(page, "once upon a time " * 1500)
+    words = re.compile(r"Reading [\d,]+ of [\d,]+ tokens · .* tokens/s · .* s left")
+    page.get_by_text(words).wait_for()
     page.locator("progress").wait_for()
-    page.locator(".answer").get_by_text("Answer 1 to read a book").wait_for()
+    assert page.evaluate(
+        """() => {
+          const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroller");
+          const { bottom } = document.querySelector("progress").getBoundingClientRect();
+          const fromEnd = scrollHeight - scrollTop - clientHeight;
+          return scrollTop > 1000 && fromEnd < 5 && bottom < innerHeight;
+        }"""
+    )
+    page.locator(f"{IDLE} .turn-actions").wait_for()
     page.locator("progress").wait_for(state="detached")
 
 
-def test_text_files_become_part_of_the_message(tab: Any, fake: Any, tmp_path: Path) -> None:
+def test_text_files_become_part_of_the_message(tab: Any, client: Any, tmp_path: Path) -> None:
     page = tab().page
     picker = page.get_by_label("Text files", exact=True)
     large, binary, good = tmp_path / "large.txt", tmp_path / "binary.txt", tmp_path / "poem.txt"
@@ -202,239 +197,304 @@ def test_text_files_become_part_of_the_message(tab: Any, fake: Any, tmp_path: Pa
     picker.set_input_files(good)
     page.get_by_text("poem.txt · 13 characters").wait_for()
     say(page, "read this")
-    [turn] = fake.sessions["chat-1"].turns
-    assert turn["user"] == "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````"
+    expected = "read this\n\npoem.txt:\n\n````\nroses\n```\nred\n````"
+    assert client.said(name_of(page)) == [expected]
 
 
-BLANKS = """() => {
-  window.blanks = 0;
-  const status = document.querySelector(".chat .reading");
-  const watch = () => {
-    const hasBegun = document.querySelector(".answer").textContent;
-    if (!status.children.length && !hasBegun) window.blanks += 1;
-  };
-  new MutationObserver(watch).observe(status, { childList: true });
-}"""
-IN_SIGHT = """() => {
-  const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".chat .scroller");
-  const bottom = document.querySelector(".chat progress")?.getBoundingClientRect().bottom;
-  return scrollTop > 1000 && scrollHeight - scrollTop - clientHeight < 5 && bottom < innerHeight;
-}"""
-
-
-def test_the_end_of_a_long_message_and_how_far_it_is_read_are_in_sight(tab: Any) -> None:
-    page = tab().page
-    box = page.get_by_label("Message", exact=True)
-    box.wait_for()
-    page.evaluate(BLANKS)
-    box.fill("read\n" + "a line\n" * 500)
-    box.press("Enter")
-    until(page, IN_SIGHT)
-    page.locator(".answer").get_by_text("it is so").wait_for()
-    assert page.evaluate("window.blanks") <= 1  # as the answer begins
-
-
-def test_what_is_written_survives_a_reload(tab: Any, fake: Any) -> None:
-    page = tab().page
-    box = page.get_by_label("Message", exact=True)
-    box.fill("to be sent some day")
+def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any, client: Any) -> None:
+    """Where the server is another machine, browsers keep their clipboard from the page."""
+    client.chat("one", "hello", answer="first\n\n```\nsecond\n```")
+    one = tab("#/s/one")
+    one.context.add_init_script("delete Navigator.prototype.clipboard")
+    page = one.page
     page.reload()
-    shows(box, "to be sent some day")
-    say(page, "hello")
-    shows(box, "")
-    box.fill("to be sent here")
-    page.goto(f"{fake.address}/#/new")
-    page.get_by_role("heading", name="New chat").wait_for()
-    shows(box, "")
-    page.goto(f"{fake.address}/#/s/chat-1")
-    page.locator(".answer").get_by_text("Answer 1 to hello").wait_for()
-    shows(box, "to be sent here")
+    for place, copied in ((".code", "second"), (".foot", "first\n\n```\nsecond\n```")):
+        page.locator(place).get_by_role("button", name="Copy").click()
+        page.locator(place).get_by_text("Copied").wait_for()
+        box_of(page).fill("")
+        box_of(page).press("Control+v")
+        shows(box_of(page), copied)
 
 
-def test_a_message_that_was_not_read_to_its_end_survives_a_reload(tab: Any, fake: Any) -> None:
-    """The server takes it back when the tab leaves; one that was answered does not come again."""
-    page = tab().page
-    box = page.get_by_label("Message", exact=True)
-    box.fill("read all of this")
-    box.press("Enter")
-    page.locator(".chat .reading").get_by_text("of 4,000 tokens").wait_for()
-    page.reload()
-    shows(box, "read all of this")
-    box.fill("slowly please")
-    box.press("Enter")
-    page.locator(".answer").get_by_text("word 3.").wait_for()
-    page.reload()
-    page.locator(".answer").get_by_text("word 3.").wait_for()
-    shows(box, "")
+# ---------------------------------------------------------------------------------------------
+# Refusals
+# ---------------------------------------------------------------------------------------------
 
 
-def test_the_beginning_of_a_story_survives_a_reload(tab: Any) -> None:
-    page = tab("#/new-story").page
-    beginning = page.get_by_label("Beginning of the story")
-    beginning.fill("It was a dark and stormy night")
-    page.reload()
-    shows(beginning, "It was a dark and stormy night")
-
-
-def test_the_api_key_is_asked_for_once(tab: Any, fake: Any) -> None:
-    fake.api_key = "secret"
-    one = tab()
-    one.page.locator("dialog input").fill("secret")
-    one.page.keyboard.press("Enter")
-    say(one.page, "hello")
-    one.page.reload()
-    one.page.locator(".answer").get_by_text("Answer 1 to hello").wait_for()
-    assert one.page.locator("dialog").count() == 0
-
-
-def test_what_was_refused_is_told_and_not_lost(tab: Any, fake: Any) -> None:
+def test_what_was_refused_is_told_and_not_lost(tab: Any, client: Any) -> None:
     page = tab().page
     say(page, "hello")
-    del fake.sessions["chat-1"]
-    box = page.get_by_label("Message", exact=True)
-    box.fill("hello")
-    box.press("Enter")
-    page.get_by_text("there is no session chat-1").wait_for()
-    shows(box, "hello")
-    assert len(answers(page)) == 1
+    name, shown = name_of(page), answers(page)
+    page.route("**/v1/sessions", lambda route: route.abort())  # as if it had not been looked at
+    with client.answering(f"/{name}/answers", **ENDLESS):
+        press(page, "Regenerate")
+        page.get_by_text(f"session {name} is being answered").wait_for()
+        page.get_by_role("button", name="Regenerate").wait_for()
+    while client.ask("DELETE", f"/{name}").status == 409:  # until the answer has ended
+        page.wait_for_timeout(50)
+    send(page, "hello again")
+    page.get_by_text(f"there is no session {name}").wait_for()
+    shows(box_of(page), "hello again")
+    assert answers(page)[:1] == shown
 
 
-def test_an_answer_that_could_not_be_made_again_is_still_there(tab: Any, fake: Any) -> None:
-    page = tab().page
-    say(page, "hello")
-    shown = answers(page)
-    fake.sessions["chat-1"].answering = True
-    page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("session chat-1 is being answered").wait_for()
-    page.get_by_role("button", name="Regenerate").wait_for()
-    assert answers(page) == shown
-    fake.close()
-    page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("the server does not answer").wait_for()
-    page.get_by_role("button", name="Regenerate").wait_for()
-    assert answers(page) == shown
+def test_the_server_is_killed_and_comes_back(chromium: Any, model_path: Path, chats: None) -> None:
+    budget = ("--ctx", 256, "--hh", 32, "--recent", 32)
+    running = serving.Program("--model", model_path, "--port", 0, *budget)
+    try:
+        running.address = running.address()
+        with browsers.tabs(chromium, running) as open_tab:
+            page = open_tab().page
+            say(page, "before")
+            shown = answers(page)
+            port = running.address.removesuffix("/v1").rpartition(":")[2]
+            running.process.kill()
+            running.end()
+            send(page, "after")
+            page.get_by_text("the server does not answer: is it still running?").wait_for()
+            shows(box_of(page), "after")
+            page.get_by_role("button", name="Regenerate").wait_for()
+            assert answers(page) == shown
+            running = serving.Program("--model", model_path, "--port", port, *budget)
+            running.address()
+            box_of(page).press("Enter")
+            page.locator(".turn").nth(1).wait_for()
+            page.locator(f"{IDLE} .turn-actions").wait_for()
+            now = answers(page)
+            assert now[:1] == shown
+            assert len(now) == 2
+            page.reload()
+            page.locator(".turn").nth(1).wait_for()
+            assert answers(page) == now
+    finally:
+        running.process.kill()
+        running.end()
 
 
-def test_the_server_draws_the_seed_of_each_chat(tab: Any, fake: Any) -> None:
-    page = tab().page
-    for number in (1, 2):
-        page.goto(f"{fake.address}/#/new")
-        page.get_by_role("heading", name="New chat").wait_for()
+def test_the_api_key_is_asked_for_once(
+    serve: Callable[..., Any], chromium: Any, endless: None
+) -> None:
+    """And again, if it cannot be sent: as one that was copied with the quotes of a letter."""
+    with browsers.tabs(chromium, serve(api_key="secret")) as open_tab:
+        page = open_tab().page
+        page.locator("dialog input").fill("\u201csecret\u201d")
+        page.keyboard.press("Enter")
+        page.get_by_text("This key has a sign that cannot be sent").wait_for()
+        page.locator("dialog input").fill("secret")
+        page.keyboard.press("Enter")
         say(page, "hello")
-        page.get_by_role("heading", name=f"chat-{number}").wait_for()
-    seeds = {session.sampling["seed"] for session in fake.sessions.values()}
-    assert len(seeds) == 2
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
+        page.reload()
+        page.locator(".turn").wait_for()
+        assert page.locator("dialog").count() == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# Sessions, settings and models
+# ---------------------------------------------------------------------------------------------
+
+
+def test_sessions_are_found_renamed_exported_imported_and_deleted(
+    tab: Any, client: Any, tmp_path: Path
+) -> None:
+    client.chat("whales", "about whales")
+    page = tab().page
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_role("heading", name="New chat").wait_for()
+    say(page, "about ships")
+    ships = name_of(page)
+    page.keyboard.press("Control+k")
+    page.keyboard.type("whales")
+    page.locator(".sessions a").get_by_text("about ships").wait_for(state="detached")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="whales").wait_for()
+    choose(page, "Rename")
+    page.get_by_role("textbox", name="Name").fill("wäles and co")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="wäles and co").wait_for()
+    choose(page, "Export")
+    page.get_by_label("As").select_option("json")
+    with page.expect_download() as download:
+        press(page, "Download")
+    exported = tmp_path / "exported.json"
+    download.value.save_as(exported)
+    assert json.loads(exported.read_text())["turns"][0]["user"] == "about whales"
+    page.get_by_label("Exported session").set_input_files(exported)
+    page.get_by_role("heading", name="There is wäles and co already").wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="wäles and co-2").wait_for()
+    choose(page, "Delete")
+    page.locator("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_role("heading", name="New chat").wait_for()
+    assert client.names() == sorted([ships, "wäles and co"])
+
+
+def test_settings_go_to_the_server(tab: Any, client: Any) -> None:
+    page = tab().page
+    choose(page, "Settings")
+    page.get_by_label("System prompt").fill("You are a sailor.")
+    page.get_by_label("Temperature").fill("0.2")
+    page.get_by_label("Max tokens").fill("3")
+    press(page, "Save")
+    say(page, "hello")
+    first = client.got(f"/{name_of(page)}")
+    assert first["system"] == "You are a sailor."
+    assert first["sampling"]["temperature"] == 0.2
+    assert first["turns_list"][0]["finish"] == "length"
+    page.get_by_role("link", name="New chat").click()
+    page.get_by_role("heading", name="New chat").wait_for()
+    say(page, "hello")
+    name = name_of(page)
+    assert client.got(f"/{name}")["sampling"]["seed"] != first["sampling"]["seed"]
+    choose(page, "Settings")
     page.get_by_label("Seed").fill("7")
-    page.get_by_role("button", name="Save", exact=True).click()
+    press(page, "Save")
     page.locator("dialog").wait_for(state="detached")
-    until(page, "!document.querySelector('dialog')")
-    page.wait_for_timeout(200)
-    assert fake.sessions["chat-2"].sampling["seed"] == 7
+    page.wait_for_timeout(300)
+    assert client.got(f"/{name}")["sampling"]["seed"] == 7
 
 
-def test_a_phone_scrolls_in_one_direction(tab: Any) -> None:
-    phone = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
-    page = tab(**phone).page
-    say(
-        page,
-        "echo "
-        + "x" * 500
-        + "\n\n```\n"
-        + "y" * 500
-        + "\n```\n\n| a | b |\n|---|---|\n| "
-        + "z" * 300
-        + " | b |",
-    )
+def test_other_settings_leave_the_system_prompt_as_it_is(tab: Any, client: Any) -> None:
+    """It may have come from a file: another one has all be read again."""
+    prompt = "Hi.\r\nBe brief.\n"
+    client.begin("one", system=prompt)
+    page = tab("#/s/one").page
+    page.get_by_role("heading", name="one").wait_for()
+    choose(page, "Settings")
+    page.get_by_label("Temperature").fill("0.2")
+    press(page, "Save")
+    page.locator("dialog").wait_for(state="detached")
+    page.wait_for_timeout(300)
+    session = client.got("/one")
+    assert (session["system"], session["sampling"]["temperature"]) == (prompt, 0.2)
+
+
+def test_a_chat_begins_and_goes_on_with_the_model_that_is_chosen(
+    serve: Callable[..., Any], chromium: Any, endless: None, tmp_path: Path, engine: Any
+) -> None:
+    path = write_tiny_gguf(tmp_path / "other.gguf", seed=6, chat_template=CHAT_TEMPLATE)
+    limits = server.Limits()
+    with tiny_engine(path, texts=1, n_ctx=256, hh=32, recent=32) as other:
+        loaded = {name: server.ServedModel(each, name, limits) for name, each in
+                  (("tiny", engine), ("other", other))}  # fmt: skip
+        sources = [server.ModelSource(name, lambda _, m=model: m) for name, model in loaded.items()]
+        models = server.ServedModels(sources, limits)
+        for source in sources:
+            with models.lease(source, lambda: None):
+                pass
+        client = serve(models)
+        with browsers.tabs(chromium, client) as open_tab:
+            page = open_tab().page
+            chooser = page.get_by_label("Model", exact=True)
+            chooser.select_option("other")
+            say(page, "first")
+            name = name_of(page)
+            assert client.got(f"/{name}")["model"] == "other"
+            chooser.select_option("tiny")
+            press(page, "Cancel")
+            assert chooser.input_value() == "other"
+            chooser.select_option("tiny")
+            press(page, "Change the model")
+            page.locator("dialog").wait_for(state="detached")
+            say(page, "second")
+            assert chooser.input_value() == client.got(f"/{name}")["model"] == "tiny"
+
+
+def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, client: Any) -> None:
+    client.chat("one", "first")
+    page = tab("#/s/one").page
+    page.get_by_label("Search chats and stories").fill("nowhere")
+    page.get_by_text("Nothing has these words.").wait_for()
+    client.say("one", "from elsewhere", max_tokens=3)
+    page.locator(".said").get_by_text("from elsewhere").wait_for()
+
+
+# ---------------------------------------------------------------------------------------------
+# Ways around
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_phone_scrolls_in_one_direction(tab: Any, client: Any) -> None:
+    wide = "x" * 500
+    table = f"| a | b |\n|---|---|\n| {wide} | b |"
+    client.chat("one", wide, answer=f"{wide}\n\n```\n{wide}\n```\n\n{table}")
+    page = tab("#/s/one", **PHONE).page
+    page.locator(".answer td").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     assert page.evaluate("document.querySelector('.scroller').scrollWidth") <= 375
     page.get_by_role("button", name="Chats and stories").tap()
-    page.get_by_role("link", name=re.compile("chat-1")).tap()
+    page.get_by_role("link", name=re.compile("^one")).tap()
     page.locator("#sessions:not(.open)").wait_for(state="attached")
     page.get_by_role("button", name="Memory").tap()
     page.locator(".strip canvas").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_keyboard_only(tab: Any, fake: Any) -> None:
+def test_keyboard_only(tab: Any, client: Any) -> None:
     page = tab().page
     page.locator("textarea:focus").wait_for()
     page.keyboard.type("first line")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("second line")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Regenerate").wait_for()
-    assert fake.sessions["chat-1"].turns[0]["user"] == "first line\nsecond line"
-    page.get_by_role("button", name="Regenerate").focus()
+    page.locator(f"{IDLE} .turn-actions").wait_for()
+    first = name_of(page)
+    assert client.said(first) == ["first line\nsecond line"]
+    for _ in range(20):  # back from the box, which has the focus
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.textContent") == "Regenerate":
+            break
     page.keyboard.press("Enter")
-    page.locator(".answer").get_by_text("Answer 2 to").wait_for()
+    page.get_by_text("2 of 2").wait_for()
     page.keyboard.press("?")
     page.get_by_role("heading", name="Keys").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("heading", name="Keys").wait_for(state="detached")
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_role("heading", name="New chat").wait_for()
     page.keyboard.press("Control+k")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.get_by_role("heading", name="chat-1").wait_for()
+    page.get_by_role("heading", name=first).wait_for()
 
 
-def test_an_open_chat_is_given_another_model(tab: Any, fake: Any) -> None:
+def test_the_focus_is_where_it_was_behind_a_dialog(tab: Any) -> None:
+    """And where it is when an answer ends, as an open menu is."""
     page = tab().page
-    say(page, "first")
-    chooser = page.get_by_label("Model", exact=True)
-    assert chooser.input_value() == "tiny"
-    chooser.select_option("other")
-    page.get_by_role("button", name="Cancel").click()
-    assert page.get_by_label("Model", exact=True).input_value() == "tiny"
-    page.get_by_label("Model", exact=True).select_option("other")
-    page.get_by_role("button", name="Change the model").click()
-    page.locator("dialog").wait_for(state="detached")
-    say(page, "second")
-    assert page.get_by_label("Model", exact=True).input_value() == "other"
-    assert fake.sessions["chat-1"].model == "other"
-
-
-def test_other_settings_leave_the_system_prompt_as_it_is(tab: Any, fake: Any) -> None:
-    """It may have come from a file: another one has all be read again."""
-    session = fake.add("one", system="You are a sailor.\r\nBe short.\n")
-    page = tab("#/s/one").page
-    page.get_by_role("heading", name="one").wait_for()
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Temperature").fill("0.2")
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.locator("dialog").wait_for(state="detached")
+    say(page, "hello")
+    more = page.get_by_label("More")
+    for item, end in (("Settings", "Save"), ("Rename", "Cancel"), ("Keys", "Close")):
+        more.press("Enter")
+        page.get_by_role("button", name=item, exact=True).press("Enter")
+        page.get_by_role("dialog").get_by_role("button", name=end, exact=True).press("Enter")
+        page.get_by_role("dialog").wait_for(state="detached")
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "More", item
+    set_max_tokens(page, 300)
+    send(page, "and on")
+    page.locator("body.making").wait_for()
+    more.press("Enter")
+    page.get_by_role("button", name="Export", exact=True).focus()
+    page.locator(f"{IDLE} .turn-actions").wait_for()
     page.wait_for_timeout(200)
-    assert session.sampling["temperature"] == 0.2
-    assert session.system == "You are a sailor.\r\nBe short.\n"
+    assert page.evaluate("document.activeElement.textContent") == "Export"
 
 
-def test_an_answer_is_copied_over_a_plain_connection_too(tab: Any) -> None:
-    """Where the server is another machine, browsers keep their clipboard from the page."""
-    one = tab()
-    one.context.add_init_script("delete Navigator.prototype.clipboard")
-    page = one.page
-    page.reload()
-    say(page, "echo first\n\n```\nsecond\n```")
-    box = page.get_by_label("Message", exact=True)
-    for name, copied in (("Copy", "second"), ("Copy", "first\n\n```\nsecond\n```")):
-        button = page.locator(".code" if copied == "second" else ".foot").get_by_role(
-            "button", name=name
-        )
-        button.click()
-        page.locator(".code" if copied == "second" else ".foot").get_by_text("Copied").wait_for()
-        box.fill("")
-        box.press("Control+v")
-        shows(box, copied)
-
-
-def test_a_search_keeps_no_open_chat_from_being_renewed(tab: Any, fake: Any) -> None:
-    one = tab()
-    say(one.page, "hello")
-    one.page.get_by_label("Search chats and stories").fill("nowhere")
-    one.page.get_by_text("Nothing has these words.").wait_for()
-    second = one.open("#/s/chat-1")
-    say(second, "from the other tab")
-    one.page.bring_to_front()
-    one.page.locator(".answer").get_by_text("Answer 1 to from the other tab").wait_for()
+def test_an_address_leads_somewhere(tab: Any, client: Any) -> None:
+    """One that was written by hand, and that of a session that is gone since."""
+    for name in ("one", "two"):
+        client.chat(name, f"in {name}")
+    page = tab("#/s/one").page
+    page.locator(".said").get_by_text("in one").wait_for()
+    for name in ("50%", "two"):
+        page.evaluate(f"location.hash = '#/s/{name}'")
+        page.wait_for_timeout(200)
+    page.locator(".said").get_by_text("in two").wait_for()
+    page.evaluate("location.hash = '#/new'")
+    page.get_by_role("heading", name="New chat").wait_for()
+    assert client.ask("DELETE", "/two").status == 204
+    page.go_back()
+    page.get_by_text("there is no session two").wait_for()
+    page.get_by_role("heading", name="New chat").wait_for()
+    page.evaluate("location.hash = '#/s/one'")
+    page.locator(".said").get_by_text("in one").wait_for()
+    assert said(page) == ["in one"]

@@ -1,14 +1,15 @@
-"""What the browser keeps: drafts, files, nothing at all; and what it prints."""
+"""What the browser keeps: drafts, files, or nothing at all."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser import answers, say, shows
+import browser as browsers
+from browser import IDLE, box_of, choose, name_of, press, said, say, shows
 
 # How Chromium has it for who blocks cookies.
 FORBIDDEN = """for (const name of ["localStorage", "sessionStorage"]) {
@@ -20,38 +21,80 @@ FULL = (
 
 
 @pytest.mark.parametrize("trouble", [FORBIDDEN, FULL], ids=["forbidden", "full"])
-def test_the_page_works_where_the_browser_keeps_nothing(tab: Any, fake: Any, trouble: str) -> None:
-    fake.api_key = "secret"
-    one = tab()
-    one.context.add_init_script(trouble)
-    page = one.page
+def test_the_page_works_where_the_browser_keeps_nothing(
+    serve: Callable[..., Any], chromium: Any, endless: None, trouble: str
+) -> None:
+    client = serve(api_key="secret")
+    with browsers.tabs(chromium, client) as open_tab:
+        one = open_tab()
+        one.context.add_init_script(trouble)
+        page = one.page
+        page.reload()
+        page.get_by_label("API key (kept").fill("secret")
+        press(page, "OK")
+        choose(page, "Settings")
+        page.get_by_label("Max tokens").fill("2")
+        press(page, "Save")
+        say(page, "hello")
+        page.get_by_text("The answer was cut by its limit.").wait_for()
+        press(page, "Memory")
+        box_of(page).fill("a draft")
+        page.get_by_role("link", name="New chat").click()
+        page.get_by_text("Say something.").wait_for()
+        page.go_back()
+        shows(box_of(page), "a draft")
+        page.get_by_role("link", name="New story").click()
+        page.get_by_label("Tokens of a passage").fill("3")
+        page.get_by_label("Beginning of the story").fill("Once")
+        press(page, "Write")
+        page.get_by_role("button", name="Undo passage").wait_for()
+
+
+def test_drafts_are_kept_for_each_session(tab: Any, client: Any) -> None:
+    client.chat("one", "first")
+    page = tab().page
+    box = box_of(page)
+    box.fill("to be sent some day")
     page.reload()
-    page.get_by_label("API key (kept").fill("secret")
-    page.get_by_role("button", name="OK").click()
-    say(page, "hello")
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Max tokens").fill("2")
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_role("button", name="Memory", exact=True).click()
-    say(page, "again")
-    assert answers(page)[1] == "Answer 1"
-    page.get_by_label("Message", exact=True).fill("a draft")
+    shows(box, "to be sent some day")
+    box.fill("")
+    page.evaluate("location.hash = '#/s/one'")
+    page.locator(".said").wait_for()
+    for ends in ("cancelled", "sent"):
+        box.fill("a long draft")
+        press(page, "Edit")
+        shows(box, "first")
+        if ends == "cancelled":
+            press(page, "Cancel")
+        else:
+            box.fill("first, in other words")
+            box.press("Enter")
+            page.locator(".said").get_by_text("first, in other words").wait_for()
+            page.locator(f"{IDLE} .turn-actions").wait_for()
+        shows(box, "a long draft")
+    choose(page, "Rename")
+    page.get_by_role("textbox", name="Name").fill("two")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="two").wait_for()
+    page.reload()
+    page.locator(".said").wait_for()
+    assert said(page) == ["first, in other words"]
+    shows(box, "a long draft")
     page.get_by_role("link", name="New chat").click()
     page.get_by_text("Say something.").wait_for()
-    page.go_back()
-    shows(page.get_by_label("Message", exact=True), "a draft")
+    shows(box, "")
     page.get_by_role("link", name="New story").click()
-    page.get_by_label("Tokens of a passage").fill("3")
-    page.get_by_label("Beginning of the story").fill("Once")
-    page.get_by_role("button", name="Write", exact=True).click()
-    page.get_by_text("Once passage 0 of").wait_for()
+    beginning = page.get_by_label("Beginning of the story")
+    beginning.fill("It was a dark and stormy night")
+    page.reload()
+    shows(beginning, "It was a dark and stormy night")
 
 
-def test_attached_files_stay_with_their_draft(tab: Any, fake: Any, tmp_path: Path) -> None:
+def test_attached_files_stay_with_their_draft(tab: Any, client: Any, tmp_path: Path) -> None:
     """Over another session, an edit, a reload and a new name; once sent they are gone."""
-    page = tab().page
-    say(page, "hello")
+    client.chat("one", "hello")
+    page = tab("#/s/one").page
+    page.locator(".said").wait_for()
     note, poem = tmp_path / "note.txt", tmp_path / "poem.txt"
     note.write_text("a note")
     poem.write_text("roses")
@@ -67,40 +110,20 @@ def test_attached_files_stay_with_their_draft(tab: Any, fake: Any, tmp_path: Pat
     page.reload()
     chips.get_by_text("poem.txt").wait_for()
     say(page, "read")
-    assert fake.sessions["chat-2"].turns[0]["user"] == "read\n\npoem.txt:\n\n```\nroses\n```"
-    page.get_by_role("link", name="chat-1").click()
+    assert client.said(name_of(page)) == ["read\n\npoem.txt:\n\n```\nroses\n```"]
+    page.evaluate("location.hash = '#/s/one'")
     chips.get_by_text("note.txt").wait_for()
-    page.get_by_role("button", name="Edit", exact=True).click()
+    press(page, "Edit")
     assert chips.count() == 0
     page.reload()
     chips.get_by_text("note.txt").wait_for()
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Rename").click()
+    choose(page, "Rename")
     page.get_by_label("Name", exact=True).fill("other")
-    page.get_by_role("button", name="OK").click()
+    press(page, "OK")
     page.get_by_role("heading", name="other").wait_for()
     chips.get_by_text("note.txt").wait_for()
     say(page, "and this")
-    assert fake.sessions["other"].turns[1]["user"] == "and this\n\nnote.txt:\n\n```\na note\n```"
+    assert client.said("other")[1] == "and this\n\nnote.txt:\n\n```\na note\n```"
     page.reload()
     page.locator(".turn").nth(1).wait_for()
     assert chips.count() == 0
-    page.get_by_role("link", name="New chat").click()
-    page.get_by_text("Say something.").wait_for()
-    assert chips.count() == 0
-
-
-@pytest.mark.parametrize("kind", ["conversation", "story"])
-def test_the_whole_text_is_printed(tab: Any, fake: Any, kind: str) -> None:
-    long = " ".join(f"word {n}" for n in range(4000))
-    session = fake.add("long", kind=kind, **({"text": long} if kind == "story" else {}))
-    if kind == "conversation":
-        session.turns = [
-            {"user": f"message {n}", "answer": long[:2000], "finish": "stop", "attempt": 0}
-            for n in range(30)
-        ]
-        session.touch()
-    page = tab("#/s/long").page
-    page.locator(".turn, .chunk").last.wait_for(state="attached")
-    sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
-    assert len(sheets) > 8

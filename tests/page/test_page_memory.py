@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 
-from browser import axe_source, say, serious_findings, until
-from needed import needed
+from browser import (
+    IDLE,
+    LIVE,
+    STORY,
+    WIDE,
+    axe_source,
+    begin_long_answer,
+    choose,
+    name_of,
+    press,
+    say,
+    serious_findings,
+    stop_answer,
+    until,
+)
 
-sessions = needed("fake_sessions", name="the server's packages")
-PAIRS, story_text = sessions.PAIRS, sessions.story_text
-
-WIDE = {"viewport": {"width": 1400, "height": 800}}
+# One that is something to see: parts of a character have no text of their own.
+TOKEN = ":is(.answer, .chunk) [data-p]:not(:empty)"
 
 
 def colours(page: Any) -> set[str]:
@@ -33,173 +44,75 @@ def colours(page: Any) -> set[str]:
     return set(found)
 
 
-def test_the_strip_shows_what_is_kept(tab: Any, fake: Any) -> None:
-    fake.add("long", kind="story", text="".join(story_text(2000)))
-    page = tab("#/s/long", **WIDE).page
-    page.get_by_text("Of 2,000 tokens the cache holds").wait_for()
+def shade(page: Any) -> None:
+    press(page, "Shade the text")
+    page.locator(TOKEN).first.wait_for()
+
+
+def texts_of(client: Any, name: str, start: int, end: int) -> list[str]:
+    texts: list[str] = client.got(f"/{name}/tokens?start={start}&end={end}")["texts"]
+    return texts
+
+
+def answer_tokens(client: Any, name: str) -> str:
+    """The last answer, as its tokens say it."""
+    turn = client.got(f"/{name}")["turns_list"][-1]
+    return "".join(texts_of(client, name, turn["answer_start"], turn["end"]))
+
+
+def pin_selection(page: Any, client: Any, name: str) -> tuple[int, int]:
+    """Pin what is selected; the tokens that are pinned since."""
+    before = client.got(f"/{name}/map")["pinned"]
+    press(page, "Pin")
+    until(page, f"{LIVE} === 'Pinned'")
+    [span] = [span for span in client.got(f"/{name}/map")["pinned"] if span not in before]
+    return span[0], span[1]
+
+
+# ---------------------------------------------------------------------------------------------
+# The map
+# ---------------------------------------------------------------------------------------------
+
+
+def test_the_strip_shows_what_is_kept_and_what_is_not_read_yet(tab: Any, client: Any) -> None:
+    client.story("tale", "once upon a time " * 60)
+    page = tab("#/s/tale", **WIDE).page
+    n = client.got("/tale")["tokens"]
+    page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
+    page.get_by_label("Tokens of a passage").fill("3")
+    press(page, "Write on")
+    page.get_by_text(re.compile("^Of .* tokens the cache holds")).wait_for()
+    page.locator(IDLE).wait_for()
+    page.wait_for_timeout(500)
+    found = client.got("/tale/map")
     summary = page.locator("#memory .summary").inner_text()
-    kept = fake.sessions["long"].map(None, None)["kept"]["positions"]
-    assert f"holds {len(kept)} (" in summary
-    assert "4 pinned" in summary
-    assert "256 recent" in summary
-    assert f"{2000 - len(kept):,} only in the archive" in summary
-    assert {"230,159,0", "86,180,233"} <= colours(page)
+    assert f"holds {len(found['kept']['positions'])} (" in summary
+    assert f"{sum(end - start for start, end in found['recalled'])} recalled" in summary
+    assert {"204,121,167", "86,180,233"} <= colours(page)
 
 
-def test_what_is_not_read_yet_is_not_forgotten(tab: Any, fake: Any) -> None:
-    fake.add("long", kind="story", text="".join(story_text(2000)))
-    fake.sessions["long"].read = 500
-    page = tab("#/s/long", **WIDE).page
-    page.get_by_text("1,500 tokens still to be read.").wait_for()
-    summary = page.locator("#memory .summary").inner_text()
-    assert summary.startswith("Of 500 tokens the cache holds")
-    assert "recent" in summary
-    fake.sessions["long"].read = 0
-    page.reload()
-    page.get_by_text("2,000 tokens still to be read.").wait_for()
-
-
-def test_figures_are_shown_and_kept_up_to_date(tab: Any, fake: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "hello")
-    figures = page.locator(".numbers")
-    figures.get_by_text("98.7 tokens/s").wait_for()
-    figures.get_by_text("after 0.12 s").wait_for()
-    for message in ("hello again", "and more"):
-        say(page, message)
-        n = len(fake.sessions["chat-1"].tokens())
-        figures.get_by_text(f"{n} tokens", exact=True).wait_for()
-
-
-def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, fake: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "please remember the sea")
-    page.get_by_role("button", name="Shade the text").click()
-    token = page.locator(".answer [data-p]").first
-    token.wait_for()
-    answer = fake.sessions["chat-1"].turns[0]["answer"]
-    assert page.locator(".answer").text_content() == answer
-    token.hover()
-    tip = page.get_by_role("tooltip")
-    tip.get_by_text(f"Held by {PAIRS} of {PAIRS} pairs").wait_for()
-    page.locator(".scroller").focus()
-    for _ in range(7):
-        page.keyboard.press("ArrowRight")
-    focused = page.evaluate("document.activeElement.dataset.p")
-    tip.get_by_text(f"Token {focused}:").wait_for()
-    page.keyboard.press("p")
-    page.locator(f'[data-p="{focused}"].pinned').wait_for()
-    assert [int(focused), int(focused) + 1] in fake.sessions["chat-1"].pinned
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator(".answer li").first.wait_for()
-
-
-def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "hello")
-    held: list[Any] = []
-    page.route("**/tokens?*", lambda route: held.append(route))
-    page.get_by_role("button", name="Shade the text").click()
-    while not held:
-        page.wait_for_timeout(20)
-    toggle = page.get_by_role("button", name="Memory", exact=True)
-    toggle.click()
-    with page.expect_response("**/map"):
-        toggle.click()
-    page.wait_for_timeout(200)
-    for route in held:
-        route.continue_()
-    page.locator(".answer [data-p]").first.wait_for()
-
-
-def test_an_earlier_answer_is_shaded_in_its_turn(tab: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "hello")
-    page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("2 of 2").wait_for()
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator(".answer [data-p]").first.wait_for()
-    page.get_by_role("button", name="Earlier answer").click()
-    page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
-    page.locator(".answer [data-p]").first.wait_for()
-    assert page.locator(".answer").inner_text().startswith("Answer 1 to")
-
-
-def test_selected_text_is_pinned_and_unpinned(tab: Any, fake: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "hello whale")
-    pinned = list(fake.sessions["chat-1"].pinned)
-    page.locator(".said").select_text()
-    page.get_by_role("button", name="Pin", exact=True).click()
-    page.locator(".pin-bar").wait_for(state="hidden")
-    until(page, "document.querySelector('#live').textContent === 'Pinned'")
-    assert len(fake.sessions["chat-1"].pinned) == len(pinned) + 1
-    page.locator(".said").select_text()
-    page.get_by_role("button", name="Unpin").click()
-    until(page, "document.querySelector('#live').textContent === 'Unpinned'")
-    assert fake.sessions["chat-1"].pinned == pinned
-
-
-def test_the_place_that_is_selected_is_pinned(tab: Any, fake: Any) -> None:
-    """Not the last one with these words; and the marks of Markdown are not shown."""
-    page = tab(**WIDE).page
-    say(page, "echo One **white** whale and a *white* whale swim, and a white whale sings.")
-    page.evaluate(
-        """() => {
-          const [bold, slanted] = document.querySelectorAll(".answer strong, .answer em");
-          getSelection().setBaseAndExtent(slanted.firstChild, 0, slanted.nextSibling, 6);
-        }"""
-    )
-    page.get_by_role("button", name="Pin", exact=True).click()
-    until(page, "document.querySelector('#live').textContent === 'Pinned'")
-    session = fake.sessions["chat-1"]
-    start, end = session.pinned[-1]
-    assert session.tokens()[start:end] == [" *white*", " whale"]
-
-
-def test_a_picture_is_pinned_where_it_is_selected(tab: Any, fake: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "echo The *whale* sees 🐋 and then 🐋 again.")
-    page.evaluate(
-        """() => {
-          const text = document.querySelector(".answer em").nextSibling;
-          const at = text.data.indexOf("🐋");
-          getSelection().setBaseAndExtent(text, at, text, at + 2);
-        }"""
-    )
-    page.get_by_role("button", name="Pin", exact=True).click()
-    until(page, "document.querySelector('#live').textContent === 'Pinned'")
-    session = fake.sessions["chat-1"]
-    start, end = session.pinned[-1]
-    assert session.tokens()[start - 1 : end + 1] == [" sees", " 🐋", " and"]
-
-
-def test_what_was_recalled_leads_to_its_place(tab: Any) -> None:
+def test_what_was_recalled_leads_to_its_place(tab: Any, client: Any) -> None:
+    """Also when the chat is opened again."""
     page = tab(**WIDE).page
     for n in range(12):
-        say(page, f"message {n}")
-    say(page, "remember this")
+        say(page, f"message {n}, and some more words to be evicted soon")
+    name = name_of(page)
     recalled = page.locator(".recalled-list button")
-    recalled.wait_for()
-    page.get_by_text("looked at with 0.25").wait_for()
-    recalled.click()
-    until(page, "document.querySelector('.scroller').scrollTop < 50")
-
-
-def test_what_was_recalled_is_there_when_the_chat_is_opened_again(tab: Any) -> None:
-    page = tab(**WIDE).page
-    for n in range(12):
-        say(page, f"message {n}")
-    say(page, "remember this")
-    page.locator(".recalled-list button").wait_for()
+    recalled.first.wait_for()
+    shown = recalled.all_inner_texts()
+    assert len(shown) == len(client.got(f"/{name}/recalled"))
+    page.get_by_text("looked at with").first.wait_for()
     page.reload()
-    page.get_by_text("looked at with 0.25").wait_for()
+    recalled.first.wait_for()
+    assert recalled.all_inner_texts() == shown
+    recalled.first.click()
+    page.locator(".turn.found").wait_for()
 
 
 def test_one_layer_and_head_can_be_seen_and_saved(tab: Any, tmp_path: Path) -> None:
     page = tab(**WIDE).page
     say(page, "hello")
-    page.get_by_role("button", name="Layers and heads").click()
+    press(page, "Layers and heads")
     page.get_by_text(re.compile("Layer 0, head 0: [0-9]+ of")).wait_for()
     page.get_by_role("button", name="Layer 0, head 0").focus()
     page.keyboard.press("ArrowDown")
@@ -212,90 +125,201 @@ def test_one_layer_and_head_can_be_seen_and_saved(tab: Any, tmp_path: Path) -> N
         assert (tmp_path / form).read_bytes().startswith(begin)
 
 
+# ---------------------------------------------------------------------------------------------
+# Shaded text
+# ---------------------------------------------------------------------------------------------
+
+
+def test_shaded_text_is_the_text_and_tells_of_each_token(tab: Any, client: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "please remember the sea")
+    plain = page.locator(".answer").text_content()
+    shade(page)
+    name = name_of(page)
+    assert page.locator(".answer").text_content() == answer_tokens(client, name)
+    page.locator(TOKEN).first.hover()
+    tip = page.get_by_role("tooltip")
+    tip.get_by_text(re.compile(r"Held by \d+ of \d+ pairs")).wait_for()
+    page.locator(".scroller").focus()
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    focused = page.evaluate("document.activeElement.dataset.p")
+    tip.get_by_text(f"Token {focused}:").wait_for()
+    page.keyboard.press("p")
+    page.locator(f'[data-p="{focused}"].pinned').wait_for()
+    pinned = client.got(f"/{name}/map")["pinned"]
+    assert any(start <= int(focused) < end for start, end in pinned)
+    press(page, "Shade the text")
+    until(page, "!document.querySelector('[data-p]')")
+    assert page.locator(".answer").text_content() == plain
+
+
+def test_text_is_shaded_where_another_map_comes_first(tab: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "hello")
+    held: list[Any] = []
+    page.route("**/tokens?*", lambda route: held.append(route))
+    press(page, "Shade the text")
+    while not held:
+        page.wait_for_timeout(20)
+    press(page, "Memory")
+    with page.expect_response("**/map"):
+        press(page, "Memory")
+    page.wait_for_timeout(200)
+    for route in held:
+        route.continue_()
+    page.locator(TOKEN).first.wait_for()
+
+
+def test_another_answer_is_shaded_as_it_is(tab: Any, client: Any) -> None:
+    """Also one of as many tokens."""
+    page = tab(**WIDE).page
+    say(page, "hello")
+    name = name_of(page)
+    shade(page)
+    first = answer_tokens(client, name)
+    press(page, "Regenerate")
+    page.get_by_text("2 of 2").wait_for()
+    page.locator(TOKEN).first.wait_for()
+    second = answer_tokens(client, name)
+    assert first != second == page.locator(".answer").text_content()
+    press(page, "Earlier answer")
+    page.get_by_role("group", name="Answers").filter(has_text="1 of 2").wait_for()
+    page.locator(TOKEN).first.wait_for()
+    page.wait_for_timeout(300)
+    assert page.locator(".answer").text_content() == first
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, client: Any, again: bool) -> None:
+    """Its tokens are not known yet, or are those of the answer before."""
+    page = tab(**WIDE).page
+    say(page, "hello")
+    shade(page)
+    with page.expect_response("**/map"):
+        if again:
+            page.evaluate("localStorage.setItem('pyh2o-max-tokens', '1000000')")
+            press(page, "Regenerate")
+        else:
+            begin_long_answer(page, "hello")
+        shown = "document.querySelector('.turn:last-child .answer').textContent"
+        until(page, f"{shown}.length > 200")
+    page.wait_for_timeout(300)
+    assert "hello" in page.locator(".said").last.text_content()
+    assert page.locator(".turn:last-child .answer [data-p]").count() == 0
+    stop_answer(page)
+    page.locator(f".turn:last-child {TOKEN}").first.wait_for()
+    turn = client.got(f"/{name_of(page)}")["turns_list"][-1]
+    texts = texts_of(client, name_of(page), turn["start"], turn["answer_start"])
+    assert page.locator(".said").last.text_content() == "".join(texts)
+
+
+# ---------------------------------------------------------------------------------------------
+# Pins
+# ---------------------------------------------------------------------------------------------
+
+
+def test_selected_text_is_pinned_and_unpinned(tab: Any, client: Any) -> None:
+    page = tab(**WIDE).page
+    say(page, "The word is mellon")
+    name = name_of(page)
+    before = client.got(f"/{name}/map")["pinned"]
+    page.locator(".said").select_text()
+    span = pin_selection(page, client, name)
+    assert "".join(texts_of(client, name, *span)).strip() == "The word is mellon"
+    page.locator(".pin-bar").wait_for(state="hidden")
+    n_pinned = sum(end - start for start, end in client.got(f"/{name}/map")["pinned"])
+    page.get_by_text(f"{n_pinned} pinned").wait_for()
+    page.locator(".said").select_text()
+    press(page, "Unpin")
+    until(page, f"{LIVE} === 'Unpinned'")
+    assert client.got(f"/{name}/map")["pinned"] == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "select", "wanted"),
+    [
+        (
+            "One **white** whale and a *white* whale swim, and a white whale sings.",
+            """const em = document.querySelector(".answer em");
+               getSelection().setBaseAndExtent(em.firstChild, 0, em.nextSibling, 6);""",
+            "white* whale",
+        ),
+        (
+            "The *whale* sees 🐋 and then 🐋 again.",
+            """const text = document.querySelector(".answer em").nextSibling;
+               const at = text.data.indexOf("🐋");
+               getSelection().setBaseAndExtent(text, at, text, at + 2);""",
+            "🐋",
+        ),
+    ],
+    ids=["words", "picture"],
+)
+def test_the_place_that_is_selected_is_pinned(
+    tab: Any, client: Any, answer: str, select: str, wanted: str
+) -> None:
+    """Not the last one with these words; and the marks of Markdown are not shown."""
+    client.chat("one", "hello", answer=answer)
+    page = tab("#/s/one", **WIDE).page
+    page.locator(".answer em").wait_for()
+    page.evaluate(f"() => {{ {select} }}")
+    start, end = pin_selection(page, client, "one")
+    assert wanted in "".join(texts_of(client, "one", start, end))
+    turn = client.got("/one")["turns_list"][-1]
+    before = "".join(texts_of(client, "one", turn["answer_start"], start))
+    assert before.strip() in answer[: answer.index(wanted)].strip()
+    assert "swim" not in before
+
+
+def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, client: Any) -> None:
+    client.story("tale", "once upon a time " * 20)
+    page = tab("#/s/tale", **WIDE).page
+    page.get_by_text("tokens still to be read.").wait_for()
+    page.keyboard.press("Control+m")
+    page.get_by_label("Tokens of a passage").fill("30")
+    press(page, "Write on")
+    page.get_by_role("button", name="Undo passage").wait_for()
+    page.locator(IDLE).wait_for()
+    text = client.got("/tale")["text"]
+    until(page, f"Array.from({STORY}).length === {len(text)}")
+    selected = page.evaluate(
+        """() => {
+          const { firstChild: text } = [...document.querySelectorAll(".chunk")].at(-1);
+          getSelection().setBaseAndExtent(text, text.length - 12, text, text.length);
+          return text.data.slice(-12);
+        }"""
+    )
+    span = pin_selection(page, client, "tale")
+    assert selected in "".join(texts_of(client, "tale", *span))
+
+
+# ---------------------------------------------------------------------------------------------
+# For everybody
+# ---------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(tab: Any, fake: Any, scheme: str) -> None:
+def test_axe_finds_nothing_serious(tab: Any, client: Any, scheme: str) -> None:
     axe = axe_source()
-    fake.add("long", kind="story", text="".join(story_text(2000)))
+    client.story("long", "once upon a time " * 60)
+    answer = "# Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote"
+    client.chat("one", "hello", answer=answer)
     page = tab(color_scheme=scheme, **WIDE).page
 
     def check(where: str) -> None:
         assert serious_findings(page, axe) == [], where
 
     check("a new chat")
-    say(page, "echo # Title\n\n`code` and [link](https://a.example)\n\n```\ncode\n```\n\n> quote")
+    page.evaluate("location.hash = '#/s/one'")
+    page.locator(".answer h3").wait_for()
     say(page, "remember the sea")
     check("a chat")
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator("[data-p]").first.wait_for()
+    shade(page)
     check("shaded text")
-    page.goto(f"{fake.address}/#/s/long")
+    page.evaluate("location.hash = '#/s/long'")
     page.locator(".chunk").first.wait_for()
     check("a story")
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator(".chunk [data-p]").first.wait_for()
+    shade(page)
     check("a shaded story")
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
+    choose(page, "Settings")
     check("settings")
-
-
-def test_another_answer_of_as_many_tokens_is_shaded_as_it_is(tab: Any, fake: Any) -> None:
-    page = tab(**WIDE).page
-    say(page, "hello")
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator(".answer [data-p]").first.wait_for()
-    page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("2 of 2").wait_for()
-    page.locator(".answer [data-p]").first.wait_for()
-    answer = fake.sessions["chat-1"].turns[0]["answer"]
-    assert answer.startswith("Answer 2 to")
-    until(page, "document.querySelector('.answer').textContent.startsWith('Answer 2 to')")
-    assert page.locator(".answer").text_content() == answer
-
-
-def test_text_is_pinned_that_came_since_the_memory_was_hidden(tab: Any, fake: Any) -> None:
-    fake.add("tale", kind="story", text="".join(story_text(300)))
-    page = tab("#/s/tale", **WIDE).page
-    page.get_by_text("Of 300 tokens the cache holds").wait_for()
-    page.keyboard.press("Control+m")
-    page.get_by_role("button", name="Write on").click()
-    until(page, "document.querySelector('.page-text').textContent.includes('passage 4')")
-    page.locator("body:not(.making)").wait_for()
-    page.wait_for_timeout(200)
-    page.evaluate(
-        """() => {
-          const { firstChild: text } = [...document.querySelectorAll(".chunk")].at(-1);
-          const at = text.data.indexOf("passage 3");
-          getSelection().setBaseAndExtent(text, at, text, at + "passage 3".length);
-        }"""
-    )
-    page.get_by_role("button", name="Pin", exact=True).click()
-    until(page, "document.querySelector('#live').textContent === 'Pinned'")
-    session = fake.sessions["tale"]
-    start, end = session.pinned[-1]
-    assert session.tokens()[start:end] == [" passage", " 3"]
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_message_stays_in_sight_while_it_is_answered(tab: Any, fake: Any, again: bool) -> None:
-    """Its tokens are not known yet, or are those of the answer before."""
-    page = tab(**WIDE).page
-    say(page, "slowly hello")
-    page.get_by_role("button", name="Shade the text").click()
-    page.locator(".answer [data-p]").first.wait_for()
-    if again:
-        page.get_by_role("button", name="Regenerate").click()
-    else:
-        box = page.get_by_label("Message", exact=True)
-        box.fill("slowly hello")
-        box.press("Enter")
-    shown = "document.querySelector('.turn:last-child .answer').textContent"
-    with page.expect_response("**/map"):
-        until(page, f"{shown}.includes('word 60')")
-    page.wait_for_timeout(300)
-    assert "slowly hello" in page.locator(".said").last.text_content()
-    assert page.evaluate(shown).startswith("word 0. word 1.")
-    page.get_by_role("button", name="Stop").click()
-    page.locator("body:not(.making)").wait_for()
-    page.locator(".turn:last-child .answer [data-p]").first.wait_for()
-    assert page.locator(".said").last.text_content() == "<user>slowly hello\n<assistant>"

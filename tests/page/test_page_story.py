@@ -5,113 +5,108 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from browser import until
-from needed import needed
-
-story_text = needed("fake_sessions", name="the server's packages").story_text
-
-WIDE = {"viewport": {"width": 1400, "height": 800}}
-IDLE = "body:not(.making)"
+from browser import IDLE, LIVE, STORY, WIDE, choose, name_of, press, until
 
 
-def text_of(page: Any) -> str:
-    text: str = page.evaluate("document.querySelector('.page-text').textContent")
-    return text
+def words(n: int) -> str:
+    """A long story, with a paragraph now and then."""
+    return "".join(f" {i}th" if i % 90 else "\n\nOnce," for i in range(n))
 
 
-def whole(fake: Any, name: str) -> str:
-    text: str = fake.sessions[name].text
-    return text
-
-
-def write_on(page: Any) -> None:
+def write_on(page: Any, n_tokens: int = 10) -> None:
+    page.get_by_label("Tokens of a passage").fill(str(n_tokens))
     page.get_by_role("button", name=re.compile("^Write")).click()
-    page.locator(IDLE).wait_for()
     page.get_by_role("button", name="Undo passage").wait_for()
+    page.locator(IDLE).wait_for()
 
 
-def test_a_story_is_begun_continued_and_taken_back(tab: Any, fake: Any) -> None:
+def test_a_story_is_begun_continued_stopped_and_taken_back(tab: Any, client: Any) -> None:
+    """A system prompt is for chats only."""
     page = tab().page
-    page.get_by_label("More").click()
-    page.get_by_role("button", name="Settings").click()
+    choose(page, "Settings")
     page.get_by_label("System prompt").fill("You are a sailor.")
-    page.get_by_role("button", name="Save", exact=True).click()
+    press(page, "Save")
     page.get_by_role("link", name="New story").click()
     page.get_by_label("Beginning of the story").fill("Once 🐋 upon a time,")
-    write_on(page)
-    page.get_by_role("heading", name="chat-1").wait_for()
-    until(page, "document.querySelector('.page-text').textContent.includes('passage 4')")
-    assert text_of(page) == whole(fake, "chat-1")
-    once = text_of(page)
+    write_on(page, 40)
+    name = name_of(page)
+    first = client.got(f"/{name}")
+    assert first["text"].startswith("Once 🐋 upon a time,")
+    until(page, f"Array.from({STORY}).length === {len(first['text'])}")
+    page.get_by_label("Tokens of a passage").fill("1000000")
+    press(page, "Write on")
+    until(page, f"Array.from({STORY}).length > {len(first['text'])}")
+    # at once: the text moves the button
+    page.get_by_role("button", name="Stop").click(force=True)
     page.locator(IDLE).wait_for()
-    write_on(page)
-    until(page, "document.querySelector('.page-text').textContent.split('passage 4').length === 3")
-    assert text_of(page) == whole(fake, "chat-1") != once
-    page.get_by_role("button", name="Undo passage").click()
-    until(page, "document.querySelector('.page-text').textContent.split('passage 4').length === 2")
-    assert text_of(page) == once
+    second = client.got(f"/{name}")
+    assert second["text"].startswith(first["text"])
+    assert first["tokens"] < second["tokens"] < 900_000
+    until(page, f"Array.from({STORY}).length === {len(second['text'])}")
+    assert page.evaluate(STORY) == second["text"]
+    press(page, "Undo passage")
+    until(page, f"{LIVE} === 'The last passage was taken back.'")
+    assert client.got(f"/{name}")["text"] == first["text"] == page.evaluate(STORY)
 
 
-def test_a_story_goes_on_from_the_cursor(tab: Any, fake: Any) -> None:
+def test_a_story_goes_on_from_the_cursor(tab: Any, client: Any) -> None:
     """Characters are counted as the server does, also behind a whale."""
     beginning = "A 🐋 swims. " * 5 + "And then it sleeps."
-    fake.add("whale", kind="story", text=beginning)
+    client.story("whale", beginning)
     page = tab("#/s/whale").page
     page.locator(".chunk").wait_for()
+    page.get_by_label("Tokens of a passage").fill("10")
     page.locator(".scroller").focus()
     for _ in range(3):
         page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="Write on from the cursor").wait_for()
     page.keyboard.press("Control+Enter")
-    until(page, "document.querySelector('.page-text').textContent.includes('passage 4')")
+    page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
-    kept = whole(fake, "whale").partition(" passage 0")[0]
-    assert text_of(page) == whole(fake, "whale")
-    assert beginning.startswith(kept)
-    assert kept.rstrip().endswith("And then")
+    text = client.got("/whale")["text"]
+    assert text.startswith("A 🐋 swims. " * 5 + "And then ")
+    assert "it sleeps" not in text
+    until(page, f"Array.from({STORY}).length === {len(text)}")
+    assert page.evaluate(STORY) == text
 
 
-def test_much_text_is_cut_only_after_asking(tab: Any, fake: Any) -> None:
-    text = "".join(story_text(1000))
-    fake.add("long", kind="story", text=text)
+def test_much_text_is_cut_only_after_asking(tab: Any, client: Any) -> None:
+    text = words(1000)
+    client.story("long", text)
     page = tab("#/s/long").page
+    page.get_by_label("Tokens of a passage").fill("5")
     page.locator(".chunk").first.click(position={"x": 100, "y": 100})
-    page.get_by_role("button", name="Write on from the cursor").click()
+    press(page, "Write on from the cursor")
     page.get_by_role("heading", name="Cut the rest?").wait_for()
     page.keyboard.press("Escape")
-    assert whole(fake, "long") == text
-    page.get_by_role("button", name="Write on from the cursor").click()
-    page.get_by_role("button", name="Cut and write on").click()
-    until(page, "document.querySelector('.page-text').textContent.includes('passage 4')")
-    assert len(whole(fake, "long")) < len(text)
-
-
-def test_a_passage_can_be_stopped(tab: Any, fake: Any) -> None:
-    fake.add("slow", kind="story", text="a slow story")
-    page = tab("#/s/slow").page
-    page.get_by_role("button", name="Write on").click()
-    until(page, "document.querySelector('.page-text').textContent.includes('passage 1')")
-    page.keyboard.press("Escape")
+    assert client.got("/long")["text"] == text
+    press(page, "Write on from the cursor", "Cut and write on")
+    until(page, f"{STORY}.length < {len(text)}")
+    page.get_by_role("button", name="Undo passage").wait_for()
     page.locator(IDLE).wait_for()
-    page.wait_for_timeout(100)
-    assert text_of(page) == whole(fake, "slow")
-    assert whole(fake, "slow").count("passage 4") < 20
+    assert len(client.got("/long")["text"]) < len(text)
 
 
-def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, fake: Any) -> None:
-    session = fake.add("long", kind="story", text="".join(story_text(50_000)))
+def test_the_strip_leads_to_each_place_of_a_long_story(tab: Any, client: Any) -> None:
+    client.story("long", words(20_000))
     page = tab("#/s/long", **WIDE).page
-    page.get_by_text("Of 50,000 tokens").wait_for()
-    page.get_by_role("button", name="Shade the text").click()
+    n = client.got("/long")["tokens"]
+    page.get_by_text(f"{n:,} tokens still to be read.").wait_for()
+    press(page, "Shade the text")
     strip = page.get_by_role("slider", name="Place in the text")
     strip.focus()
     strip.press("Home")
-    page.locator('[data-p="0"]').wait_for()
+    texts = client.got("/long/tokens?start=0&end=20")["texts"]
+    first = next(position for position, text in enumerate(texts) if text)
+    page.locator(f'[data-p="{first}"]').wait_for(state="attached")
     box = strip.bounding_box()
     strip.click(position={"x": 1, "y": box["height"] / 2})
-    until(page, "[...document.querySelectorAll('[data-p]')].some((each) => each.dataset.p > 20000)")
-    shown = page.locator("[data-p]").evaluate_all(
-        "(all) => all.slice(50, 150).map((each) => [Number(each.dataset.p), each.textContent])"
+    shown = "[...document.querySelectorAll('[data-p]')]"
+    until(page, f"{shown}.some((each) => each.dataset.p > {0.4 * n})")
+    found = page.evaluate(
+        f"{shown}.slice(50, 150).map((t) => [Number(t.dataset.p), t.textContent])"
     )
-    assert [text for _, text in shown] == [session.tokens()[position] for position, _ in shown]
-    assert page.locator("[data-p]").count() < 10_000
+    first, last = found[0][0], found[-1][0]
+    texts = client.got(f"/long/tokens?start={first}&end={last + 1}")["texts"]
+    assert [text for _, text in found] == texts
+    assert page.locator("[data-p]").count() < 20_000

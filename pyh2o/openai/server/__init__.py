@@ -9,8 +9,8 @@ made for it has embeddings instead (`embeddings`).
 * A client that leaves ends its work, while it waits, while its prompt is read, or while it is
   answered (`answers`).
 * `/metrics` and `/v1/kv` say how the work goes, and nothing of what is written (`metrics`).
-* Bodies, prompts and the wait have limits (`limits`), and so have the time that clients take and
-  the number of their connections (`connections`).
+* Bodies, prompts and the wait have limits (`limits`), and so has the number of connections. How
+  long a client may take to send or to read is for a reverse proxy to say.
 * A request without `max_tokens` ends after as many tokens as the window has: a text in a cache of
   fixed size has no other end.
 * `/` answers with a page for chats and stories (`page`, and its files in the folder beside it).
@@ -24,6 +24,7 @@ from ...errors import MissingPackageError
 try:
     import anyio  # noqa: F401
     import fastapi  # noqa: F401
+    import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
 except ModuleNotFoundError as error:
     raise MissingPackageError(

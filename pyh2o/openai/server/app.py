@@ -14,26 +14,32 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ... import __version__
+from ...errors import PyH2OError
 from ...system.memory import give_back_freed_memory
-from .answers import Answer, Threads, refused
+from .answers import Events
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
-from .connections import server_config
-from .embeddings import EmbeddingModel
-from .metrics import CONTENT_TYPE, CountedAnswers, kv_json, metrics_text
+from .memory_routes import memory_routes
+from .metrics import AnswerCounter, Figures, kv_json
 from .models import AnyModel, ModelSource, ServedModels
-from .open_sessions import OpenSessions
-from .page import page_routes
-from .refusals import RefusedError, address_refusal
-from .requests import answer, check_key, described, models_of, read, takes
+from .page import add_page
+from .refusals import RefusedError, address_refusal, refused
+from .requests import answered, check_key, described, models_of, read, streamed, takes
 from .served_model import ServedModel
 from .session_routes import session_routes
+from .sessions import Sessions
 
 # After so many seconds again and again.
 SECONDS_TO_GIVE_BACK = 60
+# A connection without requests stays open for so long: people read an answer before they go on.
+KEEP_ALIVE_SECONDS = 75
+# Of connections and requests; sessions need some files, too.
+MOST_CONNECTIONS = 1000
 LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -51,20 +57,22 @@ def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
     """
     app = _App(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
     app.state.models = models
-    app.state.threads = {
-        source.name: Threads(source.n_at_once, models.limits.waiting) for source in models.sources
-    }
     app.state.api_key = api_key
-    app.state.answered = Counter()
-    app.state.sessions = OpenSessions(models)
+    app.state.sessions = Sessions(models)
+    app.state.answered = counts = Counter[tuple[str, int]]()
+    app.state.figures = CollectorRegistry()
+    app.state.figures.register(Figures(models, counts))
     app.include_router(routes)
     app.include_router(session_routes)
-    app.include_router(page_routes())
+    app.include_router(memory_routes)
+    add_page(app)
     app.add_api_route("/health", _health, summary="Health")
-    for kind in (RefusedError, HTTPException, RequestValidationError, Exception):
+    for kind in (
+        RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
+    ):  # fmt: skip
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(ClientDisconnect, _leave)
-    app.add_middleware(CountedAnswers, answered=app.state.answered)
+    app.add_middleware(AnswerCounter, answered=counts)
     app.add_middleware(
         CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
     )
@@ -82,14 +90,26 @@ def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None
     Raises:
         KeyboardInterrupt: it was Ctrl-C that ended it.
     """
-    log_level = "info" if verbose else "warning"
     config = server_config(
         app,
-        log_level=log_level,
+        log_level="info" if verbose else "warning",
         timeout_notify=SECONDS_TO_GIVE_BACK,
         callback_notify=_give_back_memory,
     )
     _Server(config).run(sockets=[listener])
+
+
+def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
+    """How uvicorn serves the application; with other settings of its own."""
+    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        **settings,
+    )
 
 
 async def _give_back_memory() -> None:
@@ -127,34 +147,33 @@ routes = APIRouter(dependencies=[Depends(check_key)])
 @routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
 async def _complete(request: Request) -> Response:
     body = await read(request, CompletionBody)
-    source = models_of(request).find(body.model, embeds=False)
-
-    def complete(model: ServedModel, on_read: Callable[[], None]) -> Any:
-        return model.complete(body, on_read)
-
-    return answer(request, source, complete, stream=body.stream)
+    return _written(request, body, ServedModel.complete)
 
 
 @routes.post("/v1/chat/completions", summary="Chat", openapi_extra=takes(ChatBody))
 async def _chat(request: Request) -> Response:
     body = await read(request, ChatBody)
+    return _written(request, body, ServedModel.chat)
+
+
+def _written(request: Request, body: Any, write: Callable[..., Any]) -> Response:
+    """What a model writes, whole or as it comes."""
     source = models_of(request).find(body.model, embeds=False)
 
-    def chat(model: ServedModel, on_read: Callable[[], None]) -> Any:
-        return model.chat(body, on_read)
+    def stream(model: ServedModel, events: Events) -> None:
+        for chunk in write(model, body, model.terms(events.begin)):
+            events.tell(chunk)
 
-    return answer(request, source, chat, stream=body.stream)
+    if body.stream:
+        return streamed(request, source, stream)
+    return answered(request, source, lambda model: write(model, body, model.terms()))
 
 
 @routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=takes(EmbeddingBody))
 async def _embed(request: Request) -> Response:
     body = await read(request, EmbeddingBody)
     source = models_of(request).find(body.model, embeds=True)
-
-    def embed(model: EmbeddingModel, _on_read: Callable[[], None]) -> Any:
-        return model.embed(body)
-
-    return answer(request, source, embed)
+    return answered(request, source, lambda model: model.embed(body))
 
 
 @routes.get("/v1/models", summary="Models")
@@ -174,47 +193,37 @@ def _listed(source: ModelSource) -> dict[str, Any]:
 @routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=takes(TextBody))
 async def _tokenize(request: Request) -> Response:
     body = await read(request, TextBody)
-    source = models_of(request).find(body.model)
-
-    def tokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
-        return {"tokens": model.tokenize(body.input)}
-
-    return answer(request, source, tokenize, waits=False)
+    return _looked_up(request, body, lambda model: {"tokens": model.tokenize(body.input)})
 
 
 @routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=takes(TextBody))
 async def _count(request: Request) -> Response:
     body = await read(request, TextBody)
-    source = models_of(request).find(body.model)
-
-    def count(model: AnyModel, _on_read: Callable[[], None]) -> Any:
-        return {"count": len(model.tokenize(body.input))}
-
-    return answer(request, source, count, waits=False)
+    return _looked_up(request, body, lambda model: {"count": len(model.tokenize(body.input))})
 
 
 @routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=takes(TokensBody))
 async def _detokenize(request: Request) -> Response:
     body = await read(request, TokensBody)
-    source = models_of(request).find(body.model)
+    return _looked_up(request, body, lambda model: {"text": model.detokenize(body.tokens)})
 
-    def detokenize(model: AnyModel, _on_read: Callable[[], None]) -> Any:
-        return {"text": model.detokenize(body.tokens)}
 
-    return answer(request, source, detokenize, waits=False)
+def _looked_up(
+    request: Request, body: TextBody | TokensBody, work: Callable[[AnyModel], Any]
+) -> Response:
+    """What a vocabulary says: nobody waits for a place for that."""
+    return answered(request, models_of(request).find(body.model), work, waits=False)
 
 
 @routes.get("/v1/kv", summary="What the places of texts hold")
-async def _kv(request: Request) -> Response:
-    models = models_of(request)
-    return Answer(to_thread.run_sync, lambda _: kv_json(models))
+def _kv(request: Request) -> dict[str, Any]:
+    return kv_json(models_of(request))
 
 
 @routes.get("/metrics", summary="Figures for Prometheus")
-async def _metrics(request: Request) -> Response:
-    models, answered = models_of(request), request.app.state.answered
-    text = await to_thread.run_sync(metrics_text, models, answered.copy())
-    return Response(text, media_type=CONTENT_TYPE)
+def _metrics(request: Request) -> Response:
+    write, media_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(write(request.app.state.figures), media_type=media_type)
 
 
 async def _health() -> dict[str, str]:

@@ -30,10 +30,25 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+def _allow_nulls(schema: dict[str, Any]) -> None:
+    """Describe that null stands for a field that is not given."""
+    null = {"type": "null"}
+    fields = schema.get("properties", {})
+    for name in fields.keys() - set(schema.get("required", ())):
+        field = fields[name]
+        if null not in field.get("anyOf", ()):
+            about = {key: field.pop(key) for key in ("title", "default") if key in field}
+            fields[name] = {"anyOf": [*field.pop("anyOf", ()), null], **about}
+            if field:
+                fields[name]["anyOf"].insert(0, field)
+
+
 class Strict(BaseModel):
     """A record of a body."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(
+        strict=True, allow_inf_nan=False, extra="ignore", json_schema_extra=_allow_nulls
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -9,33 +9,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ...errors import BusyError
 from ...llama.embedding import EmbeddingLlama
 from ..limits import Limits
 from .bodies import EmbeddingBody
 from .refusals import RefusedError
-from .served_llama import ServedLlama
+from .served_model import Served
 
 # Between two looks at whether a request that waits for its turn is still wanted.
 LOOK_SECONDS = 0.1
 
 
-class EmbeddingModel(ServedLlama):
+class EmbeddingModel(Served):
     """A model for embeddings; requests take turns.
 
     Attributes:
         llama: the model.
-        n_tokens: of all texts so far.
+        prompt_tokens: of all texts so far.
     """
 
     def __init__(self, llama: EmbeddingLlama, name: str, limits: Limits) -> None:
-        super().__init__(name, limits)
+        super().__init__(llama, name, limits)
         self.llama = llama
-        self.n_tokens = 0
+        self.prompt_tokens = 0
         self._turn = threading.Lock()
 
-    @property
-    def _llama(self) -> EmbeddingLlama:
-        return self.llama
+    def grown_bytes(self) -> int:
+        """Nothing: its memory does not grow."""
+        return 0
 
     def close(self) -> None:
         """Free the model, after the text that is being read."""
@@ -46,8 +47,8 @@ class EmbeddingModel(ServedLlama):
         """The vectors of all texts of a request, each of length 1.
 
         Raises:
-            RefusedError: a text is too long or has no tokens, other dimensions are asked for, or
-                the model was busy for too long.
+            RefusedError: a text is too long or has no tokens, or other dimensions are asked for.
+            BusyError: the model was busy for too long.
         """
         n_values = self.llama.n_values
         if body.dimensions not in (None, n_values):
@@ -65,7 +66,7 @@ class EmbeddingModel(ServedLlama):
         for tokens in texts:
             with self._my_turn():  # each for itself: a long list does not make others wait
                 vectors.append(self.llama.embed_tokens(tokens))
-                self.n_tokens += len(tokens)
+                self.prompt_tokens += len(tokens)
         n_tokens = sum(map(len, texts))
         return {
             "object": "list",
@@ -115,7 +116,7 @@ class EmbeddingModel(ServedLlama):
             self.check()
             n_looks -= 1
             if n_looks == 0:
-                raise self.busy()
+                raise BusyError("the model was busy for too long: try again later")
         try:
             self.check()
             yield

@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
-from ...engine import Engine
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from ...errors import ClosedError
-from .embeddings import EmbeddingModel
-from .models import AnyModel, ModelSource, ServedModels
+from .models import ServedModels
 from .served_model import ServedModel
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 # How often a route was answered with a status.
 Answered = Counter[tuple[str, int]]
 
 
-class CountedAnswers:
+# Of each model that writes: what its engine says of itself.
+GAUGES = {
+    "requests_running": ("Requests that have a place.", "n_running"),
+    "requests_waiting": ("Requests that wait for a place.", "n_waiting"),
+    "places": ("Texts that can be read and written at once.", "n_places"),
+    "stored_texts": ("Texts without a place that are in memory.", "stored.texts"),
+    "stored_bytes": ("Bytes that they take.", "stored.bytes"),
+}
+COUNTERS = {
+    "cached_prompt_tokens": (
+        "Tokens of prompts that were in the cache, and not read again.", "texts.cached_tokens"
+    ),
+    "generated_tokens": ("Tokens drawn, the ends of texts among them.", "texts.drawn_tokens"),
+    "batches": ("Batches decoded.", "batches.batches"),
+    "batch_tokens": ("Tokens in all batches.", "batches.tokens"),
+    "batch_seconds": ("Seconds that the batches took.", "batches.seconds"),
+    "texts_moved_out": ("Texts that lost their place.", "stored.moved_out"),
+    "texts_moved_in": ("Texts that came back into a place.", "stored.moved_in"),
+    "texts_dropped": ("Texts dropped to make room for others.", "stored.dropped"),
+}  # fmt: skip
+
+
+class AnswerCounter:
     """An application around another one, which counts what that answers."""
 
-    def __init__(self, app: Any, answered: Answered) -> None:
+    def __init__(self, app: ASGIApp, answered: Answered) -> None:
         self._app = app
         self._answered = answered
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request as the other application does."""
 
         async def counted(message: Message) -> None:
@@ -43,142 +66,73 @@ class CountedAnswers:
         await self._app(scope, receive, counted)
 
 
-@dataclass(frozen=True)
-class _Metric:
-    """One figure.
+class Figures:
+    """The figures of a server, as `prometheus_client` collects them."""
 
-    Attributes:
-        name: without the "pyh2o_" that all have.
-        kind: Prometheus' word for what it does: a counter only grows.
-        meaning: one line.
-        samples: by what comes behind the name: labels, or the part of a summary.
-    """
+    def __init__(self, models: ServedModels, answered: Answered) -> None:
+        self._models = models
+        self._answered = answered
 
-    name: str
-    kind: str
-    meaning: str
-    samples: Mapping[str, float]
-
-    def of(self, model: AnyModel | ModelSource) -> _Metric:
-        """The figure of one model."""
-        name = model.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        samples = {f'{part}{{model="{name}"}}': value for part, value in self.samples.items()}
-        return replace(self, samples=samples)
-
-
-def metrics_text(models: ServedModels, answered: Answered) -> str:
-    """All figures in Prometheus' text format; waits for the batches that are in the making."""
-    metrics = [_responses(answered)]
-    for source in models.sources:
-        loaded = float(models.is_loaded(source))
-        metrics.append(_gauge("model_loaded", "Whether the model is loaded.", loaded).of(source))
-    for model in models.loaded():
-        with suppress(ClosedError):  # to make room for another one
-            metrics += [metric.of(model) for metric in _figures(model)]
-    by_name: dict[str, list[_Metric]] = {}
-    for metric in metrics:
-        by_name.setdefault(metric.name, []).append(metric)
-    return "".join(f"{line}\n" for same in by_name.values() for line in _lines(same))
-
-
-def _lines(metrics: Sequence[_Metric]) -> Iterator[str]:
-    """One figure of several models, as Prometheus reads it."""
-    name = f"pyh2o_{metrics[0].name}"
-    yield f"# HELP {name} {metrics[0].meaning}"
-    yield f"# TYPE {name} {metrics[0].kind}"
-    for metric in metrics:
-        for suffix, value in metric.samples.items():
-            yield f"{name}{suffix} {value}"
+    def collect(self) -> Iterator[Metric]:
+        """All figures; waits for the batches that are in the making."""
+        responses = CounterMetricFamily(
+            "pyh2o_responses", "Responses, by route and status.", labels=["route", "status"]
+        )
+        for (route, status), n in sorted(self._answered.copy().items()):
+            responses.add_metric([route, str(status)], n)
+        yield responses
+        loaded = _of_models(GaugeMetricFamily, "model_loaded", "Whether the model is loaded.")
+        for source in self._models.sources:
+            loaded.add_metric([source.name], self._models.model_of(source) is not None)
+        yield loaded
+        models = self._models.loaded()
+        prompts = _of_models(CounterMetricFamily, "prompt_tokens", "Tokens of prompts.")
+        for model in models:
+            prompts.add_metric([model.name], model.prompt_tokens)
+        yield prompts
+        engines = {model.name: model.engine for model in models if isinstance(model, ServedModel)}
+        for family, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for figure, (meaning, where) in figures.items():
+                metric = _of_models(family, figure, meaning)
+                for name, engine in engines.items():
+                    metric.add_metric([name], attrgetter(where)(engine))
+                yield metric
+        texts = _of_models(SummaryMetricFamily, "batch_texts", "Texts in a batch.")
+        n_bytes = _of_models(
+            GaugeMetricFamily, "cache_bytes", "Bytes of the caches and archives of all places."
+        )
+        for name, engine in engines.items():
+            counts = engine.batches
+            texts.add_metric([name], count_value=counts.batches, sum_value=counts.texts)
+            with suppress(ClosedError):  # to make room for another one
+                caches = [place.kv for place in engine.report()]
+                total = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
+                n_bytes.add_metric([name], total)
+        yield from (texts, n_bytes)
 
 
-def _figures(model: AnyModel) -> Iterator[_Metric]:
-    """What a model that is loaded tells of itself."""
-    if isinstance(model, EmbeddingModel):
-        yield _prompt_tokens(model.n_tokens)
-        return
-    yield from _requests(model.engine)
-    yield from _batches(model.engine)
-    yield from _memory(model.engine)
-
-
-def _responses(answered: Answered) -> _Metric:
-    statuses = {
-        f'{{route="{route}",status="{status}"}}': n
-        for (route, status), n in sorted(answered.items())
-    }
-    return _Metric("responses_total", "counter", "Responses, by route and status.", statuses)
-
-
-def _requests(engine: Engine) -> Iterator[_Metric]:
-    texts = engine.texts
-    yield _gauge("requests_running", "Requests that have a place.", engine.n_running)
-    yield _gauge("requests_waiting", "Requests that wait for a place.", engine.n_waiting)
-    yield _prompt_tokens(texts.prompt_tokens)
-    yield _counter(
-        "cached_prompt_tokens",
-        "Tokens of prompts that were in the cache, and not read again.",
-        texts.cached_tokens,
-    )
-    yield _counter(
-        "generated_tokens", "Tokens drawn, the ends of texts among them.", texts.drawn_tokens
-    )
-
-
-def _prompt_tokens(n_tokens: int) -> _Metric:
-    return _counter("prompt_tokens", "Tokens of prompts.", n_tokens)
-
-
-def _batches(engine: Engine) -> Iterator[_Metric]:
-    counts = engine.batches
-    yield _counter("batches", "Batches decoded.", counts.batches)
-    yield _counter("batch_tokens", "Tokens in all batches.", counts.tokens)
-    yield _counter("batch_seconds", "Seconds that the batches took.", counts.seconds)
-    texts = {"_sum": counts.texts, "_count": counts.batches}
-    yield _Metric("batch_texts", "summary", "Texts in a batch.", texts)
-
-
-def _memory(engine: Engine) -> Iterator[_Metric]:
-    stored = engine.stored
-    caches = [place.kv for place in engine.report()]
-    n_bytes = sum(kv.bytes_total + kv.bytes_archive for kv in caches)
-    yield _gauge("places", "Texts that can be read and written at once.", engine.n_places)
-    yield _gauge("cache_bytes", "Bytes of the caches and archives of all places.", n_bytes)
-    yield _gauge("stored_texts", "Texts without a place that are in memory.", stored.texts)
-    yield _gauge("stored_bytes", "Bytes that they take.", stored.bytes)
-    yield _counter("texts_moved_out", "Texts that lost their place.", stored.moved_out)
-    yield _counter("texts_moved_in", "Texts that came back into a place.", stored.moved_in)
-    yield _counter("texts_dropped", "Texts dropped to make room for others.", stored.dropped)
-
-
-def _gauge(name: str, meaning: str, value: float) -> _Metric:
-    return _Metric(name, "gauge", meaning, {"": value})
-
-
-def _counter(name: str, meaning: str, value: float) -> _Metric:
-    return _Metric(f"{name}_total", "counter", meaning, {"": value})
+def _of_models(family: Callable[..., Any], name: str, meaning: str) -> Any:
+    return family(f"pyh2o_{name}", meaning, labels=["model"])
 
 
 def kv_json(models: ServedModels) -> dict[str, Any]:
     """What each place holds, for clients; waits for the batches that are in the making."""
     places: list[dict[str, Any]] = []
     for model in models.loaded():
-        if isinstance(model, ServedModel):
-            with suppress(ClosedError):  # to make room for another one
-                places += _places(model)
+        if not isinstance(model, ServedModel):
+            continue
+        with suppress(ClosedError):  # to make room for another one
+            places += [
+                {
+                    "model": model.name,
+                    "place": number,
+                    "state": "running" if place.running else "idle",
+                    "tokens": place.kv.position,
+                    "rows": place.kv.used,
+                    "archived": place.kv.archived,
+                    "recalled": [list(span) for span in place.recalled],
+                    "bytes": place.kv.bytes_total + place.kv.bytes_archive,
+                }
+                for number, place in enumerate(model.engine.report())
+            ]
     return {"object": "list", "data": places}
-
-
-def _places(model: ServedModel) -> list[dict[str, Any]]:
-    return [
-        {
-            "model": model.name,
-            "place": number,
-            "state": "running" if place.running else "idle",
-            "tokens": place.kv.position,
-            "rows": place.kv.used,
-            "archived": place.kv.archived,
-            "recalled": [list(span) for span in place.recalled],
-            "bytes": place.kv.bytes_total + place.kv.bytes_archive,
-        }
-        for number, place in enumerate(model.engine.report())
-    ]

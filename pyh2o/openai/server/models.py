@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ...errors import SettingsError
+from ...errors import BusyError, SettingsError
 from ...system.memory import spare_bytes
 from ..limits import Limits
 from .embeddings import EmbeddingModel
@@ -61,6 +61,7 @@ class ModelSource:
     path: Path | None = None
 
 
+@dataclass
 class _Entry:
     """What is known of a model; the fields change under the lock of `ServedModels`.
 
@@ -68,14 +69,15 @@ class _Entry:
         source: the model.
         made: becomes the model, or why there is none; None while nobody has asked for it.
         n_leases: requests that use it or wait for it.
+        n_waiting: of these, those that take one of its places, or wait for one.
         idle_since: when the last one of them ended.
     """
 
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
-        self.made: Future[AnyModel] | None = None
-        self.n_leases = 0
-        self.idle_since = 0.0
+    source: ModelSource
+    made: Future[AnyModel] | None = None
+    n_leases: int = 0
+    n_waiting: int = 0
+    idle_since: float = 0.0
 
     @property
     def model(self) -> AnyModel | None:
@@ -168,52 +170,53 @@ class ServedModels:
             cure = f"take {_either(fitting)}"
         raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
 
-    def loaded(self) -> list[AnyModel]:
-        """The models that are loaded now; any of them may be closed at any time."""
-        models = [entry.model for entry in self._entries.values()]
-        return [model for model in models if model is not None]
-
-    def loaded_model(self, source: ModelSource) -> AnyModel | None:
+    def model_of(self, source: ModelSource) -> AnyModel | None:
         """A model, if it is loaded; it may be closed at any time."""
         return self._entries[source.name].model
 
-    def is_loaded(self, source: ModelSource) -> bool:
-        """Whether a request need not wait for a model."""
-        return self._entries[source.name].model is not None
+    def loaded(self) -> list[AnyModel]:
+        """The models that are loaded now; any of them may be closed at any time."""
+        return [model for model in map(self.model_of, self.sources) if model is not None]
 
     # ---------------------------------------------------------------------------------------------
     # For requests, in their threads
     # ---------------------------------------------------------------------------------------------
 
-    def ask(
-        self, source: ModelSource, work: Callable[[Any], Any], check: Callable[[], None]
-    ) -> Any:
-        """What `work` makes of a model; if that is an iterator, the model stays until its end.
+    @contextmanager
+    def lease(
+        self, source: ModelSource, check: Callable[[], None], *, waits: bool = True
+    ) -> Iterator[AnyModel]:
+        """The model, loaded, and not closed before the end.
 
         Args:
             source: of the model.
-            work: gets the model.
             check: called now and then while the model is loaded; what it raises ends the wait.
+            waits: whether the request is one of those that take a place, or wait for one.
 
         Raises:
-            RefusedError: the model cannot be loaded.
-            BaseException: what `work` and `check` raise.
+            RefusedError: the model cannot be loaded, too many requests wait for it already, or
+                there was no place in time.
+            BaseException: what `check` raises.
         """
-        with ExitStack() as lease:
-            made = work(lease.enter_context(self.lease(source, check)))
-            return _held(made, lease.pop_all()) if isinstance(made, Iterator) else made
-
-    @contextmanager
-    def lease(self, source: ModelSource, check: Callable[[], None]) -> Iterator[AnyModel]:
-        """The model, loaded, and not closed before the end; as `ask` has it."""
         entry = self._entries[source.name]
         with self._lock:
+            if waits and entry.n_waiting >= source.n_at_once + self.limits.waiting:
+                n = self.limits.waiting
+                raise RefusedError(503, f"{n} requests wait already: try again later")
             entry.n_leases += 1
+            entry.n_waiting += waits
         try:
             yield self._model_of(entry, check)
+        except BusyError:
+            raise RefusedError(
+                503,
+                f"the model was busy for {self.limits.wait_seconds:g} seconds: try again later, "
+                "or start the server with a higher --max-wait",
+            ) from None
         finally:
             with self._lock:
                 entry.n_leases -= 1
+                entry.n_waiting -= waits
                 entry.idle_since = time.monotonic()
 
     def _model_of(self, entry: _Entry, check: Callable[[], None]) -> AnyModel:
@@ -258,11 +261,12 @@ class ServedModels:
         while (spare := spare_bytes()) < source.needed_bytes:
             idle = self._take_idle(source.needed_bytes - spare)
             if idle is None:
+                needed, left = (f"{n / 2**20:,.0f} MiB" for n in (source.needed_bytes, spare))
                 raise RefusedError(
                     503,
-                    f"the model {source.name} takes about {_mib(source.needed_bytes)} MiB of "
-                    f"memory, and {_mib(spare)} MiB are left, with too little in models that "
-                    "nobody uses: try again later, or serve fewer models",
+                    f"the model {source.name} takes about {needed} of memory, and {left} are left, "
+                    "with too little in models that nobody uses: try again later, or serve fewer "
+                    "models",
                 )
             idle.close()
             logger.info(f"closed the model {idle.name} to make room for {source.name}")
@@ -314,11 +318,6 @@ class ServedModels:
                     made.result().close()
 
 
-def _held(chunks: Iterator[Any], lease: ExitStack) -> Iterator[Any]:
-    with lease:
-        yield from chunks
-
-
 def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
     """What those are told who waited for a model that could not be loaded."""
     if isinstance(error, (RefusedError, ShutdownError)) or not isinstance(error, Exception):
@@ -331,7 +330,3 @@ def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
 
 def _either(sources: Sequence[ModelSource]) -> str:
     return " or ".join(source.name for source in sources)
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.0f}"

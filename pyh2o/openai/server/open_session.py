@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from ...engine import Engine
 from ...engine.place import Place
-from ...errors import BusyError
 from ...sessions.conversation import Conversation
 from ...sessions.copies import copy_session
 from ...sessions.memory_map import Look, Seen, look
@@ -26,6 +25,10 @@ Text = Conversation | Story
 
 # Between two looks whether a request that waits for the session is still wanted.
 LOOK_SECONDS = 0.1
+
+
+class StoppedError(Exception):
+    """Somebody wants the answer no more, before it has begun."""
 
 
 class OpenSession:
@@ -48,7 +51,7 @@ class OpenSession:
         seen: what was seen of its cache.
         recalled: evicted passages that the last answer has looked at; None if nobody knows.
         answering: whether an answer is made, or waits for a place.
-        stopping: set to end that at its next token.
+        stopping: set to end the answer that is made at its next token.
         gone: whether it was removed, or let go.
         n_users: requests that use it.
         idle: lets it go when nobody has used it for a while.
@@ -60,8 +63,7 @@ class OpenSession:
         self.kind = kind
         self.seen = Seen()
         self.recalled: list[dict[str, Any]] | None = None
-        self.answering = False
-        self.stopping = False
+        self.answering = self.stopping = False
         self.gone = False
         self.n_users = 0
         self.idle = threading.Timer(0, lambda: None)
@@ -79,7 +81,7 @@ class OpenSession:
             raise
 
     # ---------------------------------------------------------------------------------------------
-    # One after the other
+    # One request after the other
     # ---------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -115,54 +117,73 @@ class OpenSession:
                 self.answering = False
 
     @contextmanager
-    def placed(
-        self, model: ServedModel, check: Callable[[], None] | None = None
-    ) -> Iterator[Place]:
-        """A place of the model, where the text is; it is loaded if it is not there any more.
+    def placed(self, model: ServedModel, *, answers: bool = False) -> Iterator[Place]:
+        """Alone, with its text in a place of the model; loaded, if it is not there any more.
 
         Whatever goes wrong meanwhile, the text is loaded from its file the next time.
 
         Args:
             model: that it goes on with.
-            check: called now and then while it waits for a place; without one the model's.
+            answers: whether an answer is made, which may be stopped.
 
         Raises:
-            RefusedError: there was no place in time.
+            RefusedError: as `alone` does.
+            BusyError: there was no place in time.
             SessionError: the session does not fit the model.
-            BaseException: what `check` raises.
+            StoppedError: it was stopped while it waited.
         """
-        with self._empty_or_own_place(model, check) as place:
+
+        def check() -> None:
+            model.check()
+            if answers and self.stopping:
+                raise StoppedError
+
+        with self.alone(check, answers=answers), self._in_place(model, check) as place:
             if not place.keeps_text or self._place is not place or self._text is None:
-                self._text = self._load(place)
-                self._place = place
-                place.keeps_text = True
-                self.look()
+                self._keep(self._load(place), place)
             yield place
 
     @contextmanager
-    def begun(self, model: ServedModel, begin: Callable[[Place], Text]) -> Iterator[Place]:
-        """A place of the model for a text that begins there."""
-        with self._empty_or_own_place(model) as place:
-            self._text = begin(place)
-            self._place = place
-            place.keeps_text = True
-            self.seen = Seen()
+    def changed(self, model: ServedModel) -> Iterator[Text]:
+        """The text in its place, to be changed; saved at the end."""
+        with self.placed(model):
+            yield self.text
+            self.save()
             self.look()
+            if isinstance(self.text, Story):  # what draws its tokens has the old sampling
+                self._text = None
+
+    @contextmanager
+    def watched(self, model: ServedModel) -> Iterator[Place]:
+        """Its place, to be looked at: beside an answer in the making, too."""
+        written = self.written_place
+        if written is not None:
+            yield written
+            return
+        with self.placed(model) as place:
             yield place
+
+    def begin(self, model: ServedModel, begin: Callable[[Place], Text]) -> None:
+        """Have a text begin in a place of the model, and save it."""
+        with self.alone(model.check), self._in_place(model, model.check) as place:
+            self._keep(begin(place), place)
+            self.save()
 
     def move(self, model: ServedModel) -> None:
         """Go on with another model, or under other settings: the next answer reads all again.
 
-        As it was it stays saved under the name that `SavedChat.before` gives.
+        As it was it stays saved under the name that `SavedChat.before` gives. The caller is alone.
 
         Raises:
-            RefusedError: there was no place in time.
+            BusyError: there was no place in time.
             SessionError, SettingsError: the model cannot have the text; all stays as it was.
         """
         self.leave_place()
         before = self.chat.before()
         try:
-            with self.begun(model, lambda place: self._load(place, reread=True)):
+            with self._in_place(model, model.check) as place:
+                self.seen = Seen()
+                self._keep(self._load(place, reread=True), place)
                 copy_session(self.chat.path, before.path)
                 try:
                     self.save()
@@ -170,33 +191,32 @@ class OpenSession:
                     before.remove()
                     raise
         except BaseException:
-            self.read_again()
+            self._text = None
             raise
         self.recalled = self._texts = None
 
     @contextmanager
-    def _empty_or_own_place(
-        self, model: ServedModel, check: Callable[[], None] | None = None
-    ) -> Iterator[Place]:
-        try:
-            taken = model.engine.text(
-                wait_seconds=model.limits.wait_seconds, check=check or model.check, owner=self
-            )
-            with taken as place:
-                self._engine, self._taken = model.engine, place
-                try:
-                    yield place
-                except BaseException:
-                    place.keeps_text = False
-                    raise
-                finally:
-                    self._taken = None
-        except BusyError:
-            raise model.busy() from None
+    def _in_place(self, model: ServedModel, check: Callable[[], None]) -> Iterator[Place]:
+        """A place of the model: the one where it has been, or an empty one."""
+        with model.engine.text(
+            wait_seconds=model.limits.wait_seconds, check=check, owner=self
+        ) as place:
+            self._engine, self._taken = model.engine, place
+            try:
+                yield place
+            except BaseException:
+                place.keeps_text = False
+                raise
+            finally:
+                self._taken = None
 
     def _load(self, place: Place, *, reread: bool = False) -> Text:
         kind: Any = Conversation if self.kind == KIND else Story
         return cast(Text, kind.load(self.chat.path, place, reread=reread))
+
+    def _keep(self, text: Text, place: Place) -> None:
+        self._text, self._place, place.keeps_text = text, place, True
+        self.look()
 
     def save(self) -> None:
         """Save the text as it is now.
@@ -213,16 +233,11 @@ class OpenSession:
         if self.kind == KIND:
             self.chat.note_saved()
 
-    def read_again(self) -> None:
-        """Have the text loaded from its file the next time."""
-        self._text = None
-
     def let_go(self) -> None:
         """Free its place and its lock, for good."""
         self.gone = True
-        if self._engine is not None:
-            self._engine.move_out(self)
-        self._text = self._engine = None
+        self.leave_place()
+        self._engine = None
         self.lock.close()
 
     def leave_place(self) -> None:
@@ -242,6 +257,11 @@ class OpenSession:
         return self._text
 
     @property
+    def written_place(self) -> Place | None:
+        """The place in which an answer is being made now; None if there is none."""
+        return self._taken if self.answering and self._text is not None else None
+
+    @property
     def pinned(self) -> list[Span]:
         """Spans that are never evicted, the first tokens among them."""
         text = self.text
@@ -255,10 +275,6 @@ class OpenSession:
             texts = self._texts = self._texts or TokenTexts(special=self.kind == KIND)
             texts.follow(model.engine.model, tokens)
             return texts
-
-    def watched(self) -> Place | None:
-        """The place in which an answer is being made now; None if there is none."""
-        return self._taken if self.answering and self._text is not None else None
 
     def look(self) -> Look:
         """Look at what the cache holds now; it is in its place."""

@@ -7,9 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from ...errors import ContextLimitError, GrammarError
+from ...errors import (
+    ContextLimitError,
+    EvictedError,
+    GrammarError,
+    PyH2OError,
+    SessionOpenError,
+)
 
 INTERNAL = 500
 
@@ -61,15 +68,22 @@ def refusal_of(error: Exception) -> RefusedError:
     """What an error of any kind is to the client."""
     if isinstance(error, RefusedError):
         return error
-    if isinstance(error, ShutdownError):
-        return RefusedError(503, str(error))
     message = without_folders(str(error) or type(error).__name__)
+    if isinstance(error, ShutdownError):
+        return RefusedError(503, message)
     if isinstance(error, GrammarError):
         return RefusedError(400, f"grammar: {message}", param="grammar")
     if isinstance(error, ContextLimitError):
         return RefusedError(400, message, code="context_length_exceeded")
+    if isinstance(error, SessionOpenError):
+        return RefusedError(409, message.replace(", or give another --session", ""))
+    if isinstance(error, OSError) and not isinstance(error, PyH2OError):
+        reason = error.strerror or type(error).__name__
+        return RefusedError(INTERNAL, f"a file cannot be read or written: {reason}")
     # What the model refuses; clients do not try again what is their own error.
-    return RefusedError(400 if isinstance(error, ValueError) else INTERNAL, message)
+    is_fault = isinstance(error, RuntimeError) and not isinstance(error, EvictedError)
+    is_theirs = isinstance(error, (ValueError, PyH2OError)) and not is_fault
+    return RefusedError(400 if is_theirs else INTERNAL, message)
 
 
 def body_refusal(error: ValidationError) -> RefusedError:
@@ -84,40 +98,45 @@ def address_refusal(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
 
 
 def _field_refusal(first: Mapping[str, Any]) -> RefusedError:
-    param = _field(first["loc"])
+    # the way to a field, as in messages[0].role
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    param = _shortened_text("".join(parts).removeprefix("."), 2 * _LONGEST_VALUE)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return RefusedError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
     if first["type"] == "missing":
         return RefusedError(400, f"{param} is missing", param=param)
-    value = first["input"]
-    if isinstance(value, (bool, int, float, str)):
-        message += f", not {shortened(value)}"
+    if isinstance(first["input"], (bool, int, float, str)):
+        message += f", not {shortened(first['input'])}"
     prefix = f"{param}: " if param else "the body: "
     return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
 
 
-def _field(location: Sequence[int | str]) -> str:
-    """The way to a field, as in messages[0].role."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return shortened_text("".join(parts).removeprefix("."), 2 * _LONGEST_VALUE)
+def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
+    """What the client is told of an error, also shown as one line in the terminal.
 
-
-def report(refusal: RefusedError, method: str, path: str, error: Exception | None = None) -> None:
-    """Show a request that failed as one line; of a fault, a verbose server shows where."""
-    line = f"{refusal.status} {method} {one_line(path)}: {refusal.message}"
+    Of a fault, a verbose server shows where.
+    """
+    refusal = refusal_of(error)
+    line = f"{refusal.status} {scope['method']} {one_line(scope['path'])}: {refusal.message}"
     if refusal.status < INTERNAL:
         logger.warning(line)
     else:
         shows_where = refusal.status == INTERNAL and logger.isEnabledFor(logging.INFO)
         logger.error(line, exc_info=error if shows_where else None)
+    return refusal
+
+
+def refused(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
+    """The response to a request that failed, which is also shown in the terminal."""
+    refusal = reported(scope, error)
+    return JSONResponse(refusal.body(), refusal.status)
 
 
 def one_line(text: str) -> str:
     """A text without line breaks and signs that a terminal would obey, and not too long."""
-    line = " ".join(text.split())
-    line = "".join(sign if sign.isprintable() else "?" for sign in line)
-    return shortened_text(line, _LONGEST_LINE)
+    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return _shortened_text(line, _LONGEST_LINE)
 
 
 def without_folders(text: str) -> str:
@@ -127,9 +146,8 @@ def without_folders(text: str) -> str:
 
 def shortened(value: object) -> str:
     """A value of the body, as far as it fits a message."""
-    return shortened_text(repr(value), _LONGEST_VALUE)
+    return _shortened_text(repr(value), _LONGEST_VALUE)
 
 
-def shortened_text(text: str, length: int) -> str:
-    """A text, or its beginning."""
+def _shortened_text(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."

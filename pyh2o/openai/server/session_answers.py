@@ -12,8 +12,9 @@ from ...engine.place import Place
 from ...generation.finish import FINISH_INTERRUPTED, FINISH_STOP
 from ...sessions.conversation import Conversation
 from ...sessions.memory_map import kv_numbers
-from .answers import Teller
-from .open_session import OpenSession
+from ...sessions.story import Story
+from .answers import Events
+from .open_session import OpenSession, StoppedError
 from .served_model import ServedModel
 
 # Between two events of the reading, between two looks at the cache, and between two events of it
@@ -28,10 +29,6 @@ LOOKING = 20
 LONG_MESSAGE = 64
 
 
-class StoppedError(Exception):
-    """Somebody wants the answer no more, before it has begun."""
-
-
 class Answering:
     """One answer while it is made.
 
@@ -39,16 +36,16 @@ class Answering:
         session: placed, and alone.
         model: its model.
         place: where it is.
-        teller: sends the events.
+        events: of the answer, on their way to the client.
     """
 
     def __init__(
-        self, session: OpenSession, model: ServedModel, place: Place, teller: Teller
+        self, session: OpenSession, model: ServedModel, place: Place, events: Events
     ) -> None:
         self._session = session
         self._model = model
         self._place = place
-        self._teller = teller
+        self._events = events
         self._started = time.monotonic()
         self._told_reading = self._next_look = self._told_kv = 0.0
         self._compactions = place.kv.compactions
@@ -95,7 +92,7 @@ class Answering:
         self._check_wanted()
 
     def _check_wanted(self) -> None:
-        if self._session.stopping or not self._teller.is_heard:
+        if self._session.stopping or not self._events.is_heard:
             raise StoppedError
 
     def _on_read(self, done: int, of_all: int) -> None:
@@ -110,7 +107,7 @@ class Answering:
         self._told_reading = time.monotonic()
         seconds = self._told_reading - self._started
         speed = done / seconds if done and seconds > 0 else None
-        self._teller.mention(
+        self._events.offer(
             {
                 "type": "reading",
                 "done": done,
@@ -125,7 +122,7 @@ class Answering:
         now = time.monotonic()
         self._times = [self._times[0] if self._times else now, now]
         if piece:
-            self._teller.tell({"type": "text", "text": piece})
+            self._events.tell({"type": "text", "text": piece})
         self._watch(now)
 
     def _watch(self, now: float) -> None:
@@ -141,7 +138,7 @@ class Answering:
         took = time.monotonic() - now
         self._next_look = now + max(LOOK_SECONDS, LOOKING * took)
         self._told_kv = now
-        self._teller.mention({"type": "kv", "kv": kv_numbers(kv)})
+        self._events.offer({"type": "kv", "kv": kv_numbers(kv)})
 
     # ---------------------------------------------------------------------------------------------
     # The end
@@ -152,22 +149,18 @@ class Answering:
         kv = session.look().kv
         session.recalled = recalled_of(self._place)
         turn, finish = None, FINISH_INTERRUPTED if session.stopping else FINISH_STOP
-        if isinstance(text, Conversation):
-            if text.turns != turns:
-                attempts = [turn.attempt for turn in text.answers]
-                turn, finish = (
-                    {**asdict(text.turns[-1]), "attempts": attempts},
-                    text.turns[-1].finish,
-                )
-        else:
+        if isinstance(text, Story):
             finish = text.finish or FINISH_INTERRUPTED
-        now, times = time.monotonic(), self._times
+        elif text.turns != turns:
+            finish = text.turns[-1].finish
+            attempts = [turn.attempt for turn in text.answers]
+            turn = {**asdict(text.turns[-1]), "attempts": attempts}
+        now, times, n_drawn = time.monotonic(), self._times, self._n_drawn()
         speed = None
-        n_drawn = self._n_drawn()
         if times and n_drawn > 1 and times[1] > times[0]:
             speed = round((n_drawn - 1) / (times[1] - times[0]), 2)
         return {
-            "type": "done",
+            **never_begun(),
             "turn": turn,
             "finish": finish,
             "kv": {**kv_numbers(kv), "tokens_per_second": speed},
@@ -177,15 +170,14 @@ class Answering:
         }
 
     def _n_drawn(self) -> int:
-        text = self._session.text
-        if isinstance(text, Conversation):
-            last = text.turns[-1] if text.turns else None
-            return 0 if last is None else last.end - max(last.answer_start, self._n_before_of(last))
-        return max(0, len(text.tokens) - self._n_before)
-
-    def _n_before_of(self, turn: Any) -> int:
-        """Where an answer goes on that was stopped before; else 0."""
-        return self._n_before if turn.answer_start < self._n_before < turn.end else 0
+        text, before = self._session.text, self._n_before
+        if isinstance(text, Story):
+            return max(0, len(text.tokens) - before)
+        if not text.turns:
+            return 0
+        last = text.turns[-1]
+        went_on = last.answer_start < before < last.end  # with an answer that was stopped before
+        return last.end - (before if went_on else last.answer_start)
 
 
 def never_begun() -> dict[str, Any]:

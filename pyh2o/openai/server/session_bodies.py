@@ -123,13 +123,7 @@ class ExportedTurn(Strict):
     answer: Annotated[str, Field(min_length=1)]
 
 
-class ImportBody(Strict):
+class ImportBody(NewSessionBody):
     """The JSON of an export; `name` may be another."""
 
-    name: SessionName | None = None
-    kind: Literal["conversation", "story"] = "conversation"
-    model: str | None = None
-    system: str | None = None
-    sampling: SamplingBody = SamplingBody()
     turns: list[ExportedTurn] = Field(default_factory=list)
-    text: str = ""

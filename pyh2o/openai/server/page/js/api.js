@@ -2,29 +2,21 @@
 
 import { ofTab } from "./storage.js";
 
-/**
- * @typedef {{name: string, kind: "conversation"|"story", model: string|null, changed: number, bytes: number,
- *   turns: number, tokens: number, first: string, usable: boolean, why?: string}} Summary
- * @typedef {{user: string, answer: string, finish: string, attempt: number, attempts: number[],
- *   start: number, answer_start: number, end: number}} Turn
- * @typedef {Summary & {system: string|null, sampling: Record<string, number>, max_tokens: number|null,
- *   text?: string, turns_list?: Turn[]}} Session
- */
+// A session as the server tells it: name, kind ("conversation" or "story"), model, changed, bytes, turns, tokens, first,
+// usable, why; system, sampling, text or turns_list, whose turns have user, answer, finish, attempt, attempts, start,
+// answer_start and end.
 
 const KEY = "pyh2o-key";
 
 /** What the server refused, in its own words. */
 export class ApiError extends Error {
-  /** @param {number} status @param {string} message */
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-/** @type {() => Promise<string>} */
 let askKey = () => Promise.reject(new ApiError(401, "the server wants its API key"));
-/** @type {Promise<string>|null} */
 let asking = null;
 
 /** Says how a key is asked for; one question serves all requests that wait for it. */
@@ -32,10 +24,7 @@ export function onKeyWanted(ask) {
   askKey = ask;
 }
 
-/**
- * A response with a good status.
- * @param {string} method @param {string} path @param {any} [body] @param {AbortSignal} [signal]
- */
+/** A response with a good status. */
 export async function send(method, path, body, signal) {
   for (;;) {
     const key = ofTab.get(KEY);
@@ -85,18 +74,12 @@ const query = (values) => {
 };
 
 export const models = async () => (await json("GET", "v1/models")).data.map((model) => model.id);
-/** @returns {Promise<Summary[]>} */
 export const list = async (q = "") => (await json("GET", `v1/sessions${query({ q })}`)).data;
-/** @returns {Promise<Session>} */
 export const get = (name) => json("GET", route(name));
-/** @returns {Promise<Session>} */
 export const create = (body) => json("POST", "v1/sessions", body);
-/** @returns {Promise<Session>} */
 export const change = (name, body) => json("PATCH", route(name), body);
 export const remove = (name) => send("DELETE", route(name));
-/** @returns {Promise<Session>} */
 export const undo = (name) => json("POST", route(name, "/undo"), {});
-/** @returns {Promise<Session>} */
 export const choose = (name, attempt) => json("POST", route(name, "/attempt"), { attempt });
 export const stop = (name) => send("POST", route(name, "/stop"));
 export const map = (name, layer, head) => json("GET", route(name, `/map${query({ layer, head })}`));
@@ -108,5 +91,4 @@ export const unpin = (name, what) => json("DELETE", route(name, "/pins"), what);
 export const recalled = (name) => json("GET", route(name, "/recalled"));
 export const exported = async (name, format) =>
   (await send("GET", route(name, `/export${query({ format })}`))).blob();
-/** @returns {Promise<Session>} */
 export const imported = (content) => json("POST", "v1/sessions/import", content);

@@ -2,22 +2,19 @@
 
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
-import { behavior, button, h } from "./dom.js";
-import { alone, announce, careful } from "./live.js";
+import { alone, announce, behavior, button, careful, copyButton, h } from "./dom.js";
 import { make, writing } from "./making.js";
-import { Message } from "./message.js";
-import { spanIn, textBefore } from "./selected.js";
+import { Markdown, showMarkdown } from "./markdown.js";
 import { maxTokens } from "./settings.js";
+import { spanIn, textBefore } from "./tokens.js";
 
 const NEAR_END = 80; // pixels: who is nearer to the end is taken along with it
 
 export class Chat {
-  /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
     this.isShown = false;
     this.isBusy = false; // a session is made, or a turn taken back
-    /** @type {Message[]} */
     this.messages = [];
     this.composer = new Composer({
       send: (message) => this.send(message),
@@ -156,7 +153,7 @@ export class Chat {
     const label = foot.contains(activeElement) && activeElement.getAttribute("aria-label");
     this.show(session);
     // The button that was pressed can be pressed again; at the first and at the last answer the other one.
-    const buttons = [...foot.querySelectorAll(".swipe button:enabled")];
+    const buttons = [...foot.querySelectorAll(".attempts button:enabled")];
     if (label) (buttons.find((each) => each.getAttribute("aria-label") === label) ?? buttons[0]).focus();
     announce(`Answer ${attempts.indexOf(attempt) + 1} of ${attempts.length}`);
     this.page.setSession(session);
@@ -238,4 +235,81 @@ export class Chat {
   }
 
   dispose() {}
+}
+
+// A turn of a conversation on the page: what was said, and the answer.
+
+const ENDS = {
+  length: "The answer was cut by its limit.",
+  interrupted: "The answer was stopped.",
+  repetition: "The answer was ended: it only repeated itself.",
+  trained_context: "The model has no position left for more.",
+};
+
+class Message {
+  /** `choose` has another answer take the place of this one. */
+  constructor(turn, choose) {
+    this.choose = choose;
+    this.said = h("div", { class: "said", dir: "auto" });
+    this.answer = h("div", { class: "answer md" });
+    this.foot = h("p", { class: "foot" });
+    this.element = h("article", { class: "turn" },
+      h("h2", { class: "unseen" }, "You"), this.said,
+      h("h2", { class: "unseen" }, "Answer"), this.answer, this.foot);
+    this.set(turn);
+  }
+
+  /** Shows a turn as it is now. */
+  set(turn) {
+    this.turn = turn;
+    this.markdown = null;
+    this.said.textContent = turn.user;
+    showMarkdown(this.answer, turn.answer);
+    this.element.classList.toggle("huge", turn.answer.length > 100_000);
+    this.setFoot();
+  }
+
+  /** Whether this is shown already: not where an answer was begun that never came. */
+  isLike({ user, answer, finish, attempt, attempts }) {
+    const { turn } = this;
+    return !this.markdown && turn.user === user && turn.answer === answer && turn.finish === finish
+      && turn.attempt === attempt && String(turn.attempts) === String(attempts);
+  }
+
+  /** Begins an answer, or goes on with the one that is there. */
+  begin(keep) {
+    if (!keep) this.answer.replaceChildren();
+    this.markdown = new Markdown(this.answer);
+    if (keep) {
+      this.answer.replaceChildren();
+      this.markdown.append(this.turn.answer);
+    }
+    this.foot.replaceChildren();
+  }
+
+  /** Whether there may be more to say. */
+  get canGoOn() {
+    return ["length", "interrupted", "repetition"].includes(this.turn.finish);
+  }
+
+  append(text) {
+    this.markdown.append(text);
+  }
+
+  setFoot() {
+    const { finish, answer } = this.turn;
+    const copy = answer ? copyButton(answer, { class: "small quiet" }) : "";
+    this.foot.replaceChildren(this.chooser(), h("span", {}, ENDS[finish] ?? ""), copy);
+  }
+
+  /** Which of its answers this is, and the way to the others; nothing where there is one. */
+  chooser() {
+    const { attempt, attempts } = this.turn;
+    if (attempts.length < 2) return "";
+    const at = attempts.indexOf(attempt);
+    const to = (n, sign, label) => button(sign, () => this.choose(attempts[n]),
+      { class: "small quiet", "aria-label": label, disabled: attempts[n] === undefined });
+    return h("span", { class: "attempts", role: "group", "aria-label": "Answers" },
+      to(at - 1, "‹", "Earlier answer"), `${at + 1} of ${attempts.length}`, to(at + 1, "›", "Later answer"));
+  }
 }

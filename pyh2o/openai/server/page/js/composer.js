@@ -1,16 +1,11 @@
-// The box that messages are written in: keys, files, and the buttons beside it.
+// The box that messages are written in: keys, text files, and the buttons beside it.
 
-import { button, h } from "./dom.js";
-import { joined, moveDraft, recall, recallFiles, remember, rememberFiles, without } from "./drafts.js";
-import { readText, withFiles } from "./drop.js";
-import { count } from "./format.js";
-import { careful } from "./live.js";
+import { button, careful, count, h } from "./dom.js";
 import { stop } from "./making.js";
-
-/** @typedef {{send: (message: string) => void, edit: () => void, cancelEdit: () => void}} Uses */
+import { joined, moveDraft, recall, recallFiles, remember, rememberFiles, without } from "./storage.js";
 
 export class Composer {
-  /** @param {Uses} uses */
+  /** `uses` has send(message), edit() and cancelEdit(). */
   constructor(uses) {
     this.uses = uses;
     this.files = [];
@@ -18,8 +13,7 @@ export class Composer {
     this.aside = { text: "", files: [] }; // the draft, while the last message is changed
     this.sent = ""; // of which nobody knows yet whether the server has it
     this.returned = ""; // what came back into the box
-    /** @type {string|null} the session that it is for */
-    this.name = null;
+    this.name = null; // of the session that it is for
     this.box = h("textarea", {
       rows: 1, dir: "auto", "aria-label": "Message", placeholder: "Write a message", autocomplete: "off",
       keydown: (event) => this.onKey(event), input: () => this.changed(),
@@ -45,7 +39,7 @@ export class Composer {
   keepFor(name, last) {
     this.name = name;
     const kept = without(recall(name), last);
-    if (!this.box.value) this.box.value = kept;
+    if (!this.box.value) this.box.value = this.returned = kept; // the server may get to it yet
     this.files = [...recallFiles(name), ...this.files];
     this.showFiles();
     this.changed();
@@ -60,7 +54,7 @@ export class Composer {
   /** Another message is the last one: nothing else takes its place, and if it had come back here it is no draft. */
   arrived(last) {
     if (this.isEdit) return this.endEdit();
-    if (last !== this.returned) return;
+    if (without(this.returned, last) === this.returned) return;
     this.returned = "";
     this.box.value = without(this.box.value, last);
     this.changed();
@@ -191,4 +185,38 @@ export class Composer {
     // Hidden boxes have no height to grow to.
     if (this.box.scrollHeight) this.box.style.height = `${this.box.scrollHeight + 2}px`;
   }
+}
+
+// Text files that become part of a message.
+
+// A model reads this for minutes already; more is most likely a mistake.
+const MOST_BYTES = 1024 * 1024;
+
+/** The name and the text of a file. */
+async function readText(file) {
+  if (file.size > MOST_BYTES) {
+    const size = (file.size / MOST_BYTES).toFixed(1);
+    throw new Error(`${file.name} has ${size} MiB: a message takes text files of up to 1 MiB`);
+  }
+  const data = await file.arrayBuffer();
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(data);
+    if (!text.includes("\0")) return { name: file.name, text };
+  } catch {
+    // said below
+  }
+  throw new Error(`${file.name} is no text in UTF-8: only text files can become part of a message`);
+}
+
+/** A message with the files behind it. */
+function withFiles(message, files) {
+  const parts = files.map(({ name, text }) => `${name}:\n\n${fenced(text)}`);
+  return [message, ...parts].filter(Boolean).join("\n\n");
+}
+
+/** A fence that is longer than any in the text. */
+function fenced(text) {
+  const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map(([marks]) => marks.length));
+  const fence = "`".repeat(longest + 1);
+  return `${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }

@@ -1,21 +1,15 @@
 // The list of sessions: search, new ones, rename, delete, export, import.
 
 import * as api from "./api.js";
-import { ask, askLine, askWhether } from "./dialogs.js";
-import { button, byId, h, throttled } from "./dom.js";
-import { save } from "./download.js";
-import { moveDraft } from "./drafts.js";
-import { ago, counted } from "./format.js";
-import { announce, careful } from "./live.js";
+import { ago, announce, ask, askLine, askWhether, button, byId, careful, counted, h, save, throttled } from "./dom.js";
+import { moveDraft } from "./storage.js";
 
 const SEARCH_MS = 250;
 const TAKEN = 409; // also the status of what is in use, but nothing that is imported is
 
 export class Conversations {
-  /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
-    /** @type {api.Summary[]} */
     this.sessions = [];
     this.search = h("input", { type: "search", "aria-label": "Search chats and stories", placeholder: "Search",
       input: throttled(() => this.refresh(), SEARCH_MS), keydown: (event) => this.onKey(event) });
@@ -37,19 +31,22 @@ export class Conversations {
     if (q !== this.search.value.trim()) return sessions;
     const before = JSON.stringify(this.sessions);
     this.sessions = sessions;
-    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name) this.show(q);
+    if (JSON.stringify(sessions) !== before || this.opened !== this.page.name || this.shownFor !== q) {
+      this.show();
+      if (q) announce(counted(sessions.length, "result"));
+    }
     return sessions;
   }
 
-  show(q = "") {
+  show() {
     this.opened = this.page.name;
+    const q = this.shownFor = this.search.value.trim();
     const focused = this.items.contains(document.activeElement) && document.activeElement.getAttribute("href");
     this.items.replaceChildren(...this.sessions.map((session) => this.item(session)));
     if (!this.sessions.length) {
       this.items.append(h("li", { class: "quiet" }, q ? "Nothing has these words." : "Nothing saved yet."));
     }
     if (focused) [...this.items.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
-    if (q) announce(`${counted(this.sessions.length, "result")}`);
   }
 
   item(session) {

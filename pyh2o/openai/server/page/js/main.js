@@ -3,11 +3,7 @@
 import * as api from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations, exportOne, remove, rename } from "./conversations.js";
-import { ask, askLine } from "./dialogs.js";
-import { button, byId, h } from "./dom.js";
-import { count } from "./format.js";
-import { showHelp } from "./help.js";
-import { careful, complain } from "./live.js";
+import { ask, askLine, button, byId, careful, complain, count, h } from "./dom.js";
 import { stop, writing } from "./making.js";
 import { Memory } from "./memory.js";
 import { askSettings, defaults } from "./settings.js";
@@ -25,7 +21,7 @@ function decoded(part) {
   }
 }
 
-export class Page {
+class Page {
   constructor() {
     this.name = null;
     this.draft = { sampling: defaults() };
@@ -246,3 +242,29 @@ export class Page {
 
 addEventListener("unhandledrejection", (event) => complain(event.reason));
 new Page().start();
+
+// The panel that lists the keys.
+
+const KEYS = [
+  ["Enter", "send the message"],
+  ["Shift + Enter", "a new line"],
+  ["↑ in an empty box", "change the last message"],
+  ["Esc", "stop what is written; close a panel"],
+  ["Ctrl + K", "search chats and stories"],
+  ["Ctrl + Shift + O", "new chat"],
+  ["Ctrl + M", "show or hide the memory"],
+  ["Ctrl + Enter in a story", "write on, from the cursor or the end"],
+  ["← → in a story", "move the cursor by words; click to put it somewhere; Esc takes it away"],
+  ["← → in shaded text", "go from token to token"],
+  ["?", "this panel"],
+];
+
+let isShown = false;
+
+async function showHelp() {
+  if (isShown) return;
+  isShown = true;
+  const rows = KEYS.map(([key, what]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, what)));
+  await ask("Keys", [h("table", { class: "keys" }, h("tbody", {}, ...rows))], "Close", { no: "" });
+  isShown = false;
+}

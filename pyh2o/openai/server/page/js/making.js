@@ -1,16 +1,13 @@
-// One answer or passage in the making: progress, pieces, stop. The page makes one at a time.
+// One answer or passage in the making: its events, progress, pieces, stop. The page makes one at a time.
 
 import * as api from "./api.js";
-import { h } from "./dom.js";
-import { count, seconds, speed } from "./format.js";
-import { announce, announceText, complain } from "./live.js";
-import { events } from "./stream.js";
+import { ApiError, route, send } from "./api.js";
+import { announce, announceText, complain, count, h, seconds, speed } from "./dom.js";
 
 // A server that was told to stop says so soon; one that is stuck is left.
 const STOP_PATIENCE_MS = 3000;
 
-/** @type {{name: string, abort: AbortController}|null} */
-let current = null;
+let current = null; // its session's name, and what aborts it
 
 /** The session that is written now, if any. */
 export function writing() {
@@ -26,14 +23,7 @@ export function stop() {
   setTimeout(leave, STOP_PATIENCE_MS);
 }
 
-/**
- * Makes an answer or a passage.
- * @param {string} name
- * @param {"answers"|"passages"} kind
- * @param {object} body
- * @param {{status: HTMLElement, onText: (text: string) => void, onKv: (kv: any) => void}} to
- * @returns {Promise<any>} the last event; null where it was stopped or went wrong, which was said
- */
+/** Makes an answer or a passage; returns the last event, null where it was stopped or went wrong, which was said. */
 export async function make(name, kind, body, { status, onText, onKv }) {
   if (current) return null;
   const mine = { name, abort: new AbortController() };
@@ -74,4 +64,43 @@ function showReading(status, { done, of, per_second, seconds_left }) {
   if (seconds_left !== null && seconds_left !== undefined) words.push(`${seconds(seconds_left)} left`);
   const bar = h("progress", { max: of, "aria-label": "Reading", value: done });
   status.replaceChildren(bar, h("span", {}, words.join(" · ")));
+}
+
+// Server-sent events of an answer in the making, read from a POST, which EventSource cannot send.
+
+/** The events of an answer or a passage ("answers" or "passages"), until it is done. */
+async function* events(name, kind, body, signal) {
+  const response = await send("POST", route(name, `/${kind}`), body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let isDone = false;
+  for await (const data of lines(reader, signal)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.code ?? 500, event.error.message);
+    isDone ||= event.type === "done";
+    yield event;
+  }
+  if (!isDone) throw brokenOff();
+}
+
+const brokenOff = () => new ApiError(0, "the connection broke off: what was said until then is saved");
+
+/** What stands behind `data:` in each line; comments keep the connection open and say nothing. */
+async function* lines(reader, signal) {
+  const pieces = [];
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => { throw signal.aborted ? error : brokenOff(); });
+    if (done) return;
+    // Joined only when a line ends: a huge one in many pieces would be copied again and again.
+    if (!value.includes("\n")) {
+      pieces.push(value);
+      continue;
+    }
+    const whole = (pieces.join("") + value).split("\n");
+    pieces.length = 0;
+    pieces.push(whole.pop());
+    for (const line of whole) {
+      if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  }
 }

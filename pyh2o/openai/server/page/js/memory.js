@@ -1,24 +1,16 @@
 // The memory beside the text: the strip, its legend, the figures, and what was recalled.
 
 import * as api from "./api.js";
-import { button, byId, h, throttled } from "./dom.js";
-import { showHeads } from "./heads.js";
-import { complain } from "./live.js";
-import { MemoryMap, PINNED, STATES, UNREAD } from "./map.js";
-import { Numbers } from "./numbers.js";
-import { savePng, saveSvg } from "./picture.js";
-import { Pins } from "./pins.js";
-import { Shading } from "./shade.js";
+import { button, byId, bytes, complain, count, h, percent, seconds, speed, throttled } from "./dom.js";
+import { MemoryMap, paint, PINNED, savePng, saveSvg, showHeads, STATES, UNREAD } from "./map.js";
+import { Pins, Shading, Tip } from "./shade.js";
 import { ofBrowser } from "./storage.js";
-import { Strip } from "./strip.js";
-import { Tip } from "./tip.js";
 import { Tokens } from "./tokens.js";
 
 const SHOWN = "pyh2o-memory";
 const REFRESH_MS = 1500; // while an answer is made, a map is asked for so often at most
 
 export class Memory {
-  /** @param {import("./main.js").Page} page */
   constructor(page) {
     this.page = page;
     this.strip = new Strip((position) => page.view.showPosition(position));
@@ -148,5 +140,113 @@ export class Memory {
 
   shade() {
     if (this.isShaded) this.shading.show(this.page.view.shadable(), this.map, this.tokensNow());
+  }
+}
+
+// The figures of a session: small, and as they change.
+
+class Numbers {
+  constructor() {
+    this.kv = {};
+    this.element = h("dl", { class: "numbers" });
+  }
+
+  clear() {
+    this.kv = {};
+    this.element.replaceChildren();
+  }
+
+  /** Takes what came; figures that did not come stay as they were. */
+  set(kv) {
+    for (const [name, value] of Object.entries(kv ?? {})) {
+      if (value !== undefined && value !== null) this.kv[name] = value;
+    }
+    const rows = this.rows().filter(([, value]) => value !== null);
+    this.element.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  }
+
+  rows() {
+    const kv = this.kv;
+    const given = (value, words) => (value || value === 0 ? words(value) : null);
+    return [
+      ["Text", given(kv.position, (n) => `${count(n)} tokens`)],
+      ["Cache", given(kv.used, (n) => `${count(n)} of ${count(kv.capacity)} cells`)],
+      ["Memory", given(kv.bytes, (n) => `${bytes(n)}, full cache ${bytes(kv.bytes_full)}`)],
+      ["Archive", given(kv.bytes_archive || null, bytes)],
+      ["Compactions", given(kv.compactions, count)],
+      ["Attention found", given(kv.found_share, percent)],
+      ["Speed", given(kv.tokens_per_second, speed)],
+      ["First token", given(kv.first_token_seconds, (n) => `after ${seconds(n)}`)],
+    ];
+  }
+}
+
+// The strip beside the text: the whole text at a glance, and a way to each place of it.
+
+class Strip {
+  constructor(go) {
+    this.go = go;
+    this.span = [0, 0];
+    this.canvas = h("canvas", { class: "map" });
+    this.mark = h("div", { class: "mark" });
+    this.element = h("div", {
+      class: "strip", role: "slider", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Place in the text",
+      "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
+      click: (event) => this.onClick(event), keydown: (event) => this.onKey(event),
+    }, this.canvas, this.mark);
+    new ResizeObserver(() => this.paint()).observe(this.element);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
+  }
+
+  /** Shows a map. */
+  set(map) {
+    this.map = map;
+    this.paint();
+  }
+
+  paint() {
+    const { clientWidth, clientHeight } = this.element;
+    if (!this.map || !clientWidth || !clientHeight) return;
+    const width = Math.round(clientWidth * devicePixelRatio);
+    const height = Math.round(clientHeight * devicePixelRatio);
+    if (this.canvas.width !== width) this.canvas.width = width;
+    if (this.canvas.height !== height) this.canvas.height = height;
+    const begun = performance.now();
+    this.shape = paint(this.canvas, this.map);
+    // For measurements of the page; nothing reads it here.
+    this.element.dataset.ms = (performance.now() - begun).toFixed(1);
+    this.element.setAttribute("aria-valuemax", Math.max(0, this.map.n - 1));
+    this.showSpan(this.span);
+  }
+
+  /** Marks what is in sight of the text. */
+  showSpan(span) {
+    this.span = span;
+    if (!this.shape) return;
+    const line = this.shape.pixels / devicePixelRatio;
+    const [from, to] = span.map((position) => Math.floor(position / this.shape.perLine));
+    this.mark.style.top = `${from * line}px`;
+    this.mark.style.height = `${Math.max(3, (to - from + 1) * line)}px`;
+    const now = Math.min(this.map.n, Math.round(span[0]));
+    this.element.setAttribute("aria-valuenow", now);
+    this.element.setAttribute("aria-valuetext", `token ${count(now)} of ${count(this.map.n)}, ${this.map.words(now)}`);
+  }
+
+  onClick({ clientX, clientY }) {
+    if (!this.shape) return;
+    const { left, top, width } = this.element.getBoundingClientRect();
+    const line = Math.floor((clientY - top) * devicePixelRatio / this.shape.pixels);
+    const inLine = Math.floor((clientX - left) / width * this.shape.perLine);
+    this.go(Math.max(0, Math.min(this.map.n - 1, line * this.shape.perLine + inLine)));
+  }
+
+  onKey(event) {
+    if (!this.map) return;
+    const page = Math.max(1, this.span[1] - this.span[0]);
+    const steps = { ArrowUp: -page / 4, ArrowDown: page / 4, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const middle = (this.span[0] + this.span[1]) / 2;
+    this.go(Math.round(Math.max(0, Math.min(this.map.n - 1, middle + steps[event.key]))));
   }
 }

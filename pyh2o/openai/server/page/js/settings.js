@@ -1,7 +1,6 @@
 // The system prompt, and how tokens are drawn.
 
-import { ask } from "./dialogs.js";
-import { h } from "./dom.js";
+import { ask, h } from "./dom.js";
 import { ofBrowser } from "./storage.js";
 
 const MOST_TOKENS = "pyh2o-max-tokens";
@@ -28,12 +27,7 @@ export function defaults() {
   return Object.fromEntries(FIELDS.map((field) => [field[0], field[6]]).filter(([, value]) => value !== null));
 }
 
-/**
- * Asks for settings.
- * @param {{system?: string|null, sampling?: Record<string, number>}} now
- * @param {boolean} isStory stories have no system prompt
- * @returns {Promise<{system?: string, sampling?: Record<string, number>}|null>} what has changed
- */
+/** Asks for settings, of which stories have no system prompt; returns what has changed, null for nothing. */
 export async function askSettings(now, isStory) {
   const system = h("textarea", { rows: 4, dir: "auto", value: now.system ?? "" });
   const { value: before } = system; // as a box holds it

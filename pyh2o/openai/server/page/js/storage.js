@@ -1,14 +1,12 @@
-// What the browser keeps for the page. Where it keeps nothing, or no more, the page remembers it until it is closed.
+// What the browser keeps for the page: choices, and what is written and not yet the server's.
 
 class Kept {
-  /** @param {() => Storage} storage asking for it throws where cookies are blocked */
+  /** `storage` is a function: asking for it throws where cookies are blocked. */
   constructor(storage) {
     this.storage = storage;
-    /** @type {Map<string, string>} what the browser did not take */
-    this.held = new Map();
+    this.held = new Map(); // what the browser did not take
   }
 
-  /** @returns {string|null} */
   get(key) {
     if (this.held.has(key)) return this.held.get(key);
     try {
@@ -35,3 +33,49 @@ export const ofTab = new Kept(() => sessionStorage);
 
 /** For all tabs, and the next time. */
 export const ofBrowser = new Kept(() => localStorage);
+
+// What is written and not yet the server's: a reload brings it back, for as long as the tab lives.
+
+const key = (name) => `pyh2o-draft/${name ?? ""}`;
+
+/** What was written for a session, null for a new one. */
+export function recall(name) {
+  return ofTab.get(key(name)) ?? "";
+}
+
+const GAP = "\n\n";
+
+/** Several texts as one. */
+export const joined = (...texts) => texts.filter(Boolean).join(GAP);
+
+/** A text without one that it may begin with. */
+export function without(text, first) {
+  if (!first || !text.startsWith(first)) return text;
+  const rest = text.slice(first.length);
+  return !rest ? "" : rest.startsWith(GAP) ? rest.slice(GAP.length) : text;
+}
+
+/** Another session has the draft now, and its files. */
+export function moveDraft(name, other) {
+  remember(other, recall(name));
+  remember(name, "");
+  rememberFiles(other, recallFiles(name));
+  rememberFiles(name, []);
+}
+
+/** Keeps what is written; an empty text is forgotten. */
+export function remember(name, text) {
+  ofTab.set(key(name), text);
+}
+
+const filesKey = (name) => `pyh2o-files/${name ?? ""}`;
+
+/** The files that were attached to what was written. */
+export function recallFiles(name) {
+  return JSON.parse(ofTab.get(filesKey(name)) ?? "[]");
+}
+
+/** Keeps them. */
+export function rememberFiles(name, files) {
+  ofTab.set(filesKey(name), files.length ? JSON.stringify(files) : "");
+}

@@ -6,7 +6,7 @@ const CHUNK = 4000;
 const LONGEST = 2 * CHUNK;
 
 /** Characters as the server counts them: JavaScript counts two for those beyond the first plane. */
-export function characters(text) {
+function characters(text) {
   let n = text.length;
   for (let i = 0; i < text.length; i += 1) {
     if ((text.charCodeAt(i) & 0xfc00) === 0xdc00 && i && (text.charCodeAt(i - 1) & 0xfc00) === 0xd800) n -= 1;
@@ -25,11 +25,9 @@ function cutAt(text) {
 }
 
 export class StoryText {
-  /** @param {HTMLElement} element */
   constructor(element) {
     this.element = element;
-    /** @type {{element: HTMLElement, text: string, from: number, start: number}[]} `from` in characters, `start` as in JavaScript */
-    this.chunks = [];
+    this.chunks = []; // of each the element, the text, `from` in characters, `start` as in JavaScript
     this.length = 0; // in characters
     this.size = 0; // as in JavaScript
     this.waiting = [];

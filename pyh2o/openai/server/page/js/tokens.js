@@ -1,20 +1,17 @@
-// The tokens of a session, fetched in pages as they are needed, and the way between them and characters.
+// The tokens of a session, fetched in pages as they are needed; and the way from characters, and from a selection, to them.
 
 import * as api from "./api.js";
 
 const PAGE = 2000;
 const MOST_PAGES = 40;
 
-/** @typedef {{start: number, texts: string[], ends: number[], from: number, to: number}} TokenPage `from` and `to` in characters */
-
 export class Tokens {
-  /** @param {string} name @param {number} n tokens @param {number} length characters */
+  /** Of a session of `n` tokens and `length` characters. */
   constructor(name, n, length) {
     this.name = name;
     this.n = n;
     this.length = length;
-    /** @type {Map<number, Promise<TokenPage>>} */
-    this.pages = new Map();
+    this.pages = new Map(); // promises of {start, texts, ends, from, to}, the last two in characters
   }
 
   /** The text has grown or has been cut: what is behind `from` tokens is asked for again. */
@@ -26,7 +23,6 @@ export class Tokens {
     this.length = length;
   }
 
-  /** @returns {Promise<TokenPage>} */
   page(number) {
     const known = this.pages.get(number);
     if (known) return known;
@@ -84,3 +80,36 @@ export class Tokens {
     return page.start + (i < 0 ? page.ends.length : i);
   }
 }
+
+// Which tokens a selection is: what is shown has no marks of Markdown, so letters, digits and pictures are compared.
+
+const COUNTED = /[\p{L}\p{N}\p{So}\p{Extended_Pictographic}]/gu;
+
+/** What is shown of an element before a selection. */
+export function textBefore(element, selection) {
+  const range = document.createRange();
+  range.setStart(element, 0);
+  range.setEnd(selection.startContainer, selection.startOffset);
+  return range.toString();
+}
+
+/** The tokens of some shown text: of all places that have it, the one with as much before it. */
+export function spanIn(tokens, shown, before) {
+  const positions = []; // of the token that each letter is in
+  let all = "";
+  for (const { position, text } of tokens) {
+    const letters = lettersOf(text);
+    all += letters;
+    for (let i = 0; i < letters.length; i += 1) positions.push(position);
+  }
+  const wanted = lettersOf(shown);
+  if (!wanted) return null;
+  const expected = lettersOf(before).length;
+  let found = -1;
+  for (let at = all.indexOf(wanted); at >= 0; at = all.indexOf(wanted, at + 1)) {
+    if (found < 0 || Math.abs(at - expected) < Math.abs(found - expected)) found = at;
+  }
+  return found < 0 ? null : { start: positions[found], end: positions[found + wanted.length - 1] + 1 };
+}
+
+const lettersOf = (text) => (text.match(COUNTED) ?? []).join("");

@@ -8,14 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...errors import (
-    ClosedError,
-    ContextLimitError,
-    NativeError,
-    PyH2OError,
-    SessionError,
-    SessionOpenError,
-)
+from ...errors import ClosedError, SessionError
 from ...sessions.identity import (
     ModelIdentity,
     check_same_header,
@@ -38,7 +31,7 @@ MOST_IDLE = 32
 MOST_KNOWN = 4096
 
 
-class OpenSessions:
+class Sessions:
     """Sessions by name, for the requests of all clients.
 
     Args:
@@ -167,30 +160,27 @@ class OpenSessions:
 
     def _identity(self, source: ModelSource) -> ModelIdentity | None:
         """What tells a model from others; None where nobody knows before it is loaded."""
-        model = self._models.loaded_model(source)
+        model = self._models.model_of(source)
         if isinstance(model, ServedModel):
             with suppress(ClosedError):
                 return model_identity(model.engine.model)
-        if source.path is not None:
-            with suppress(SessionError, OSError):
-                return self._file_identity(source.path)
+        if source.path is None:
+            return None
+        with suppress(SessionError, OSError):
+            found = source.path.stat()
+            key = (source.path, found.st_ino, found.st_size, found.st_mtime_ns)
+            if key not in self._identities:
+                self._identities[key] = ModelIdentity(**file_identity(str(source.path)))
+            return self._identities[key]
         return None
 
-    def _file_identity(self, path: Path) -> ModelIdentity:
-        found = path.stat()
-        key = (path, found.st_ino, found.st_size, found.st_mtime_ns)
-        if key not in self._identities:
-            self._identities[key] = ModelIdentity(**file_identity(str(path)))
-        return self._identities[key]
-
     def _why_not(self, source: ModelSource, saved: SavedText) -> str:
-        model = self._models.loaded_model(source)
-        if not isinstance(model, ServedModel):
-            return ""
-        try:
-            check_same_header(saved.header, model.engine.model)
-        except SessionError as error:
-            return without_folders(str(error))
+        model = self._models.model_of(source)
+        if isinstance(model, ServedModel):
+            try:
+                check_same_header(saved.header, model.engine.model)
+            except SessionError as error:
+                return without_folders(str(error))
         return ""
 
     # ---------------------------------------------------------------------------------------------
@@ -206,14 +196,14 @@ class OpenSessions:
             kind: of a session that is to be begun under this name.
 
         Raises:
-            RefusedError: there is no such session, it is open elsewhere, or the name is taken.
+            RefusedError: there is no such session, or the name is taken.
+            SessionOpenError: it is open elsewhere.
         """
-        with refusing():
-            session = self._opened(name, kind)
-            try:
-                yield session
-            finally:
-                self._leave(session)
+        session = self._opened(name, kind)
+        try:
+            yield session
+        finally:
+            self._leave(session)
 
     def open_here(self, name: str) -> OpenSession | None:
         """A session that this server has open, or None."""
@@ -275,8 +265,7 @@ class OpenSessions:
         Raises:
             RefusedError: there is none, it is in use, or there is one of the new name.
         """
-        with refusing():
-            other = SavedChat(new)
+        other = SavedChat(new)
         with self.using(name) as session, session.alone(check), self._lock:
             if other.path.exists() or new in self._open:
                 raise _taken_name(new)
@@ -294,19 +283,3 @@ class OpenSessions:
 
 def _taken_name(name: str) -> RefusedError:
     return RefusedError(409, f"there is a session {name}: give another name", param="name")
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """Let what the library refuses be the client's error."""
-    try:
-        yield
-    except SessionOpenError as error:
-        raise RefusedError(409, str(error).replace(", or give another --session", "")) from error
-    except (ClosedError, NativeError, ContextLimitError):
-        raise
-    except PyH2OError as error:
-        raise RefusedError(400, without_folders(str(error))) from error
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise RefusedError(500, f"the session cannot be saved: {reason}") from error

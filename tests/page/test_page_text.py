@@ -1,0 +1,113 @@
+"""Text that tries to be more than text, and text of a size that nobody reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from browser import answers, box_of
+
+HOSTILE = (
+    "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
+    "<iframe src='https://elsewhere.example/'></iframe><svg onload='window.harmed = 1'>",
+    "[a](javascript:window.harmed=1) [b](data:text/html,<script>1</script>) ![c](https://elsewhere.example/c.png)",
+    "```<b>\n</code></pre><script>window.harmed = 1</script>\n```",
+    "| <b>a</b> | <script>1</script> |\n|---|---|\n| <i>b</i> | <style>*{display:none}</style> |",
+    "\u202eright to left\u2066 and \u200f back",
+    "**" * 500 + "[" * 500 + "`" * 500 + "> " * 500 + "- " * 500,
+)
+FOREIGN = "script, img, iframe, svg, style, b, i, object, embed, form, input, video, audio, link"
+
+MARKED = (
+    "# Title\n\nA *paragraph* with `code`\nand **more** https://elsewhere.example/a_b_c.\n\n"
+    "1. one\n2. two\n   - in\n   - side\n\n> quoted\n> text\n\n```py\na\n\nb\n```\n\n"
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n---\nend\\* snake_case_word ~~gone~~"
+)
+# What becomes of a text that streams in, and of the same text at once.
+STREAMED = """async (text) => {
+  const { Markdown, showMarkdown } = await import("/page/js/markdown.js");
+  const [streamed, whole] = [document.createElement("div"), document.createElement("div")];
+  const markdown = new Markdown(streamed);
+  for (let at = 0; at < text.length; at += 3) {
+    markdown.append(text.slice(at, at + 3));
+    markdown.show();
+  }
+  showMarkdown(whole, text);
+  return [streamed.innerHTML, whole.innerHTML];
+}"""
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_becomes_part_of_the_page(tab: Any, client: Any, text: str) -> None:
+    client.chat("one", text, answer=text)
+    client.story("tale", f"<img src=x onerror='window.harmed = 1'> {text}")
+    page = tab("#/s/one").page
+    page.locator(".turn").wait_for()
+    assert page.locator(".turn").locator(FOREIGN).count() == 0
+    for link in page.locator(".turn a").all():
+        assert link.get_attribute("href").startswith("https://")
+        assert link.get_attribute("rel") == "noopener noreferrer"
+    streamed, whole = page.evaluate(STREAMED, text)
+    assert streamed == whole
+    page.get_by_role("link", name=re.compile("^tale")).click()
+    page.locator(".chunk").first.wait_for()
+    assert page.locator(".chunk, #sessions, .top").locator("img, script, iframe").count() == 0
+    assert page.evaluate("window.harmed") is None
+
+
+def test_an_answer_is_the_same_streamed_and_loaded(tab: Any, client: Any) -> None:
+    """Streaming makes only the last block again."""
+    client.chat("one", "hello", answer=MARKED)
+    page = tab("#/s/one").page
+    page.locator(".answer hr").wait_for()
+    streamed, whole = page.evaluate(STREAMED, MARKED)
+    assert streamed == whole == page.locator(".answer").inner_html()
+    assert [
+        len(page.locator(f".answer {tag}").all())
+        for tag in ("h3", "ol li", "ul li", "blockquote", "pre", "td", "em", "strong", "del")
+    ] == [1, 4, 2, 1, 1, 2, 1, 1, 1]
+    assert "snake_case_word" in answers(page)[0]
+
+
+def test_right_to_left_text_stays_in_its_place(tab: Any, client: Any) -> None:
+    client.chat("one", "שלום עולם", answer="שלום עולם")
+    page = tab("#/s/one").page
+    assert page.locator(".said").get_attribute("dir") == "auto"
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert page.evaluate(style.format(".answer p", "direction")) == "rtl"
+    assert page.evaluate(style.format(".answer", "unicodeBidi")) == "isolate"
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_ten_megabytes_in_one_line(tab: Any, client: Any, kind: str) -> None:
+    """As the server would tell them: no model reads that in a test."""
+    size = 10_000_000
+    client.chat("huge", "more")
+    huge = client.got("/huge")
+    huge["turns_list"][0]["answer"] = "a*b*" * (size // 4)
+    if kind == "story":
+        huge = {**huge, "kind": "story", "text": "x" * size, "passages": []}
+    one = tab()
+    one.context.route("**/v1/sessions/huge", lambda route: route.fulfill(json=huge))
+    page = one.page
+    page.evaluate("location.hash = '#/s/huge'")
+    page.locator(".answer, .chunk").first.wait_for()
+    place = ".answer" if kind == "conversation" else ".page-text"
+    assert page.evaluate(f"document.querySelector('{place}').textContent.length") == size
+    if kind == "conversation":
+        box_of(page).fill("still alive")
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_the_whole_text_is_printed(tab: Any, client: Any, kind: str) -> None:
+    long = " ".join(f"word {n}" for n in range(4000))
+    if kind == "story":
+        client.story("long", long)
+    else:
+        client.chat("long", *(f"message {n}" for n in range(30)), answer=long[:2000])
+    page = tab("#/s/long").page
+    page.locator(".turn, .chunk").last.wait_for(state="attached")
+    sheets = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))
+    assert len(sheets) > 8
