@@ -15,6 +15,10 @@ class SettingsError(PyH2OError, ValueError):
     """Eviction or context settings that make no sense together."""
 
 
+class PolicyError(PyH2OError, ValueError):
+    """A policy that gives rows scores by which they cannot be put in order."""
+
+
 class ModelError(PyH2OError, ValueError):
     """A model file that is missing, broken or cannot be fetched."""
 

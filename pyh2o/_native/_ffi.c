@@ -584,153 +584,167 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 24), // _Bool()(void *)
-/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void *
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // _Bool()(void *)
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 160), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(int32_t)
-/*  4 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/*  5 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // char const *()(struct llama_context *, int32_t)
-/*  7 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context *
-/*  8 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/*  9 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct gguf_context const *, int64_t *)
-/* 11 */ _CFFI_OP(_CFFI_OP_POINTER, 137), // struct gguf_context const *
-/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 136), // int64_t *
-/* 13 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *)
-/* 15 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 16 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 17 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t)
-/* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 19 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, _Bool)
-/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
+/*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // _Bool()(void *, struct llama_h2o_head_rows const *, double *)
+/*  4 */ _CFFI_OP(_CFFI_OP_NOOP, 1),
+/*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // struct llama_h2o_head_rows const *
+/*  6 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // double *
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/*  8 */ _CFFI_OP(_CFFI_OP_FUNCTION, 34), // char const *()(int32_t)
+/*  9 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION, 34), // char const *()(struct llama_context *, int32_t)
+/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_context *
+/* 13 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 15 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct gguf_context const *, int64_t *)
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 148), // struct gguf_context const *
+/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // int64_t *
+/* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *)
+/* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 21 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 22 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t)
+/* 23 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 24 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 25 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
-/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 26 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, _Bool)
+/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 28 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 127), // char const *
-/* 30 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // uint8_t const *
-/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
-/* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 34 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t const *
-/* 36 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t)
-/* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 40 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1), // _Bool
+/* 30 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
+/* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 34 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // char const *
+/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 159), // uint8_t const *
+/* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
+/* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 40 */ _CFFI_OP(_CFFI_OP_POINTER, 9), // int32_t const *
+/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
 /* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, double *)
-/* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, int32_t)
+/* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 48 */ _CFFI_OP(_CFFI_OP_POINTER, 128), // double *
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
-/* 51 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 55 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // int32_t *
-/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // float *
-/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
-/* 59 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 60 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 61 */ _CFFI_OP(_CFFI_OP_POINTER, 66), // struct llama_h2o_lost_rows *
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, double *)
+/* 49 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 50 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 52 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 53 */ _CFFI_OP(_CFFI_OP_NOOP, 6),
+/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, int32_t, uint32_t, int32_t *, float *)
+/* 56 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 9), // int32_t *
+/* 61 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // float *
 /* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
-/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
+/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 65 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 66 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_lost_rows
+/* 66 */ _CFFI_OP(_CFFI_OP_POINTER, 71), // struct llama_h2o_lost_rows *
 /* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
-/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows)
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 70 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 71 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // struct llama_h2o_span const *
-/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, int32_t, uint32_t)
-/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 71 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_lost_rows
+/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
+/* 74 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 76 */ _CFFI_OP(_CFFI_OP_POINTER, 155), // struct llama_h2o_span const *
 /* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
-/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 81 */ _CFFI_OP(_CFFI_OP_POINTER, 139), // struct llama_h2o_breaker *
-/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, struct llama_h2o_params)
-/* 84 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 85 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // struct llama_h2o_params
-/* 86 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context *, uint32_t)
-/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 7),
-/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 92 */ _CFFI_OP(_CFFI_OP_POINTER, 138), // struct llama_context const *
-/* 93 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 94 */ _CFFI_OP(_CFFI_OP_POINTER, 140), // struct llama_h2o_layer_info *
+/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, uint32_t)
+/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 82 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
+/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 150), // struct llama_h2o_breaker *
+/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, struct llama_h2o_params)
+/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 90 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_params
+/* 91 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, uint32_t)
+/* 93 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
+/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
-/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 92),
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
+/* 97 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_context const *
 /* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // struct llama_h2o_stats *
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // struct llama_h2o_layer_info *
 /* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(struct llama_model const *)
-/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct llama_model const *
-/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void const *, size_t)
-/* 105 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // void const *
-/* 106 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION, 4), // int32_t()(void)
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION, 136), // int64_t()(struct llama_context const *)
-/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 92),
+/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
+/* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
+/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 104 */ _CFFI_OP(_CFFI_OP_POINTER, 156), // struct llama_h2o_stats *
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_model const *)
+/* 107 */ _CFFI_OP(_CFFI_OP_POINTER, 157), // struct llama_model const *
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(void const *, size_t)
+/* 110 */ _CFFI_OP(_CFFI_OP_POINTER, 160), // void const *
+/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *)
-/* 114 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION, 36), // uint32_t()(struct llama_model const *, uint32_t)
-/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
-/* 118 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 144), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
-/* 122 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 126 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 129 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 130 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 131 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
-/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_positions
-/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_state_versions
-/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_status
-/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 137 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
-/* 138 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
-/* 139 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
-/* 140 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_layer_info
-/* 141 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // struct llama_h2o_span
-/* 142 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_stats
-/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_model
-/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(void)
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int64_t()(struct llama_context const *)
+/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
+/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *)
+/* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *, uint32_t)
+/* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 158), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
+/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 131 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
+/* 132 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // _Bool(*)(void *, struct llama_h2o_head_rows const *, double *)
+/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 134 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // double const *
+/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 136 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 137 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 138 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
+/* 139 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_needs
+/* 140 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_positions
+/* 141 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_scope
+/* 142 */ _CFFI_OP(_CFFI_OP_ENUM, 6), // enum llama_h2o_standing
+/* 143 */ _CFFI_OP(_CFFI_OP_ENUM, 7), // enum llama_h2o_state_versions
+/* 144 */ _CFFI_OP(_CFFI_OP_ENUM, 8), // enum llama_h2o_status
+/* 145 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // float const *
+/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 148 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
+/* 149 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
+/* 150 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
+/* 151 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_head_rows
+/* 152 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_layer_info
+/* 153 */ _CFFI_OP(_CFFI_OP_POINTER, 154), // struct llama_h2o_scorer const *
+/* 154 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_scorer
+/* 155 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_h2o_span
+/* 156 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // struct llama_h2o_stats
+/* 157 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // struct llama_model
+/* 158 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 160 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -817,6 +831,48 @@ static int _cffi_const_LLAMA_H2O_MOST_POSITIONS(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_LLAMA_H2O_NEEDS_ATTENTION(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_ATTENTION) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_ATTENTION) | 0);  /* check that LLAMA_H2O_NEEDS_ATTENTION is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_NEEDS_SQUARES(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_SQUARES) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_SQUARES) | 0);  /* check that LLAMA_H2O_NEEDS_SQUARES is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_NEEDS_QUERY_ATTENTION(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_QUERY_ATTENTION) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_QUERY_ATTENTION) | 0);  /* check that LLAMA_H2O_NEEDS_QUERY_ATTENTION is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_NEEDS_KEYS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_KEYS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_KEYS) | 0);  /* check that LLAMA_H2O_NEEDS_KEYS is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_NEEDS_VALUE_NORMS(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_VALUE_NORMS) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_VALUE_NORMS) | 0);  /* check that LLAMA_H2O_NEEDS_VALUE_NORMS is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_NEEDS_QUERIES(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_NEEDS_QUERIES) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_NEEDS_QUERIES) | 0);  /* check that LLAMA_H2O_NEEDS_QUERIES is an integer */
+  return n;
+}
+
 static int _cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL(unsigned long long *o)
 {
   int n = (LLAMA_H2O_POSITIONS_ORIGINAL) <= 0;
@@ -828,6 +884,48 @@ static int _cffi_const_LLAMA_H2O_POSITIONS_DENSE(unsigned long long *o)
 {
   int n = (LLAMA_H2O_POSITIONS_DENSE) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_POSITIONS_DENSE) | 0);  /* check that LLAMA_H2O_POSITIONS_DENSE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_SCOPE_HEAD(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_SCOPE_HEAD) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_SCOPE_HEAD) | 0);  /* check that LLAMA_H2O_SCOPE_HEAD is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_SCOPE_LAYER(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_SCOPE_LAYER) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_SCOPE_LAYER) | 0);  /* check that LLAMA_H2O_SCOPE_LAYER is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_SCOPE_CACHE(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_SCOPE_CACHE) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_SCOPE_CACHE) | 0);  /* check that LLAMA_H2O_SCOPE_CACHE is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_PINNED(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_PINNED) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_PINNED) | 0);  /* check that LLAMA_H2O_PINNED is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_RECENT(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_RECENT) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_RECENT) | 0);  /* check that LLAMA_H2O_RECENT is an integer */
+  return n;
+}
+
+static int _cffi_const_LLAMA_H2O_COMPETING(unsigned long long *o)
+{
+  int n = (LLAMA_H2O_COMPETING) <= 0;
+  *o = (unsigned long long)((LLAMA_H2O_COMPETING) | 0);  /* check that LLAMA_H2O_COMPETING is an integer */
   return n;
 }
 
@@ -1013,13 +1111,6 @@ static int _cffi_const_LLAMA_H2O_ERR_POLICY(unsigned long long *o)
   return n;
 }
 
-static int _cffi_const_LLAMA_H2O_ERR_POLICY_ROPE(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_ERR_POLICY_ROPE) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_ERR_POLICY_ROPE) | 0);  /* check that LLAMA_H2O_ERR_POLICY_ROPE is an integer */
-  return n;
-}
-
 static int _cffi_const_LLAMA_H2O_ERR_SPANS(unsigned long long *o)
 {
   int n = (LLAMA_H2O_ERR_SPANS) <= 0;
@@ -1102,10 +1193,10 @@ _cffi_f_llama_h2o_archive_close(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1150,10 +1241,10 @@ _cffi_f_llama_h2o_archive_flush(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1200,10 +1291,10 @@ _cffi_f_llama_h2o_archive_in_states(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1254,10 +1345,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1267,10 +1358,10 @@ _cffi_f_llama_h2o_archive_lost(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(61), arg2, (char **)&x2);
+      _cffi_type(66), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_lost_rows *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(61), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(66), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1315,10 +1406,10 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1328,19 +1419,19 @@ _cffi_f_llama_h2o_archive_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(29), arg2, (char **)&x2);
+      _cffi_type(34), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (char const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(29), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(34), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(30), arg3, (char **)&x3);
+      _cffi_type(35), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint8_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(30), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(35), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1383,10 +1474,10 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1395,7 +1486,7 @@ _cffi_f_llama_h2o_archive_restore(PyObject *self, PyObject *args)
   if (x1 == (int32_t)-1 && PyErr_Occurred())
     return NULL;
 
-  if (_cffi_to_c((char *)&x2, _cffi_type(66), arg2) < 0)
+  if (_cffi_to_c((char *)&x2, _cffi_type(71), arg2) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1439,10 +1530,10 @@ _cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1458,7 +1549,7 @@ _cffi_f_llama_h2o_archive_trouble(PyObject *self, PyObject *args)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(34));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -1487,15 +1578,15 @@ _cffi_f_llama_h2o_attach(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
-  if (_cffi_to_c((char *)&x1, _cffi_type(85), arg1) < 0)
+  if (_cffi_to_c((char *)&x1, _cffi_type(90), arg1) < 0)
     return NULL;
 
   Py_BEGIN_ALLOW_THREADS
@@ -1533,10 +1624,10 @@ _cffi_f_llama_h2o_device_bytes(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(92), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1579,7 +1670,7 @@ _cffi_f_llama_h2o_device_name(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(34));
   return pyresult;
 }
 #else
@@ -1607,10 +1698,10 @@ _cffi_f_llama_h2o_enlarge(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1655,19 +1746,19 @@ _cffi_f_llama_h2o_find_repeated_token(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(11), arg0, (char **)&x0);
+      _cffi_type(16), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct gguf_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(11), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(16), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(12), arg1, (char **)&x1);
+      _cffi_type(17), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (int64_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(12), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(17), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1708,10 +1799,10 @@ _cffi_f_llama_h2o_forget_found(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1762,10 +1853,10 @@ _cffi_f_llama_h2o_get_found(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1783,10 +1874,10 @@ _cffi_f_llama_h2o_get_found(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(48), arg4, (char **)&x4);
+      _cffi_type(6), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (double *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(48), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(6), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1829,10 +1920,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(92), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1842,10 +1933,10 @@ _cffi_f_llama_h2o_get_layer(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(94), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_layer_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(94), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1894,10 +1985,10 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1915,19 +2006,19 @@ _cffi_f_llama_h2o_get_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(55), arg4, (char **)&x4);
+      _cffi_type(60), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (int32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(55), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(56), arg5, (char **)&x5);
+      _cffi_type(61), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (float *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(56), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(61), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1970,10 +2061,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(92), arg0, (char **)&x0);
+      _cffi_type(97), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(92), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(97), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1983,10 +2074,10 @@ _cffi_f_llama_h2o_get_stats(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg2, (char **)&x2);
+      _cffi_type(104), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(104), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2027,10 +2118,10 @@ _cffi_f_llama_h2o_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2077,10 +2168,10 @@ _cffi_f_llama_h2o_marked(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2149,10 +2240,10 @@ _cffi_f_llama_h2o_n_few(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2193,10 +2284,10 @@ _cffi_f_llama_h2o_n_pos(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2235,10 +2326,10 @@ _cffi_f_llama_h2o_n_pos_learned(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2281,10 +2372,10 @@ _cffi_f_llama_h2o_pin(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2337,10 +2428,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2350,10 +2441,10 @@ _cffi_f_llama_h2o_pin_spans(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(71), arg2, (char **)&x2);
+      _cffi_type(76), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (struct llama_h2o_span const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(71), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(76), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2398,19 +2489,19 @@ _cffi_f_llama_h2o_set_breaker(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(81), arg1, (char **)&x1);
+      _cffi_type(86), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (struct llama_h2o_breaker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(81), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(86), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2455,10 +2546,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2468,10 +2559,10 @@ _cffi_f_llama_h2o_share_fairly(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(35), arg2, (char **)&x2);
+      _cffi_type(40), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (int32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(35), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(40), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2510,10 +2601,10 @@ _cffi_f_llama_h2o_shrink(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2558,10 +2649,10 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2614,10 +2705,10 @@ _cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(105), arg0, (char **)&x0);
+      _cffi_type(110), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(105), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(110), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2664,7 +2755,7 @@ _cffi_f_llama_h2o_strerror(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(29));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(34));
   return pyresult;
 }
 #else
@@ -2686,10 +2777,10 @@ _cffi_f_llama_h2o_supports(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg0, (char **)&x0);
+      _cffi_type(107), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_model const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(107), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2730,10 +2821,10 @@ _cffi_f_llama_h2o_zero_rows(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(7), arg0, (char **)&x0);
+      _cffi_type(12), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (struct llama_context *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(7), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(12), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2768,6 +2859,36 @@ static void _cffi_checkfld_struct_llama_h2o_breaker(struct llama_h2o_breaker *p)
   (void)((p->next_us) | 0);  /* check that 'struct llama_h2o_breaker.next_us' is an integer */
 }
 struct _cffi_align_struct_llama_h2o_breaker { char x; struct llama_h2o_breaker y; };
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_head_rows(struct llama_h2o_head_rows *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->il) | 0);  /* check that 'struct llama_h2o_head_rows.il' is an integer */
+  (void)((p->head) | 0);  /* check that 'struct llama_h2o_head_rows.head' is an integer */
+  (void)((p->n_group) | 0);  /* check that 'struct llama_h2o_head_rows.n_group' is an integer */
+  (void)((p->n_rows) | 0);  /* check that 'struct llama_h2o_head_rows.n_rows' is an integer */
+  (void)((p->n_places) | 0);  /* check that 'struct llama_h2o_head_rows.n_places' is an integer */
+  (void)((p->newest) | 0);  /* check that 'struct llama_h2o_head_rows.newest' is an integer */
+  { int32_t const * *tmp = &p->pos; (void)tmp; }
+  { uint8_t const * *tmp = &p->standing; (void)tmp; }
+  { float const * *tmp = &p->attention; (void)tmp; }
+  { float const * *tmp = &p->squares; (void)tmp; }
+  { float const * *tmp = &p->query_attention; (void)tmp; }
+  { float const * *tmp = &p->value_norms; (void)tmp; }
+  (void)((p->n_embd_k) | 0);  /* check that 'struct llama_h2o_head_rows.n_embd_k' is an integer */
+  (void)((p->n_queries) | 0);  /* check that 'struct llama_h2o_head_rows.n_queries' is an integer */
+  { float const * *tmp = &p->keys; (void)tmp; }
+  { float const * *tmp = &p->queries; (void)tmp; }
+  { int32_t const * *tmp = &p->query_pos; (void)tmp; }
+  { float *tmp = &p->kq_scale; (void)tmp; }
+  (void)((p->rope_neox) | 0);  /* check that 'struct llama_h2o_head_rows.rope_neox' is an integer */
+  (void)((p->rope_first) | 0);  /* check that 'struct llama_h2o_head_rows.rope_first' is an integer */
+  (void)((p->n_rope) | 0);  /* check that 'struct llama_h2o_head_rows.n_rope' is an integer */
+  { double const * *tmp = &p->rope_angles; (void)tmp; }
+}
+struct _cffi_align_struct_llama_h2o_head_rows { char x; struct llama_h2o_head_rows y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_layer_info(struct llama_h2o_layer_info *p)
@@ -2811,8 +2932,24 @@ static void _cffi_checkfld_struct_llama_h2o_params(struct llama_h2o_params *p)
   (void)((p->positions) | 0);  /* check that 'struct llama_h2o_params.positions' is an integer */
   (void)((p->attention) | 0);  /* check that 'struct llama_h2o_params.attention' is an integer */
   { char const * *tmp = &p->policy; (void)tmp; }
+  { struct llama_h2o_scorer const * *tmp = &p->scorer; (void)tmp; }
 }
 struct _cffi_align_struct_llama_h2o_params { char x; struct llama_h2o_params y; };
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_struct_llama_h2o_scorer(struct llama_h2o_scorer *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  { _Bool(* *tmp)(void *, struct llama_h2o_head_rows const *, double *) = &p->score; (void)tmp; }
+  { void * *tmp = &p->data; (void)tmp; }
+  (void)((p->needs) | 0);  /* check that 'struct llama_h2o_scorer.needs' is an integer */
+  (void)((p->n_queries) | 0);  /* check that 'struct llama_h2o_scorer.n_queries' is an integer */
+  (void)((p->n_near) | 0);  /* check that 'struct llama_h2o_scorer.n_near' is an integer */
+  (void)((p->scope) | 0);  /* check that 'struct llama_h2o_scorer.scope' is an integer */
+  { double *tmp = &p->half_life; (void)tmp; }
+}
+struct _cffi_align_struct_llama_h2o_scorer { char x; struct llama_h2o_scorer y; };
 
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_struct_llama_h2o_span(struct llama_h2o_span *p)
@@ -2868,6 +3005,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ATTENTION_NEON", (void *)_cffi_const_LLAMA_H2O_ATTENTION_NEON, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_OPS", (void *)_cffi_const_LLAMA_H2O_ATTENTION_OPS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ATTENTION_PORTABLE", (void *)_cffi_const_LLAMA_H2O_ATTENTION_PORTABLE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_COMPETING", (void *)_cffi_const_LLAMA_H2O_COMPETING, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ALIBI", (void *)_cffi_const_LLAMA_H2O_ERR_ALIBI, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARCHIVE_FILE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_FILE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_ARCHIVE_SIZE", (void *)_cffi_const_LLAMA_H2O_ERR_ARCHIVE_SIZE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2889,7 +3027,6 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_PARAMS", (void *)_cffi_const_LLAMA_H2O_ERR_PARAMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_PIN", (void *)_cffi_const_LLAMA_H2O_ERR_PIN, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_POLICY", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_ERR_POLICY_ROPE", (void *)_cffi_const_LLAMA_H2O_ERR_POLICY_ROPE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_REBASE", (void *)_cffi_const_LLAMA_H2O_ERR_REBASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECALL_HEADS", (void *)_cffi_const_LLAMA_H2O_ERR_RECALL_HEADS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_RECURRENT", (void *)_cffi_const_LLAMA_H2O_ERR_RECURRENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -2901,243 +3038,355 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_ERR_SPARSE", (void *)_cffi_const_LLAMA_H2O_ERR_SPARSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_ERR_SPLIT", (void *)_cffi_const_LLAMA_H2O_ERR_SPLIT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_MOST_POSITIONS", (void *)_cffi_const_LLAMA_H2O_MOST_POSITIONS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_ATTENTION", (void *)_cffi_const_LLAMA_H2O_NEEDS_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_KEYS", (void *)_cffi_const_LLAMA_H2O_NEEDS_KEYS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_QUERIES", (void *)_cffi_const_LLAMA_H2O_NEEDS_QUERIES, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_QUERY_ATTENTION", (void *)_cffi_const_LLAMA_H2O_NEEDS_QUERY_ATTENTION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_SQUARES", (void *)_cffi_const_LLAMA_H2O_NEEDS_SQUARES, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_NEEDS_VALUE_NORMS", (void *)_cffi_const_LLAMA_H2O_NEEDS_VALUE_NORMS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_OK", (void *)_cffi_const_LLAMA_H2O_OK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_PINNED", (void *)_cffi_const_LLAMA_H2O_PINNED, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_DENSE", (void *)_cffi_const_LLAMA_H2O_POSITIONS_DENSE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_POSITIONS_ORIGINAL", (void *)_cffi_const_LLAMA_H2O_POSITIONS_ORIGINAL, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_RECENT", (void *)_cffi_const_LLAMA_H2O_RECENT, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_SCOPE_CACHE", (void *)_cffi_const_LLAMA_H2O_SCOPE_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_SCOPE_HEAD", (void *)_cffi_const_LLAMA_H2O_SCOPE_HEAD, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "LLAMA_H2O_SCOPE_LAYER", (void *)_cffi_const_LLAMA_H2O_SCOPE_LAYER, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_close },
-  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_archive_flush },
-  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 21), (void *)_cffi_d_llama_h2o_archive_in_states },
-  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 58), (void *)_cffi_d_llama_h2o_archive_lost },
-  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_archive_open },
-  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 63), (void *)_cffi_d_llama_h2o_archive_restore },
-  { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 6), (void *)_cffi_d_llama_h2o_archive_trouble },
-  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 83), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 110), (void *)_cffi_d_llama_h2o_device_bytes },
-  { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_device_name },
-  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 87), (void *)_cffi_d_llama_h2o_enlarge },
-  { "llama_h2o_find_repeated_token", (void *)_cffi_f_llama_h2o_find_repeated_token, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 10), (void *)_cffi_d_llama_h2o_find_repeated_token },
-  { "llama_h2o_forget_found", (void *)_cffi_f_llama_h2o_forget_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_forget_found },
-  { "llama_h2o_get_found", (void *)_cffi_f_llama_h2o_get_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_get_found },
-  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 91), (void *)_cffi_d_llama_h2o_get_layer },
-  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 50), (void *)_cffi_d_llama_h2o_get_rows },
-  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_llama_h2o_get_stats },
-  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_mark },
-  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 38), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 108), (void *)_cffi_d_llama_h2o_n_devices },
-  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_n_few },
-  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 116), (void *)_cffi_d_llama_h2o_n_pos },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 113), (void *)_cffi_d_llama_h2o_n_pos_learned },
-  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_llama_h2o_pin },
-  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_llama_h2o_pin_spans },
-  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_llama_h2o_set_breaker },
-  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_llama_h2o_share_fairly },
-  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 14), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 104), (void *)_cffi_d_llama_h2o_state_version },
-  { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 3), (void *)_cffi_d_llama_h2o_strerror },
-  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 101), (void *)_cffi_d_llama_h2o_supports },
-  { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 17), (void *)_cffi_d_llama_h2o_zero_rows },
-  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 126), (void *)pyh2o_ask },
+  { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_close },
+  { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_flush },
+  { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_archive_in_states },
+  { "llama_h2o_archive_lost", (void *)_cffi_f_llama_h2o_archive_lost, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 63), (void *)_cffi_d_llama_h2o_archive_lost },
+  { "llama_h2o_archive_open", (void *)_cffi_f_llama_h2o_archive_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 31), (void *)_cffi_d_llama_h2o_archive_open },
+  { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_llama_h2o_archive_restore },
+  { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 11), (void *)_cffi_d_llama_h2o_archive_trouble },
+  { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_attach },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 115), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 8), (void *)_cffi_d_llama_h2o_device_name },
+  { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_enlarge },
+  { "llama_h2o_find_repeated_token", (void *)_cffi_f_llama_h2o_find_repeated_token, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 15), (void *)_cffi_d_llama_h2o_find_repeated_token },
+  { "llama_h2o_forget_found", (void *)_cffi_f_llama_h2o_forget_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_forget_found },
+  { "llama_h2o_get_found", (void *)_cffi_f_llama_h2o_get_found, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 48), (void *)_cffi_d_llama_h2o_get_found },
+  { "llama_h2o_get_layer", (void *)_cffi_f_llama_h2o_get_layer, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_llama_h2o_get_layer },
+  { "llama_h2o_get_rows", (void *)_cffi_f_llama_h2o_get_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 55), (void *)_cffi_d_llama_h2o_get_rows },
+  { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_llama_h2o_get_stats },
+  { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_mark },
+  { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_marked },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 113), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 19), (void *)_cffi_d_llama_h2o_n_few },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_n_pos },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 118), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_llama_h2o_pin },
+  { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 73), (void *)_cffi_d_llama_h2o_pin_spans },
+  { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_set_breaker },
+  { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 37), (void *)_cffi_d_llama_h2o_share_fairly },
+  { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 19), (void *)_cffi_d_llama_h2o_shrink },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_llama_h2o_size_of_cell },
+  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 8), (void *)_cffi_d_llama_h2o_strerror },
+  { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 106), (void *)_cffi_d_llama_h2o_supports },
+  { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_zero_rows },
+  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 131), (void *)pyh2o_ask },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "ask", offsetof(struct llama_h2o_breaker, ask),
            sizeof(((struct llama_h2o_breaker *)0)->ask),
-           _CFFI_OP(_CFFI_OP_NOOP, 126) },
+           _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "data", offsetof(struct llama_h2o_breaker, data),
             sizeof(((struct llama_h2o_breaker *)0)->data),
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
                    sizeof(((struct llama_h2o_breaker *)0)->interval_us),
-                   _CFFI_OP(_CFFI_OP_NOOP, 136) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 147) },
   { "next_us", offsetof(struct llama_h2o_breaker, next_us),
                sizeof(((struct llama_h2o_breaker *)0)->next_us),
-               _CFFI_OP(_CFFI_OP_NOOP, 136) },
+               _CFFI_OP(_CFFI_OP_NOOP, 147) },
+  { "il", offsetof(struct llama_h2o_head_rows, il),
+          sizeof(((struct llama_h2o_head_rows *)0)->il),
+          _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "head", offsetof(struct llama_h2o_head_rows, head),
+            sizeof(((struct llama_h2o_head_rows *)0)->head),
+            _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_group", offsetof(struct llama_h2o_head_rows, n_group),
+               sizeof(((struct llama_h2o_head_rows *)0)->n_group),
+               _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_rows", offsetof(struct llama_h2o_head_rows, n_rows),
+              sizeof(((struct llama_h2o_head_rows *)0)->n_rows),
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_places", offsetof(struct llama_h2o_head_rows, n_places),
+                sizeof(((struct llama_h2o_head_rows *)0)->n_places),
+                _CFFI_OP(_CFFI_OP_NOOP, 158) },
+  { "newest", offsetof(struct llama_h2o_head_rows, newest),
+              sizeof(((struct llama_h2o_head_rows *)0)->newest),
+              _CFFI_OP(_CFFI_OP_NOOP, 147) },
+  { "pos", offsetof(struct llama_h2o_head_rows, pos),
+           sizeof(((struct llama_h2o_head_rows *)0)->pos),
+           _CFFI_OP(_CFFI_OP_NOOP, 40) },
+  { "standing", offsetof(struct llama_h2o_head_rows, standing),
+                sizeof(((struct llama_h2o_head_rows *)0)->standing),
+                _CFFI_OP(_CFFI_OP_NOOP, 35) },
+  { "attention", offsetof(struct llama_h2o_head_rows, attention),
+                 sizeof(((struct llama_h2o_head_rows *)0)->attention),
+                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "squares", offsetof(struct llama_h2o_head_rows, squares),
+               sizeof(((struct llama_h2o_head_rows *)0)->squares),
+               _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "query_attention", offsetof(struct llama_h2o_head_rows, query_attention),
+                       sizeof(((struct llama_h2o_head_rows *)0)->query_attention),
+                       _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "value_norms", offsetof(struct llama_h2o_head_rows, value_norms),
+                   sizeof(((struct llama_h2o_head_rows *)0)->value_norms),
+                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "n_embd_k", offsetof(struct llama_h2o_head_rows, n_embd_k),
+                sizeof(((struct llama_h2o_head_rows *)0)->n_embd_k),
+                _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_queries", offsetof(struct llama_h2o_head_rows, n_queries),
+                 sizeof(((struct llama_h2o_head_rows *)0)->n_queries),
+                 _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "keys", offsetof(struct llama_h2o_head_rows, keys),
+            sizeof(((struct llama_h2o_head_rows *)0)->keys),
+            _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "queries", offsetof(struct llama_h2o_head_rows, queries),
+               sizeof(((struct llama_h2o_head_rows *)0)->queries),
+               _CFFI_OP(_CFFI_OP_NOOP, 145) },
+  { "query_pos", offsetof(struct llama_h2o_head_rows, query_pos),
+                 sizeof(((struct llama_h2o_head_rows *)0)->query_pos),
+                 _CFFI_OP(_CFFI_OP_NOOP, 40) },
+  { "kq_scale", offsetof(struct llama_h2o_head_rows, kq_scale),
+                sizeof(((struct llama_h2o_head_rows *)0)->kq_scale),
+                _CFFI_OP(_CFFI_OP_NOOP, 146) },
+  { "rope_neox", offsetof(struct llama_h2o_head_rows, rope_neox),
+                 sizeof(((struct llama_h2o_head_rows *)0)->rope_neox),
+                 _CFFI_OP(_CFFI_OP_NOOP, 29) },
+  { "rope_first", offsetof(struct llama_h2o_head_rows, rope_first),
+                  sizeof(((struct llama_h2o_head_rows *)0)->rope_first),
+                  _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_rope", offsetof(struct llama_h2o_head_rows, n_rope),
+              sizeof(((struct llama_h2o_head_rows *)0)->n_rope),
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "rope_angles", offsetof(struct llama_h2o_head_rows, rope_angles),
+                   sizeof(((struct llama_h2o_head_rows *)0)->rope_angles),
+                   _CFFI_OP(_CFFI_OP_NOOP, 134) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
-               _CFFI_OP(_CFFI_OP_NOOP, 4) },
+               _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "window", offsetof(struct llama_h2o_layer_info, window),
               sizeof(((struct llama_h2o_layer_info *)0)->window),
-              _CFFI_OP(_CFFI_OP_NOOP, 36) },
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "chunked", offsetof(struct llama_h2o_layer_info, chunked),
                sizeof(((struct llama_h2o_layer_info *)0)->chunked),
-               _CFFI_OP(_CFFI_OP_NOOP, 24) },
+               _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "recurrent", offsetof(struct llama_h2o_layer_info, recurrent),
                  sizeof(((struct llama_h2o_layer_info *)0)->recurrent),
-                 _CFFI_OP(_CFFI_OP_NOOP, 24) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 29) },
   { "n_head_kv", offsetof(struct llama_h2o_layer_info, n_head_kv),
                  sizeof(((struct llama_h2o_layer_info *)0)->n_head_kv),
-                 _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_embd_head_k", offsetof(struct llama_h2o_layer_info, n_embd_head_k),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_k),
-                     _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_embd_head_v", offsetof(struct llama_h2o_layer_info, n_embd_head_v),
                      sizeof(((struct llama_h2o_layer_info *)0)->n_embd_head_v),
-                     _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "begin", offsetof(struct llama_h2o_lost_rows, begin),
              sizeof(((struct llama_h2o_lost_rows *)0)->begin),
-             _CFFI_OP(_CFFI_OP_NOOP, 4) },
+             _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "p0", offsetof(struct llama_h2o_lost_rows, p0),
           sizeof(((struct llama_h2o_lost_rows *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
+          _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "p1", offsetof(struct llama_h2o_lost_rows, p1),
           sizeof(((struct llama_h2o_lost_rows *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
+          _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "heavy", offsetof(struct llama_h2o_params, heavy),
              sizeof(((struct llama_h2o_params *)0)->heavy),
-             _CFFI_OP(_CFFI_OP_NOOP, 36) },
+             _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "recent", offsetof(struct llama_h2o_params, recent),
               sizeof(((struct llama_h2o_params *)0)->recent),
-              _CFFI_OP(_CFFI_OP_NOOP, 36) },
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "pinned", offsetof(struct llama_h2o_params, pinned),
               sizeof(((struct llama_h2o_params *)0)->pinned),
-              _CFFI_OP(_CFFI_OP_NOOP, 36) },
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "slack", offsetof(struct llama_h2o_params, slack),
              sizeof(((struct llama_h2o_params *)0)->slack),
-             _CFFI_OP(_CFFI_OP_NOOP, 36) },
+             _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_pos", offsetof(struct llama_h2o_params, n_pos),
              sizeof(((struct llama_h2o_params *)0)->n_pos),
-             _CFFI_OP(_CFFI_OP_NOOP, 36) },
+             _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "recall", offsetof(struct llama_h2o_params, recall),
               sizeof(((struct llama_h2o_params *)0)->recall),
-              _CFFI_OP(_CFFI_OP_NOOP, 36) },
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
-                    _CFFI_OP(_CFFI_OP_NOOP, 4) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "positions", offsetof(struct llama_h2o_params, positions),
                  sizeof(((struct llama_h2o_params *)0)->positions),
-                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "attention", offsetof(struct llama_h2o_params, attention),
                  sizeof(((struct llama_h2o_params *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "policy", offsetof(struct llama_h2o_params, policy),
               sizeof(((struct llama_h2o_params *)0)->policy),
-              _CFFI_OP(_CFFI_OP_NOOP, 29) },
+              _CFFI_OP(_CFFI_OP_NOOP, 34) },
+  { "scorer", offsetof(struct llama_h2o_params, scorer),
+              sizeof(((struct llama_h2o_params *)0)->scorer),
+              _CFFI_OP(_CFFI_OP_NOOP, 153) },
+  { "score", offsetof(struct llama_h2o_scorer, score),
+             sizeof(((struct llama_h2o_scorer *)0)->score),
+             _CFFI_OP(_CFFI_OP_NOOP, 132) },
+  { "data", offsetof(struct llama_h2o_scorer, data),
+            sizeof(((struct llama_h2o_scorer *)0)->data),
+            _CFFI_OP(_CFFI_OP_NOOP, 1) },
+  { "needs", offsetof(struct llama_h2o_scorer, needs),
+             sizeof(((struct llama_h2o_scorer *)0)->needs),
+             _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_queries", offsetof(struct llama_h2o_scorer, n_queries),
+                 sizeof(((struct llama_h2o_scorer *)0)->n_queries),
+                 _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "n_near", offsetof(struct llama_h2o_scorer, n_near),
+              sizeof(((struct llama_h2o_scorer *)0)->n_near),
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
+  { "scope", offsetof(struct llama_h2o_scorer, scope),
+             sizeof(((struct llama_h2o_scorer *)0)->scope),
+             _CFFI_OP(_CFFI_OP_NOOP, 9) },
+  { "half_life", offsetof(struct llama_h2o_scorer, half_life),
+                 sizeof(((struct llama_h2o_scorer *)0)->half_life),
+                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
+          _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "p1", offsetof(struct llama_h2o_span, p1),
           sizeof(((struct llama_h2o_span *)0)->p1),
-          _CFFI_OP(_CFFI_OP_NOOP, 4) },
+          _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "n_cells", offsetof(struct llama_h2o_stats, n_cells),
                sizeof(((struct llama_h2o_stats *)0)->n_cells),
-               _CFFI_OP(_CFFI_OP_NOOP, 36) },
+               _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_used", offsetof(struct llama_h2o_stats, n_used),
               sizeof(((struct llama_h2o_stats *)0)->n_used),
-              _CFFI_OP(_CFFI_OP_NOOP, 36) },
+              _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_layer", offsetof(struct llama_h2o_stats, n_layer),
                sizeof(((struct llama_h2o_stats *)0)->n_layer),
-               _CFFI_OP(_CFFI_OP_NOOP, 36) },
+               _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_pinned", offsetof(struct llama_h2o_stats, n_pinned),
                 sizeof(((struct llama_h2o_stats *)0)->n_pinned),
-                _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "pos_removable", offsetof(struct llama_h2o_stats, pos_removable),
                      sizeof(((struct llama_h2o_stats *)0)->pos_removable),
-                     _CFFI_OP(_CFFI_OP_NOOP, 4) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "pos_limit", offsetof(struct llama_h2o_stats, pos_limit),
                  sizeof(((struct llama_h2o_stats *)0)->pos_limit),
-                 _CFFI_OP(_CFFI_OP_NOOP, 4) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 144) },
+              _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 144) },
+              _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
-                  _CFFI_OP(_CFFI_OP_NOOP, 36) },
+                  _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "n_looked", offsetof(struct llama_h2o_stats, n_looked),
                 sizeof(((struct llama_h2o_stats *)0)->n_looked),
-                _CFFI_OP(_CFFI_OP_NOOP, 144) },
+                _CFFI_OP(_CFFI_OP_NOOP, 158) },
   { "found", offsetof(struct llama_h2o_stats, found),
              sizeof(((struct llama_h2o_stats *)0)->found),
-             _CFFI_OP(_CFFI_OP_NOOP, 128) },
+             _CFFI_OP(_CFFI_OP_NOOP, 135) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "gguf_context", 137, _CFFI_F_OPAQUE,
+  { "gguf_context", 148, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_context", 138, _CFFI_F_OPAQUE,
+  { "llama_context", 149, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_breaker", 139, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_breaker", 150, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
-  { "llama_h2o_layer_info", 140, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 4, 7 },
-  { "llama_h2o_lost_rows", 66, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 11, 3 },
-  { "llama_h2o_params", 85, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 14, 11 },
-  { "llama_h2o_span", 141, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 25, 2 },
-  { "llama_h2o_stats", 142, _CFFI_F_CHECK_FIELDS,
-    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 27, 24 },
-  { "llama_model", 143, _CFFI_F_OPAQUE,
+  { "llama_h2o_head_rows", 151, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_head_rows), offsetof(struct _cffi_align_struct_llama_h2o_head_rows, y), 4, 22 },
+  { "llama_h2o_layer_info", 152, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 26, 7 },
+  { "llama_h2o_lost_rows", 71, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 33, 3 },
+  { "llama_h2o_params", 90, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 36, 12 },
+  { "llama_h2o_scorer", 154, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_scorer), offsetof(struct _cffi_align_struct_llama_h2o_scorer, y), 48, 7 },
+  { "llama_h2o_span", 155, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 55, 2 },
+  { "llama_h2o_stats", 156, _CFFI_F_CHECK_FIELDS,
+    sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 57, 24 },
+  { "llama_model", 157, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 129, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 136, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 130, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 137, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_limits", 131, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
+  { "llama_h2o_limits", 138, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
     "LLAMA_H2O_MOST_POSITIONS" },
-  { "llama_h2o_positions", 132, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_needs", 139, _cffi_prim_int(sizeof(enum llama_h2o_needs), ((enum llama_h2o_needs)-1) <= 0),
+    "LLAMA_H2O_NEEDS_ATTENTION,LLAMA_H2O_NEEDS_SQUARES,LLAMA_H2O_NEEDS_QUERY_ATTENTION,LLAMA_H2O_NEEDS_KEYS,"
+    "LLAMA_H2O_NEEDS_VALUE_NORMS,LLAMA_H2O_NEEDS_QUERIES" },
+  { "llama_h2o_positions", 140, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_state_versions", 133, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
+  { "llama_h2o_scope", 141, _cffi_prim_int(sizeof(enum llama_h2o_scope), ((enum llama_h2o_scope)-1) <= 0),
+    "LLAMA_H2O_SCOPE_HEAD,LLAMA_H2O_SCOPE_LAYER,LLAMA_H2O_SCOPE_CACHE" },
+  { "llama_h2o_standing", 142, _cffi_prim_int(sizeof(enum llama_h2o_standing), ((enum llama_h2o_standing)-1) <= 0),
+    "LLAMA_H2O_PINNED,LLAMA_H2O_RECENT,LLAMA_H2O_COMPETING" },
+  { "llama_h2o_state_versions", 143, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
     "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 134, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 144, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
     "LLAMA_H2O_ERR_ROW_BLOCKS,LLAMA_H2O_ERR_MEMORY,LLAMA_H2O_ERR_INTERNAL,LLAMA_H2O_ERR_N_POS,LLAMA_H2O_ERR_REBASE,"
     "LLAMA_H2O_ERR_PIN,LLAMA_H2O_ERR_ATTENTION,LLAMA_H2O_ERR_ENLARGED,LLAMA_H2O_ERR_NOT_ENLARGED,LLAMA_H2O_ERR_POLICY,"
-    "LLAMA_H2O_ERR_POLICY_ROPE,LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,"
-    "LLAMA_H2O_ERR_ARCHIVE_TYPE,LLAMA_H2O_ERR_RECALL_HEADS,LLAMA_H2O_ERR_ARCHIVE_SIZE" },
+    "LLAMA_H2O_ERR_SPANS,LLAMA_H2O_ERR_SPLIT,LLAMA_H2O_ERR_NO_ARCHIVE,LLAMA_H2O_ERR_ARCHIVE_FILE,LLAMA_H2O_ERR_ARCHIVE_TYPE,"
+    "LLAMA_H2O_ERR_RECALL_HEADS,LLAMA_H2O_ERR_ARCHIVE_SIZE" },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -3147,12 +3396,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  82,  /* num_globals */
-  9,  /* num_struct_unions */
-  6,  /* num_enums */
+  93,  /* num_globals */
+  11,  /* num_struct_unions */
+  9,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  147,  /* num_types */
+  161,  /* num_types */
   1,  /* flags */
 };
 

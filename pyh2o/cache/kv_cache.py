@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .._native import ffi, lib
 from ..errors import NativeError, StateVersionError
+from .scoring import scorer_of, take_error
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -139,10 +140,10 @@ class KVCache:
         Raises:
             NativeError: the context, the model or the cache type does not allow it.
         """
-        # the native library has a copy afterwards
         policy = ffi.new("char[]", budget.policy.full_text.encode())
-        params = _params(budget, policy)
-        _check(lib.llama_h2o_attach(self._context, params))
+        scorer = scorer_of(budget.policy, budget.recent, self._context)
+        # the native library has copies of both afterwards
+        _check(lib.llama_h2o_attach(self._context, _params(budget, policy, scorer)))
 
     def pin(self, n_pinned: int) -> None:
         """Never evict the first positions of a sequence, until it is cleared.
@@ -366,12 +367,13 @@ class KVCache:
         return _check(lib.llama_h2o_get_rows(*self._text, layer, n_rows, pos, score))
 
 
-def _params(budget: Budget, policy: Any) -> Any:
+def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
     """struct llama_h2o_params.
 
     Args:
         budget: the other settings.
         policy: char[], which must outlive the struct.
+        scorer: so must this struct llama_h2o_scorer *; NULL for a policy of the library.
     """
     settings = budget.settings
     schemes = {
@@ -391,6 +393,7 @@ def _params(budget: Budget, policy: Any) -> Any:
         "positions": schemes[settings.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
         "policy": policy,
+        "scorer": scorer,
     }
     return ffi.new("struct llama_h2o_params *", values)[0]
 
@@ -405,7 +408,12 @@ def refusal(status: int) -> str:
 
 
 def _check(status: int) -> int:
-    """The count that a native function returned, or its refusal as an exception."""
+    """The count that a native function returned.
+
+    Raises:
+        NativeError: its refusal.
+        BaseException: what the policy has raised at a compaction.
+    """
     if status < 0:
-        raise NativeError(status, refusal(status))
+        raise take_error() or NativeError(status, refusal(status))
     return status

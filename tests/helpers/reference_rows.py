@@ -11,7 +11,7 @@ from pyh2o import Llama
 from pyh2o.policies import parse_policy
 from pyh2o.reference.attention import collected_attention
 from pyh2o.reference.cache import LayerCache
-from pyh2o.reference.compaction import RotaryPlace, compact
+from pyh2o.reference.compaction import compact
 from pyh2o.reference.eviction import EvictionParameters
 
 # Tokens that tell by their scores which layers look at the same rows.
@@ -47,8 +47,7 @@ class ReferenceRows:
         self._before = copy.deepcopy(self.caches)
         self._is_clear = True
         if caches[0].n_rows + n_new > self.eviction.capacity:
-            place = RotaryPlace(self.n_tokens, np.ones(1))
-            smallest = compact(caches, self.eviction, parse_policy("h2o"), place)
+            smallest = compact(caches, self.eviction, parse_policy("h2o"), np.ones(1))
             self._is_clear = smallest > self.clear_margin
         self._append(n_new)
         self.n_tokens += n_new
