@@ -109,11 +109,6 @@ enum llama_h2o_limits {
     LLAMA_H2O_MOST_POSITIONS = 2146435072, // 2^31 - 2^20
 };
 
-// Of the states that are written. They are read by the version that wrote them.
-enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 1,
-};
-
 enum llama_h2o_positions {
     LLAMA_H2O_POSITIONS_ORIGINAL = 0, // those of the text, until they are used up: a re-base then
     LLAMA_H2O_POSITIONS_DENSE    = 1, // 0, 1, 2 ... in the order of the text after every compaction
@@ -432,9 +427,6 @@ LLAMA_H2O_API int64_t llama_h2o_device_bytes(const struct llama_context * ctx);
 // 0 for a layer without a KV cache.
 LLAMA_H2O_API int32_t llama_h2o_get_rows(
         struct llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
-
-// The version of a state that llama_state_seq_get_data() wrote, or 0 if it is none of a context with eviction.
-LLAMA_H2O_API int32_t llama_h2o_state_version(const void * data, size_t size);
 
 #ifdef __cplusplus
 }

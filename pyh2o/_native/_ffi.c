@@ -585,23 +585,23 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 
 static void *_cffi_types[] = {
 /*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // _Bool()(void *)
-/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 160), // void *
+/*  1 */ _CFFI_OP(_CFFI_OP_POINTER, 155), // void *
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  3 */ _CFFI_OP(_CFFI_OP_FUNCTION, 29), // _Bool()(void *, struct llama_h2o_head_rows const *, double *)
 /*  4 */ _CFFI_OP(_CFFI_OP_NOOP, 1),
-/*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // struct llama_h2o_head_rows const *
-/*  6 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // double *
+/*  5 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // struct llama_h2o_head_rows const *
+/*  6 */ _CFFI_OP(_CFFI_OP_POINTER, 131), // double *
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  8 */ _CFFI_OP(_CFFI_OP_FUNCTION, 34), // char const *()(int32_t)
 /*  9 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
 /* 10 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION, 34), // char const *()(struct llama_context *, int32_t)
-/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_context *
+/* 12 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_context *
 /* 13 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 14 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 15 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct gguf_context const *, int64_t *)
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 148), // struct gguf_context const *
-/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // int64_t *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // struct gguf_context const *
+/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 142), // int64_t *
 /* 18 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *)
 /* 20 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
@@ -618,8 +618,8 @@ static void *_cffi_types[] = {
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, char const *, uint8_t const *)
 /* 32 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 33 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 34 */ _CFFI_OP(_CFFI_OP_POINTER, 133), // char const *
-/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 159), // uint8_t const *
+/* 34 */ _CFFI_OP(_CFFI_OP_POINTER, 129), // char const *
+/* 35 */ _CFFI_OP(_CFFI_OP_POINTER, 154), // uint8_t const *
 /* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, int32_t const *, uint32_t)
 /* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
@@ -645,7 +645,7 @@ static void *_cffi_types[] = {
 /* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
 /* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 9), // int32_t *
-/* 61 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // float *
+/* 61 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // float *
 /* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 63 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_lost_rows *)
 /* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
@@ -660,7 +660,7 @@ static void *_cffi_types[] = {
 /* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, struct llama_h2o_span const *, uint32_t)
 /* 74 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
 /* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 76 */ _CFFI_OP(_CFFI_OP_POINTER, 155), // struct llama_h2o_span const *
+/* 76 */ _CFFI_OP(_CFFI_OP_POINTER, 150), // struct llama_h2o_span const *
 /* 77 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, int32_t, uint32_t)
@@ -670,7 +670,7 @@ static void *_cffi_types[] = {
 /* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, struct llama_h2o_breaker *)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
-/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 150), // struct llama_h2o_breaker *
+/* 86 */ _CFFI_OP(_CFFI_OP_POINTER, 145), // struct llama_h2o_breaker *
 /* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context *, struct llama_h2o_params)
 /* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 12),
@@ -681,70 +681,65 @@ static void *_cffi_types[] = {
 /* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_layer_info *)
-/* 97 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_context const *
+/* 97 */ _CFFI_OP(_CFFI_OP_POINTER, 144), // struct llama_context const *
 /* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // struct llama_h2o_layer_info *
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 147), // struct llama_h2o_layer_info *
 /* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_context const *, int32_t, struct llama_h2o_stats *)
 /* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
 /* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 104 */ _CFFI_OP(_CFFI_OP_POINTER, 156), // struct llama_h2o_stats *
+/* 104 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // struct llama_h2o_stats *
 /* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(struct llama_model const *)
-/* 107 */ _CFFI_OP(_CFFI_OP_POINTER, 157), // struct llama_model const *
+/* 107 */ _CFFI_OP(_CFFI_OP_POINTER, 152), // struct llama_model const *
 /* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(void const *, size_t)
-/* 110 */ _CFFI_OP(_CFFI_OP_POINTER, 160), // void const *
-/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(void)
-/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int64_t()(struct llama_context const *)
-/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
-/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *)
-/* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 9), // int32_t()(void)
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 142), // int64_t()(struct llama_context const *)
+/* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 97),
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *)
+/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *, uint32_t)
+/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
+/* 119 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // uint32_t()(struct llama_model const *, uint32_t)
+/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION, 153), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
 /* 122 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
-/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 158), // uint64_t()(struct llama_model const *, int32_t, int32_t, _Bool)
-/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 107),
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
-/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
-/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 131 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
-/* 132 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // _Bool(*)(void *, struct llama_h2o_head_rows const *, double *)
-/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 134 */ _CFFI_OP(_CFFI_OP_POINTER, 135), // double const *
-/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
-/* 136 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
-/* 137 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
-/* 138 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
-/* 139 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_needs
-/* 140 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_positions
-/* 141 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_scope
-/* 142 */ _CFFI_OP(_CFFI_OP_ENUM, 6), // enum llama_h2o_standing
-/* 143 */ _CFFI_OP(_CFFI_OP_ENUM, 7), // enum llama_h2o_state_versions
-/* 144 */ _CFFI_OP(_CFFI_OP_ENUM, 8), // enum llama_h2o_status
-/* 145 */ _CFFI_OP(_CFFI_OP_POINTER, 146), // float const *
-/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
-/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 148 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
-/* 149 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
-/* 150 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
-/* 151 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_head_rows
-/* 152 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_layer_info
-/* 153 */ _CFFI_OP(_CFFI_OP_POINTER, 154), // struct llama_h2o_scorer const *
-/* 154 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_scorer
-/* 155 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_h2o_span
-/* 156 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // struct llama_h2o_stats
-/* 157 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // struct llama_model
-/* 158 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 160 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 123 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21),
+/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 1),
+/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 127 */ _CFFI_OP(_CFFI_OP_POINTER, 0), // _Bool(*)(void *)
+/* 128 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // _Bool(*)(void *, struct llama_h2o_head_rows const *, double *)
+/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 130 */ _CFFI_OP(_CFFI_OP_POINTER, 131), // double const *
+/* 131 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 14), // double
+/* 132 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum llama_h2o_archive_type
+/* 133 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum llama_h2o_attention_type
+/* 134 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum llama_h2o_limits
+/* 135 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum llama_h2o_needs
+/* 136 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum llama_h2o_positions
+/* 137 */ _CFFI_OP(_CFFI_OP_ENUM, 5), // enum llama_h2o_scope
+/* 138 */ _CFFI_OP(_CFFI_OP_ENUM, 6), // enum llama_h2o_standing
+/* 139 */ _CFFI_OP(_CFFI_OP_ENUM, 7), // enum llama_h2o_status
+/* 140 */ _CFFI_OP(_CFFI_OP_POINTER, 141), // float const *
+/* 141 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 13), // float
+/* 142 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 143 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // struct gguf_context
+/* 144 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // struct llama_context
+/* 145 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // struct llama_h2o_breaker
+/* 146 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // struct llama_h2o_head_rows
+/* 147 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // struct llama_h2o_layer_info
+/* 148 */ _CFFI_OP(_CFFI_OP_POINTER, 149), // struct llama_h2o_scorer const *
+/* 149 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // struct llama_h2o_scorer
+/* 150 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // struct llama_h2o_span
+/* 151 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // struct llama_h2o_stats
+/* 152 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // struct llama_model
+/* 153 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
+/* 154 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 155 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_LLAMA_H2O_ARCHIVE_F16(unsigned long long *o)
@@ -926,13 +921,6 @@ static int _cffi_const_LLAMA_H2O_COMPETING(unsigned long long *o)
 {
   int n = (LLAMA_H2O_COMPETING) <= 0;
   *o = (unsigned long long)((LLAMA_H2O_COMPETING) | 0);  /* check that LLAMA_H2O_COMPETING is an integer */
-  return n;
-}
-
-static int _cffi_const_LLAMA_H2O_STATE_VERSION(unsigned long long *o)
-{
-  int n = (LLAMA_H2O_STATE_VERSION) <= 0;
-  *o = (unsigned long long)((LLAMA_H2O_STATE_VERSION) | 0);  /* check that LLAMA_H2O_STATE_VERSION is an integer */
   return n;
 }
 
@@ -2684,54 +2672,6 @@ _cffi_f_llama_h2o_size_of_cell(PyObject *self, PyObject *args)
 #  define _cffi_f_llama_h2o_size_of_cell _cffi_d_llama_h2o_size_of_cell
 #endif
 
-static int32_t _cffi_d_llama_h2o_state_version(void const * x0, size_t x1)
-{
-  return llama_h2o_state_version(x0, x1);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_llama_h2o_state_version(PyObject *self, PyObject *args)
-{
-  void const * x0;
-  size_t x1;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int32_t result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-
-  if (!PyArg_UnpackTuple(args, "llama_h2o_state_version", 2, 2, &arg0, &arg1))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(110), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(110), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x1 = _cffi_to_c_int(arg1, size_t);
-  if (x1 == (size_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = llama_h2o_state_version(x0, x1); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int32_t);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-#  define _cffi_f_llama_h2o_state_version _cffi_d_llama_h2o_state_version
-#endif
-
 static char const * _cffi_d_llama_h2o_strerror(int32_t x0)
 {
   return llama_h2o_strerror(x0);
@@ -3052,7 +2992,6 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "LLAMA_H2O_SCOPE_CACHE", (void *)_cffi_const_LLAMA_H2O_SCOPE_CACHE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_SCOPE_HEAD", (void *)_cffi_const_LLAMA_H2O_SCOPE_HEAD, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "LLAMA_H2O_SCOPE_LAYER", (void *)_cffi_const_LLAMA_H2O_SCOPE_LAYER, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "LLAMA_H2O_STATE_VERSION", (void *)_cffi_const_LLAMA_H2O_STATE_VERSION, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "llama_h2o_archive_close", (void *)_cffi_f_llama_h2o_archive_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_close },
   { "llama_h2o_archive_flush", (void *)_cffi_f_llama_h2o_archive_flush, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_archive_flush },
   { "llama_h2o_archive_in_states", (void *)_cffi_f_llama_h2o_archive_in_states, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 26), (void *)_cffi_d_llama_h2o_archive_in_states },
@@ -3061,7 +3000,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_archive_restore", (void *)_cffi_f_llama_h2o_archive_restore, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_llama_h2o_archive_restore },
   { "llama_h2o_archive_trouble", (void *)_cffi_f_llama_h2o_archive_trouble, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 11), (void *)_cffi_d_llama_h2o_archive_trouble },
   { "llama_h2o_attach", (void *)_cffi_f_llama_h2o_attach, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_llama_h2o_attach },
-  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 115), (void *)_cffi_d_llama_h2o_device_bytes },
+  { "llama_h2o_device_bytes", (void *)_cffi_f_llama_h2o_device_bytes, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 111), (void *)_cffi_d_llama_h2o_device_bytes },
   { "llama_h2o_device_name", (void *)_cffi_f_llama_h2o_device_name, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 8), (void *)_cffi_d_llama_h2o_device_name },
   { "llama_h2o_enlarge", (void *)_cffi_f_llama_h2o_enlarge, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 92), (void *)_cffi_d_llama_h2o_enlarge },
   { "llama_h2o_find_repeated_token", (void *)_cffi_f_llama_h2o_find_repeated_token, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 15), (void *)_cffi_d_llama_h2o_find_repeated_token },
@@ -3072,36 +3011,35 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "llama_h2o_get_stats", (void *)_cffi_f_llama_h2o_get_stats, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_llama_h2o_get_stats },
   { "llama_h2o_mark", (void *)_cffi_f_llama_h2o_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_mark },
   { "llama_h2o_marked", (void *)_cffi_f_llama_h2o_marked, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_llama_h2o_marked },
-  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 113), (void *)_cffi_d_llama_h2o_n_devices },
+  { "llama_h2o_n_devices", (void *)_cffi_f_llama_h2o_n_devices, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 109), (void *)_cffi_d_llama_h2o_n_devices },
   { "llama_h2o_n_few", (void *)_cffi_f_llama_h2o_n_few, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 19), (void *)_cffi_d_llama_h2o_n_few },
-  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_n_pos },
-  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 118), (void *)_cffi_d_llama_h2o_n_pos_learned },
+  { "llama_h2o_n_pos", (void *)_cffi_f_llama_h2o_n_pos, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 117), (void *)_cffi_d_llama_h2o_n_pos },
+  { "llama_h2o_n_pos_learned", (void *)_cffi_f_llama_h2o_n_pos_learned, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 114), (void *)_cffi_d_llama_h2o_n_pos_learned },
   { "llama_h2o_pin", (void *)_cffi_f_llama_h2o_pin, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_llama_h2o_pin },
   { "llama_h2o_pin_spans", (void *)_cffi_f_llama_h2o_pin_spans, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 73), (void *)_cffi_d_llama_h2o_pin_spans },
   { "llama_h2o_set_breaker", (void *)_cffi_f_llama_h2o_set_breaker, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_llama_h2o_set_breaker },
   { "llama_h2o_share_fairly", (void *)_cffi_f_llama_h2o_share_fairly, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 37), (void *)_cffi_d_llama_h2o_share_fairly },
   { "llama_h2o_shrink", (void *)_cffi_f_llama_h2o_shrink, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 19), (void *)_cffi_d_llama_h2o_shrink },
-  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_llama_h2o_size_of_cell },
-  { "llama_h2o_state_version", (void *)_cffi_f_llama_h2o_state_version, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_llama_h2o_state_version },
+  { "llama_h2o_size_of_cell", (void *)_cffi_f_llama_h2o_size_of_cell, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 121), (void *)_cffi_d_llama_h2o_size_of_cell },
   { "llama_h2o_strerror", (void *)_cffi_f_llama_h2o_strerror, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 8), (void *)_cffi_d_llama_h2o_strerror },
   { "llama_h2o_supports", (void *)_cffi_f_llama_h2o_supports, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 106), (void *)_cffi_d_llama_h2o_supports },
   { "llama_h2o_zero_rows", (void *)_cffi_f_llama_h2o_zero_rows, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 22), (void *)_cffi_d_llama_h2o_zero_rows },
-  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 131), (void *)pyh2o_ask },
+  { "pyh2o_ask", (void *)&_cffi_externpy__pyh2o_ask, _CFFI_OP(_CFFI_OP_EXTERN_PYTHON, 127), (void *)pyh2o_ask },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "ask", offsetof(struct llama_h2o_breaker, ask),
            sizeof(((struct llama_h2o_breaker *)0)->ask),
-           _CFFI_OP(_CFFI_OP_NOOP, 131) },
+           _CFFI_OP(_CFFI_OP_NOOP, 127) },
   { "data", offsetof(struct llama_h2o_breaker, data),
             sizeof(((struct llama_h2o_breaker *)0)->data),
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
   { "interval_us", offsetof(struct llama_h2o_breaker, interval_us),
                    sizeof(((struct llama_h2o_breaker *)0)->interval_us),
-                   _CFFI_OP(_CFFI_OP_NOOP, 147) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 142) },
   { "next_us", offsetof(struct llama_h2o_breaker, next_us),
                sizeof(((struct llama_h2o_breaker *)0)->next_us),
-               _CFFI_OP(_CFFI_OP_NOOP, 147) },
+               _CFFI_OP(_CFFI_OP_NOOP, 142) },
   { "il", offsetof(struct llama_h2o_head_rows, il),
           sizeof(((struct llama_h2o_head_rows *)0)->il),
           _CFFI_OP(_CFFI_OP_NOOP, 41) },
@@ -3116,10 +3054,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_places", offsetof(struct llama_h2o_head_rows, n_places),
                 sizeof(((struct llama_h2o_head_rows *)0)->n_places),
-                _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "newest", offsetof(struct llama_h2o_head_rows, newest),
               sizeof(((struct llama_h2o_head_rows *)0)->newest),
-              _CFFI_OP(_CFFI_OP_NOOP, 147) },
+              _CFFI_OP(_CFFI_OP_NOOP, 142) },
   { "pos", offsetof(struct llama_h2o_head_rows, pos),
            sizeof(((struct llama_h2o_head_rows *)0)->pos),
            _CFFI_OP(_CFFI_OP_NOOP, 40) },
@@ -3128,16 +3066,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                 _CFFI_OP(_CFFI_OP_NOOP, 35) },
   { "attention", offsetof(struct llama_h2o_head_rows, attention),
                  sizeof(((struct llama_h2o_head_rows *)0)->attention),
-                 _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "squares", offsetof(struct llama_h2o_head_rows, squares),
                sizeof(((struct llama_h2o_head_rows *)0)->squares),
-               _CFFI_OP(_CFFI_OP_NOOP, 145) },
+               _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "query_attention", offsetof(struct llama_h2o_head_rows, query_attention),
                        sizeof(((struct llama_h2o_head_rows *)0)->query_attention),
-                       _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                       _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "value_norms", offsetof(struct llama_h2o_head_rows, value_norms),
                    sizeof(((struct llama_h2o_head_rows *)0)->value_norms),
-                   _CFFI_OP(_CFFI_OP_NOOP, 145) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "n_embd_k", offsetof(struct llama_h2o_head_rows, n_embd_k),
                 sizeof(((struct llama_h2o_head_rows *)0)->n_embd_k),
                 _CFFI_OP(_CFFI_OP_NOOP, 41) },
@@ -3146,16 +3084,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "keys", offsetof(struct llama_h2o_head_rows, keys),
             sizeof(((struct llama_h2o_head_rows *)0)->keys),
-            _CFFI_OP(_CFFI_OP_NOOP, 145) },
+            _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "queries", offsetof(struct llama_h2o_head_rows, queries),
                sizeof(((struct llama_h2o_head_rows *)0)->queries),
-               _CFFI_OP(_CFFI_OP_NOOP, 145) },
+               _CFFI_OP(_CFFI_OP_NOOP, 140) },
   { "query_pos", offsetof(struct llama_h2o_head_rows, query_pos),
                  sizeof(((struct llama_h2o_head_rows *)0)->query_pos),
                  _CFFI_OP(_CFFI_OP_NOOP, 40) },
   { "kq_scale", offsetof(struct llama_h2o_head_rows, kq_scale),
                 sizeof(((struct llama_h2o_head_rows *)0)->kq_scale),
-                _CFFI_OP(_CFFI_OP_NOOP, 146) },
+                _CFFI_OP(_CFFI_OP_NOOP, 141) },
   { "rope_neox", offsetof(struct llama_h2o_head_rows, rope_neox),
                  sizeof(((struct llama_h2o_head_rows *)0)->rope_neox),
                  _CFFI_OP(_CFFI_OP_NOOP, 29) },
@@ -3167,7 +3105,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "rope_angles", offsetof(struct llama_h2o_head_rows, rope_angles),
                    sizeof(((struct llama_h2o_head_rows *)0)->rope_angles),
-                   _CFFI_OP(_CFFI_OP_NOOP, 134) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 130) },
   { "rows_of", offsetof(struct llama_h2o_layer_info, rows_of),
                sizeof(((struct llama_h2o_layer_info *)0)->rows_of),
                _CFFI_OP(_CFFI_OP_NOOP, 9) },
@@ -3218,7 +3156,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "archive_size", offsetof(struct llama_h2o_params, archive_size),
                     sizeof(((struct llama_h2o_params *)0)->archive_size),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "archive_type", offsetof(struct llama_h2o_params, archive_type),
                     sizeof(((struct llama_h2o_params *)0)->archive_type),
                     _CFFI_OP(_CFFI_OP_NOOP, 9) },
@@ -3233,10 +3171,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
               _CFFI_OP(_CFFI_OP_NOOP, 34) },
   { "scorer", offsetof(struct llama_h2o_params, scorer),
               sizeof(((struct llama_h2o_params *)0)->scorer),
-              _CFFI_OP(_CFFI_OP_NOOP, 153) },
+              _CFFI_OP(_CFFI_OP_NOOP, 148) },
   { "score", offsetof(struct llama_h2o_scorer, score),
              sizeof(((struct llama_h2o_scorer *)0)->score),
-             _CFFI_OP(_CFFI_OP_NOOP, 132) },
+             _CFFI_OP(_CFFI_OP_NOOP, 128) },
   { "data", offsetof(struct llama_h2o_scorer, data),
             sizeof(((struct llama_h2o_scorer *)0)->data),
             _CFFI_OP(_CFFI_OP_NOOP, 1) },
@@ -3254,7 +3192,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "half_life", offsetof(struct llama_h2o_scorer, half_life),
                  sizeof(((struct llama_h2o_scorer *)0)->half_life),
-                 _CFFI_OP(_CFFI_OP_NOOP, 135) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 131) },
   { "p0", offsetof(struct llama_h2o_span, p0),
           sizeof(((struct llama_h2o_span *)0)->p0),
           _CFFI_OP(_CFFI_OP_NOOP, 9) },
@@ -3281,105 +3219,103 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 9) },
   { "n_compactions", offsetof(struct llama_h2o_stats, n_compactions),
                      sizeof(((struct llama_h2o_stats *)0)->n_compactions),
-                     _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_cells_freed", offsetof(struct llama_h2o_stats, n_cells_freed),
                      sizeof(((struct llama_h2o_stats *)0)->n_cells_freed),
-                     _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                     _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_rows_evicted", offsetof(struct llama_h2o_stats, n_rows_evicted),
                       sizeof(((struct llama_h2o_stats *)0)->n_rows_evicted),
-                      _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_rows_moved", offsetof(struct llama_h2o_stats, n_rows_moved),
                     sizeof(((struct llama_h2o_stats *)0)->n_rows_moved),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_rebases", offsetof(struct llama_h2o_stats, n_rebases),
                  sizeof(((struct llama_h2o_stats *)0)->n_rebases),
-                 _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "t_compactions_us", offsetof(struct llama_h2o_stats, t_compactions_us),
                         sizeof(((struct llama_h2o_stats *)0)->t_compactions_us),
-                        _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                        _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "t_rebases_us", offsetof(struct llama_h2o_stats, t_rebases_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_rebases_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_k", offsetof(struct llama_h2o_stats, size_k),
               sizeof(((struct llama_h2o_stats *)0)->size_k),
-              _CFFI_OP(_CFFI_OP_NOOP, 158) },
+              _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_v", offsetof(struct llama_h2o_stats, size_v),
               sizeof(((struct llama_h2o_stats *)0)->size_v),
-              _CFFI_OP(_CFFI_OP_NOOP, 158) },
+              _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_window", offsetof(struct llama_h2o_stats, size_window),
                    sizeof(((struct llama_h2o_stats *)0)->size_window),
-                   _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_recurrent", offsetof(struct llama_h2o_stats, size_recurrent),
                       sizeof(((struct llama_h2o_stats *)0)->size_recurrent),
-                      _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                      _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_scores", offsetof(struct llama_h2o_stats, size_scores),
                    sizeof(((struct llama_h2o_stats *)0)->size_scores),
-                   _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_archived", offsetof(struct llama_h2o_stats, n_archived),
                   sizeof(((struct llama_h2o_stats *)0)->n_archived),
                   _CFFI_OP(_CFFI_OP_NOOP, 41) },
   { "n_unarchived", offsetof(struct llama_h2o_stats, n_unarchived),
                     sizeof(((struct llama_h2o_stats *)0)->n_unarchived),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "size_archive", offsetof(struct llama_h2o_stats, size_archive),
                     sizeof(((struct llama_h2o_stats *)0)->size_archive),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "t_archive_us", offsetof(struct llama_h2o_stats, t_archive_us),
                     sizeof(((struct llama_h2o_stats *)0)->t_archive_us),
-                    _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                    _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "n_looked", offsetof(struct llama_h2o_stats, n_looked),
                 sizeof(((struct llama_h2o_stats *)0)->n_looked),
-                _CFFI_OP(_CFFI_OP_NOOP, 158) },
+                _CFFI_OP(_CFFI_OP_NOOP, 153) },
   { "found", offsetof(struct llama_h2o_stats, found),
              sizeof(((struct llama_h2o_stats *)0)->found),
-             _CFFI_OP(_CFFI_OP_NOOP, 135) },
+             _CFFI_OP(_CFFI_OP_NOOP, 131) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "gguf_context", 148, _CFFI_F_OPAQUE,
+  { "gguf_context", 143, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_context", 149, _CFFI_F_OPAQUE,
+  { "llama_context", 144, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "llama_h2o_breaker", 150, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_breaker", 145, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_breaker), offsetof(struct _cffi_align_struct_llama_h2o_breaker, y), 0, 4 },
-  { "llama_h2o_head_rows", 151, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_head_rows", 146, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_head_rows), offsetof(struct _cffi_align_struct_llama_h2o_head_rows, y), 4, 22 },
-  { "llama_h2o_layer_info", 152, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_layer_info", 147, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_layer_info), offsetof(struct _cffi_align_struct_llama_h2o_layer_info, y), 26, 7 },
   { "llama_h2o_lost_rows", 71, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_lost_rows), offsetof(struct _cffi_align_struct_llama_h2o_lost_rows, y), 33, 3 },
   { "llama_h2o_params", 90, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_params), offsetof(struct _cffi_align_struct_llama_h2o_params, y), 36, 12 },
-  { "llama_h2o_scorer", 154, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_scorer", 149, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_scorer), offsetof(struct _cffi_align_struct_llama_h2o_scorer, y), 48, 7 },
-  { "llama_h2o_span", 155, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_span", 150, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_span), offsetof(struct _cffi_align_struct_llama_h2o_span, y), 55, 2 },
-  { "llama_h2o_stats", 156, _CFFI_F_CHECK_FIELDS,
+  { "llama_h2o_stats", 151, _CFFI_F_CHECK_FIELDS,
     sizeof(struct llama_h2o_stats), offsetof(struct _cffi_align_struct_llama_h2o_stats, y), 57, 24 },
-  { "llama_model", 157, _CFFI_F_OPAQUE,
+  { "llama_model", 152, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "llama_h2o_archive_type", 136, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
+  { "llama_h2o_archive_type", 132, _cffi_prim_int(sizeof(enum llama_h2o_archive_type), ((enum llama_h2o_archive_type)-1) <= 0),
     "LLAMA_H2O_ARCHIVE_F16,LLAMA_H2O_ARCHIVE_Q8_0,LLAMA_H2O_ARCHIVE_Q4_0,LLAMA_H2O_ARCHIVE_F32" },
-  { "llama_h2o_attention_type", 137, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
+  { "llama_h2o_attention_type", 133, _cffi_prim_int(sizeof(enum llama_h2o_attention_type), ((enum llama_h2o_attention_type)-1) <= 0),
     "LLAMA_H2O_ATTENTION_AUTO,LLAMA_H2O_ATTENTION_OPS,LLAMA_H2O_ATTENTION_PORTABLE,LLAMA_H2O_ATTENTION_NEON,"
     "LLAMA_H2O_ATTENTION_AVX2,LLAMA_H2O_ATTENTION_AVX512,LLAMA_H2O_ATTENTION_AVX512BF16" },
-  { "llama_h2o_limits", 138, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
+  { "llama_h2o_limits", 134, _cffi_prim_int(sizeof(enum llama_h2o_limits), ((enum llama_h2o_limits)-1) <= 0),
     "LLAMA_H2O_MOST_POSITIONS" },
-  { "llama_h2o_needs", 139, _cffi_prim_int(sizeof(enum llama_h2o_needs), ((enum llama_h2o_needs)-1) <= 0),
+  { "llama_h2o_needs", 135, _cffi_prim_int(sizeof(enum llama_h2o_needs), ((enum llama_h2o_needs)-1) <= 0),
     "LLAMA_H2O_NEEDS_ATTENTION,LLAMA_H2O_NEEDS_SQUARES,LLAMA_H2O_NEEDS_QUERY_ATTENTION,LLAMA_H2O_NEEDS_KEYS,"
     "LLAMA_H2O_NEEDS_VALUE_NORMS,LLAMA_H2O_NEEDS_QUERIES" },
-  { "llama_h2o_positions", 140, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
+  { "llama_h2o_positions", 136, _cffi_prim_int(sizeof(enum llama_h2o_positions), ((enum llama_h2o_positions)-1) <= 0),
     "LLAMA_H2O_POSITIONS_ORIGINAL,LLAMA_H2O_POSITIONS_DENSE" },
-  { "llama_h2o_scope", 141, _cffi_prim_int(sizeof(enum llama_h2o_scope), ((enum llama_h2o_scope)-1) <= 0),
+  { "llama_h2o_scope", 137, _cffi_prim_int(sizeof(enum llama_h2o_scope), ((enum llama_h2o_scope)-1) <= 0),
     "LLAMA_H2O_SCOPE_HEAD,LLAMA_H2O_SCOPE_LAYER,LLAMA_H2O_SCOPE_CACHE" },
-  { "llama_h2o_standing", 142, _cffi_prim_int(sizeof(enum llama_h2o_standing), ((enum llama_h2o_standing)-1) <= 0),
+  { "llama_h2o_standing", 138, _cffi_prim_int(sizeof(enum llama_h2o_standing), ((enum llama_h2o_standing)-1) <= 0),
     "LLAMA_H2O_PINNED,LLAMA_H2O_RECENT,LLAMA_H2O_COMPETING" },
-  { "llama_h2o_state_versions", 143, _cffi_prim_int(sizeof(enum llama_h2o_state_versions), ((enum llama_h2o_state_versions)-1) <= 0),
-    "LLAMA_H2O_STATE_VERSION" },
-  { "llama_h2o_status", 144, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
+  { "llama_h2o_status", 139, _cffi_prim_int(sizeof(enum llama_h2o_status), ((enum llama_h2o_status)-1) <= 0),
     "LLAMA_H2O_OK,LLAMA_H2O_ERR_ARGUMENT,LLAMA_H2O_ERR_PARAMS,LLAMA_H2O_ERR_CELLS,LLAMA_H2O_ERR_NOT_EMPTY,"
     "LLAMA_H2O_ERR_ATTACHED,LLAMA_H2O_ERR_NOT_ATTACHED,LLAMA_H2O_ERR_SHARED_CELLS,LLAMA_H2O_ERR_NO_CACHE,LLAMA_H2O_ERR_RECURRENT,"
     "LLAMA_H2O_ERR_SLIDING,LLAMA_H2O_ERR_ALIBI,LLAMA_H2O_ERR_SPARSE,LLAMA_H2O_ERR_SHARED_LAYERS,LLAMA_H2O_ERR_CACHE_KIND,"
@@ -3396,12 +3332,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   NULL,  /* no typenames */
-  93,  /* num_globals */
+  91,  /* num_globals */
   11,  /* num_struct_unions */
-  9,  /* num_enums */
+  8,  /* num_enums */
   0,  /* num_typenames */
   NULL,  /* no includes */
-  161,  /* num_types */
+  156,  /* num_types */
   1,  /* flags */
 };
 

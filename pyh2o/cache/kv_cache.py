@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import ffi, lib
-from ..errors import NativeError, StateVersionError
+from ..errors import NativeError
 from .scoring import scorer_of, take_error
 from .settings import Budget
 
@@ -26,23 +25,6 @@ ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
 ERR_RECALL_HEADS: int = lib.LLAMA_H2O_ERR_RECALL_HEADS
 MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
-
-
-def check_state_version(data: bytes | mmap) -> None:
-    """Refuse a saved state that another version has written.
-
-    Args:
-        data: from llama_state_seq_get_data() of a context with eviction; any other bytes pass.
-
-    Raises:
-        StateVersionError: with what helps.
-    """
-    version = lib.llama_h2o_state_version(ffi.from_buffer(data), len(data))
-    if version not in (0, lib.LLAMA_H2O_STATE_VERSION):
-        age = "an earlier" if version < lib.LLAMA_H2O_STATE_VERSION else "a later"
-        raise StateVersionError(
-            f"the state was written by {age} version of pyh2o: read the text again"
-        )
 
 
 @dataclass(frozen=True)

@@ -331,7 +331,6 @@ class Llama(ReadingLlama):
         Raises:
             StateError: another model, other settings, damaged data, or not the tokens' state. The
                 text and the cache are then empty.
-            StateVersionError: a state of another version of pyh2o, likewise.
         """
         with self.guard:
             if self._archive is not None:

@@ -173,7 +173,7 @@ def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
     stock.eval(list(range(120)))
 
 
-def test_null_pointers_and_foreign_bytes() -> None:
+def test_null_pointers() -> None:
     wrong = lib.LLAMA_H2O_ERR_ARGUMENT
     assert lib.llama_h2o_pin(ffi.NULL, 0, 1) == wrong
     assert lib.llama_h2o_pin_spans(ffi.NULL, 0, ffi.NULL, 0) == wrong
@@ -186,9 +186,6 @@ def test_null_pointers_and_foreign_bytes() -> None:
     assert lib.llama_h2o_device_bytes(ffi.NULL) == wrong
     for i in (-1, -(2**31), 2**31 - 1):
         assert lib.llama_h2o_device_name(i) == ffi.NULL
-    assert lib.llama_h2o_state_version(ffi.NULL, 100) == 0
-    for data in (b"", b"\0" * 11, b"\0" * 12, bytes(range(200))):
-        assert lib.llama_h2o_state_version(ffi.from_buffer(data), len(data)) == 0
 
 
 def test_a_layer_that_is_not_there_is_named(tiny: Path) -> None:
