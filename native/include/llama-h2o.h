@@ -216,9 +216,8 @@ struct llama_h2o_params {
     int32_t positions;     // a llama_h2o_positions
     int32_t attention;     // a llama_h2o_attention_type
 
-    // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Every policy has a file of its
-    // own in native/src/policies, and a docstring with its source and its deviations in pyh2o/policies. The text is
-    // copied.
+    // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Those of the library are in
+    // native/src/policies, and have a docstring with source and deviations in pyh2o/policies. The text is copied.
     const char * policy;
 
     // Gives the scores in the place of the policies here; the text above is then any that says which one it is. Copied. Null:

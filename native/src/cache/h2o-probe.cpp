@@ -208,23 +208,26 @@ void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uin
     }
 }
 
-// A key or a query as it was before it was mixed, where that is known.
-static void unmix(const llama_h2o_layer & layer, ggml_type type, const void * stored, float * row, float * space) {
-    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
+// Keys or queries as they were before they were mixed, where that is known: fn(i) is where the one of row i lies.
+template <typename F>
+static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, size_t n_between, float * rows, F fn) {
+    const uint32_t n_embd = layer.shape.k.n_embd_head;
+    const auto turn       = llama_h2o_best_kernel(0, 0)->turn; // found out anew at each call
 
-    turn(layer.rope->turning(), nullptr, layer.shape.k.n_embd_head, layer.rope->form(type), stored,
-            { GGML_TYPE_F32, 0 }, row, space);
+    std::vector<float> space(n_embd);
+    for (size_t i = 0; i < n_rows; ++i) {
+        turn(layer.rope->turning(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
+                rows + i * n_between, space.data());
+    }
 }
 
 void llama_h2o_sight::read_keys(const llama_h2o_layer & layer, uint32_t head) {
-    const uint32_t n_embd = layer.shape.k.n_embd_head;
-    const size_t size     = ggml_row_size(layer.shape.k.type, n_embd);
+    const auto & layout = layer.shape.k;
+    const size_t size   = ggml_row_size(layout.type, layout.n_embd_head);
 
-    std::vector<float> space(n_embd);
-    keys.resize(used.size() * n_embd);
-    for (size_t i = 0; i < used.size(); ++i) {
-        unmix(layer, layer.shape.k.type, k->at(used[i]) + head * size, keys.data() + i * n_embd, space.data());
-    }
+    keys.resize(used.size() * layout.n_embd_head);
+    unmix(layer, layout.type, used.size(), layout.n_embd_head, keys.data(),
+            [&](size_t i) { return k->at(used[i]) + head * size; });
     rows.keys = keys.data();
 }
 
@@ -250,16 +253,13 @@ void llama_h2o_sight::read_queries(const llama_h2o_layer & layer, uint32_t head)
     const size_t n_embd      = ring->ne[0];
     const size_t n_group     = layer.shape.n_group();
 
-    std::vector<float> space(n_embd);
     std::vector<float> stored(n_embd * ring->ne[1]);
     queries.resize(slots.size() * n_group * n_embd);
     for (size_t g = 0; g < n_group; ++g) {
         const size_t offset = ring->nb[3] * s + ring->nb[2] * (head * n_group + g);
         ggml_backend_tensor_get(ring, stored.data(), offset, stored.size() * sizeof(float));
-        for (size_t i = 0; i < slots.size(); ++i) {
-            unmix(layer, GGML_TYPE_F32, stored.data() + slots[i] * n_embd, queries.data() + (i * n_group + g) * n_embd,
-                    space.data());
-        }
+        unmix(layer, GGML_TYPE_F32, slots.size(), n_group * n_embd, queries.data() + g * n_embd,
+                [&](size_t i) { return stored.data() + slots[i] * n_embd; });
     }
     rows.queries   = queries.data();
     rows.query_pos = query_pos.data();
