@@ -106,8 +106,8 @@ EVICTION_OPTIONS: dict[str, Any] = {
     "policy": Annotated[
         str,
         typer.Option(
-            help=f"What makes a row worth keeping: {', '.join(POLICIES)}; with parameters as in "
-            "snap:queries=32,pool=5.",
+            help=f"What makes a row worth keeping: {', '.join(POLICIES)}, or FILE.py:CLASS; with "
+            "parameters as in snap:queries=32,pool=5.",
             rich_help_panel=CACHE,
         ),
     ],

@@ -12,7 +12,7 @@ import typer
 from pyh2o.cache.settings import FIRST_SETTINGS, EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
-from pyh2o.policies.parsing import is_in_file
+from pyh2o.policies import POLICIES
 
 from .errors import InputError
 from .options import KVType, RunOptions
@@ -91,8 +91,8 @@ def _eviction(
         for name, saved_name in saved_names().items()
         if name not in given
     }
-    if is_in_file(str(values.get("policy", ""))):
-        del values["policy"]  # it executes a file: whoever wants that names it
+    if str(values.get("policy", "h2o")).partition(":")[0] not in POLICIES:
+        del values["policy"]  # a class in some file: whoever wants that gives the file again
     try:
         return replace(settings, **values)
     except SettingsError:

@@ -265,7 +265,7 @@ class Budget:
             "slack": self.slack,
             "recall": self.recall,
         }
-        values = {**vars(self.settings), **counts, "policy": str(self.settings.policy)}
+        values = {**vars(self.settings), **counts, "policy": self.settings.policy.identity}
         return {name: values[setting] for setting, name in saved_names().items()} | {
             "n_pos": self.n_pos
         }

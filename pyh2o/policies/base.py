@@ -208,13 +208,20 @@ class Policy(ABC):
 
     def __str__(self) -> str:
         """As users give it: the name, and the parameters that are not the default."""
-        changed = [item for item in fields(self) if getattr(self, item.name) != item.default]
-        return self._text(self.file or self.name, changed)
+        return self._text(self.file or self.name, self._changed())
+
+    @property
+    def identity(self) -> str:
+        """The same by its name, wherever its file lies: what sessions remember."""
+        return self._text(self.name, self._changed())
 
     @property
     def full_text(self) -> str:
         """The name with all parameters, as the native library and a state know it."""
         return self._text(self.name, fields(self))
+
+    def _changed(self) -> list[Field[Any]]:
+        return [item for item in fields(self) if getattr(self, item.name) != item.default]
 
     def _text(self, name: str, parameters: Sequence[Field[Any]]) -> str:
         assignments = [f"{item.name}={_text(getattr(self, item.name))}" for item in parameters]

@@ -41,11 +41,6 @@ NATIVE_POLICIES = (H2O, H2OMean, H2ODecay, H2OFar, Streaming)
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", re.DOTALL)
 
 
-def is_in_file(text: str) -> bool:
-    """Whether a policy's text names a file, which is executed when it is read."""
-    return _IN_FILE.fullmatch(text.strip()) is not None
-
-
 def parse_policy(text: str | Policy) -> Policy:
     """The policy that a text names: `name` or `name:parameter=value,parameter=value`.
 

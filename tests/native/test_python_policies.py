@@ -18,7 +18,7 @@ from oracle import assert_same_steps, clear_steps, read
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from pyh2o.errors import PolicyError, SettingsError, StateError
-from pyh2o.policies import FloatArray, HeadRows, Need, Policy, parse_policy
+from pyh2o.policies import NATIVE_POLICIES, FloatArray, HeadRows, Need, Policy, parse_policy
 from pyh2o.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
@@ -119,6 +119,20 @@ def test_a_policy_of_a_file_equals_the_reference(
     llm = llama_of(tiny, policy, n_ubatch=5)
     assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
     assert llm.kv.policy == policy
+
+
+@pytest.mark.parametrize("policy", NATIVE_POLICIES)
+def test_python_chooses_as_the_library_does(
+    tiny: Path, rng: np.random.Generator, policy: type[Policy]
+) -> None:
+    """A subclass is another policy, which no library computes."""
+    tokens = tokens_of(rng, 200)
+    mine, native = (llama_of(tiny, kind()) for kind in (type("Mine", (policy,), {}), policy))
+    for llm in (mine, native):
+        llm.eval(tokens)
+    for layer in range(N_LAYER):
+        np.testing.assert_array_equal(mine.kv_rows(layer)[0], native.kv_rows(layer)[0])
+    np.testing.assert_array_equal(mine.scores[199], native.scores[199])
 
 
 class Noted(Often):
