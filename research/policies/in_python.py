@@ -1,6 +1,6 @@
 """Policies of the library, asked in Python all the same: what a policy in Python costs.
 
-    python benchmarks/compaction_time.py model.gguf --policy h2o,research/policies/in_python.py:H2O
+python benchmarks/compaction_time.py model.gguf --policy h2o,research/policies/in_python.py:H2O
 """
 
 from __future__ import annotations

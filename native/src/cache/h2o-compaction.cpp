@@ -74,7 +74,7 @@ const llama_h2o_keep & choice::make() {
     const size_t n_layer = parts.layers.size();
 
     // who is outside of the library is asked in this thread
-    if (policy.scope == LLAMA_H2O_SCOPE_CACHE || policy.scorer) {
+    if (policy.scorer) {
         make_layers(0, n_layer);
     } else {
         llama_h2o_parallel(n_layer, keep.flags.size(), parts.ctx.get_cparams().n_threads,
