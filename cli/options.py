@@ -110,8 +110,8 @@ EVICTION_OPTIONS: dict[str, Any] = {
     ),
     "policy": _cache(
         str,
-        f"What makes a row worth keeping: {', '.join(POLICIES)}; with parameters as in "
-        "snap:queries=32,pool=5.",
+        f"What makes a row worth keeping: {', '.join(POLICIES)}, or FILE.py:CLASS; with parameters "
+        "as in snap:queries=32,pool=5.",
     ),
     "positions": _cache(
         Positions,

@@ -12,6 +12,7 @@ import typer
 from pyh2o.cache.settings import EvictionSettings, saved_names
 from pyh2o.errors import SettingsError
 from pyh2o.models import models_folder
+from pyh2o.policies import POLICIES
 
 from .errors import InputError
 from .options import KVType, RunOptions
@@ -89,6 +90,8 @@ def _eviction(
         for name, saved_name in saved_names().items()
         if name not in given and saved_name in saved
     }
+    if str(values.get("policy", "h2o")).partition(":")[0] not in POLICIES:
+        del values["policy"]  # a class in some file: whoever wants that gives the file again
     try:
         return replace(settings, **values)
     except SettingsError:

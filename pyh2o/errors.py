@@ -15,6 +15,10 @@ class SettingsError(PyH2OError, ValueError):
     """Eviction or context settings that make no sense together."""
 
 
+class PolicyError(PyH2OError, ValueError):
+    """A policy that gives rows scores by which they cannot be put in order."""
+
+
 class ModelError(PyH2OError, ValueError):
     """A model file that is missing, broken or cannot be fetched."""
 
@@ -36,11 +40,7 @@ class DecodeError(PyH2OError, RuntimeError):
 
 
 class StateError(PyH2OError, ValueError):
-    """A saved state of a KV cache that is damaged, or of another model or other settings."""
-
-
-class StateVersionError(StateError):
-    """A saved state that another version of pyh2o has written: its text can be read again."""
+    """A saved state of a KV cache that is damaged, or of another model, settings or version."""
 
 
 class SessionError(PyH2OError, ValueError):

@@ -38,9 +38,12 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 POLICIES = (
-    *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20", "h2o-layer"),
-    *("h2o-cells", "roco", "tova", "snap:queries=5,pool=1", "nacl:queries=5", "keydiff"),
-    *("expected:queries=6", "streaming", "random"),
+    *("h2o", "h2o-mean", "h2o-decay:half_life=20", "h2o-far:near=4,half_life=20"),
+    *("roco", "tova", "snap:queries=5,pool=1", "nacl:queries=5", "streaming"),
+    *(
+        f"{ROOT}/research/policies/{name}"
+        for name in ("keydiff.py:KeyDiff", "expected.py:Expected")
+    ),
 )
 
 

@@ -93,8 +93,7 @@ enum llama_h2o_status {
     LLAMA_H2O_ERR_ATTENTION     = -23, // attention cannot be computed in the way asked for
     LLAMA_H2O_ERR_ENLARGED      = -24, // the cache is enlarged already
     LLAMA_H2O_ERR_NOT_ENLARGED  = -25, // the cache is not enlarged
-    LLAMA_H2O_ERR_POLICY        = -26, // a text that no policy can be made of; the log says why
-    LLAMA_H2O_ERR_POLICY_ROPE   = -27, // a policy that has to know how the keys are rotated
+    LLAMA_H2O_ERR_POLICY        = -26, // a text or a scorer that no policy can be made of; the log says why
     LLAMA_H2O_ERR_SPANS         = -28, // spans that are empty, out of order or overlap
     LLAMA_H2O_ERR_SPLIT         = -29, // a layer's heads lie on several devices
     LLAMA_H2O_ERR_NO_ARCHIVE    = -30, // the params ask for no archive
@@ -108,11 +107,6 @@ enum llama_h2o_status {
 // what comes after them.
 enum llama_h2o_limits {
     LLAMA_H2O_MOST_POSITIONS = 2146435072, // 2^31 - 2^20
-};
-
-// Of the states that are written. They are read by the version that wrote them.
-enum llama_h2o_state_versions {
-    LLAMA_H2O_STATE_VERSION = 12,
 };
 
 enum llama_h2o_positions {
@@ -140,6 +134,76 @@ enum llama_h2o_archive_type {
     LLAMA_H2O_ARCHIVE_F32  = 3,
 };
 
+// What a row has to stay by.
+enum llama_h2o_standing {
+    LLAMA_H2O_PINNED    = 0,
+    LLAMA_H2O_RECENT    = 1,
+    LLAMA_H2O_COMPETING = 2, // for the places that pinned and recent rows leave
+};
+
+// What a policy has to see of the rows beside their positions; flags.
+enum llama_h2o_needs {
+    LLAMA_H2O_NEEDS_ATTENTION       = 1,
+    LLAMA_H2O_NEEDS_SQUARES         = 2, // and attention with them
+    LLAMA_H2O_NEEDS_QUERY_ATTENTION = 4,
+    LLAMA_H2O_NEEDS_KEYS            = 8,
+    LLAMA_H2O_NEEDS_VALUE_NORMS     = 16,
+    LLAMA_H2O_NEEDS_QUERIES         = 32,
+};
+
+// Whose scores are averaged before the choice, which is then the same for all of them.
+enum llama_h2o_scope {
+    LLAMA_H2O_SCOPE_HEAD  = 0,
+    LLAMA_H2O_SCOPE_LAYER = 1,
+    LLAMA_H2O_SCOPE_CACHE = 2,
+};
+
+// The rows of one (layer, KV head) at a compaction, in the order of their cells. What a policy has not asked for is null.
+struct llama_h2o_head_rows {
+    uint32_t il;      // layer of the model
+    uint32_t head;    // KV head of the layer
+    uint32_t n_group; // query heads of the KV head
+    uint32_t n_rows;
+    uint64_t n_places; // for competing rows
+    int64_t newest;    // position of the text
+
+    const int32_t * pos;           // [n_rows]
+    const uint8_t * standing;      // [n_rows] a llama_h2o_standing
+    const float * attention;       // [n_rows] collected: sum over queries, mean over the query heads of the group
+    const float * squares;         // [n_rows] the same of squared probabilities
+    const float * query_attention; // [n_rows] that the last queries pay now: sum and mean likewise
+    const float * value_norms;     // [n_rows] lengths of V
+
+    // rotated, in the basis of the model
+    uint32_t n_embd_k;
+    uint32_t n_queries;
+    const float * keys;        // [n_rows][n_embd_k]
+    const float * queries;     // [n_queries][n_group][n_embd_k], the last ones, in the order of the text
+    const int32_t * query_pos; // [n_queries]
+    float kq_scale;            // what products of them are multiplied with
+
+    // how they are rotated
+    bool rope_neox;             // pairs are (i, i + n_rope/2), not (2*i, 2*i + 1)
+    uint32_t rope_first;        // element that they begin at
+    uint32_t n_rope;            // elements that are rotated
+    const double * rope_angles; // [n_rope/2] radians per position; null if that is not known
+};
+
+// A policy outside of the library.
+struct llama_h2o_scorer {
+    // Gives the rows of a head their scores, [n_rows]: the higher ones stay. Only those of competing rows matter; they are
+    // finite, also as floats. Asked for one head after the other, in the thread that decodes, pins or shrinks. False breaks
+    // that off, which then fails; the text is what it was.
+    bool (*score)(void * data, const struct llama_h2o_head_rows * rows, double * scores);
+    void * data; // stays the caller's, as long as the context lives
+
+    uint32_t needs;     // llama_h2o_needs
+    uint32_t n_queries; // last queries that it looks at; no more than are recent
+    uint32_t n_near;    // attention from so few tokens away is not collected
+    int32_t scope;      // a llama_h2o_scope
+    double half_life;   // tokens after which attention counts for half; 0: it never fades
+};
+
 struct llama_h2o_params {
     uint32_t heavy;        // rows kept for their score, per (layer, KV head)
     uint32_t recent;       // newest positions that are never evicted, at least 1
@@ -152,10 +216,13 @@ struct llama_h2o_params {
     int32_t positions;     // a llama_h2o_positions
     int32_t attention;     // a llama_h2o_attention_type
 
-    // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Every policy has a file of its
-    // own in native/src/policies, and a docstring with its source and its deviations in pyh2o/policies. The text is
-    // copied.
+    // What gives a row its score, with all its parameters: "h2o-far:near=64,half_life=384". Those of the library are in
+    // native/src/policies, and have a docstring with source and deviations in pyh2o/policies. The text is copied.
     const char * policy;
+
+    // Gives the scores in the place of the policies here; the text above is then any that says which one it is. Copied. Null:
+    // there is none.
+    const struct llama_h2o_scorer * scorer;
 };
 
 // Positions p0 <= p < p1.
@@ -359,9 +426,6 @@ LLAMA_H2O_API int64_t llama_h2o_device_bytes(const struct llama_context * ctx);
 // 0 for a layer without a KV cache.
 LLAMA_H2O_API int32_t llama_h2o_get_rows(
         struct llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score);
-
-// The version of a state that llama_state_seq_get_data() wrote, or 0 if it is none of a context with eviction.
-LLAMA_H2O_API int32_t llama_h2o_state_version(const void * data, size_t size);
 
 #ifdef __cplusplus
 }

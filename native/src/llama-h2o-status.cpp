@@ -52,9 +52,6 @@ const char * llama_h2o_strerror(int32_t status) {
             return "the cache is not enlarged";
         case LLAMA_H2O_ERR_POLICY:
             return "the policy is unknown, or a parameter of it is missing or out of its limits: see the log";
-        case LLAMA_H2O_ERR_POLICY_ROPE:
-            return "the policy has to know how the keys are rotated, and those of this model are not known: use "
-                   "another";
         case LLAMA_H2O_ERR_SPANS:
             return "spans and segments must be ascending, not empty and apart, and no more than a million";
         case LLAMA_H2O_ERR_SPLIT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import ffi, lib
-from ..errors import NativeError, StateVersionError
+from ..errors import NativeError
+from .scoring import scorer_of, take_error
 from .settings import Budget
 
 IntArray = npt.NDArray[np.int32]
@@ -25,23 +25,6 @@ ERR_PIN: int = lib.LLAMA_H2O_ERR_PIN
 ERR_ARCHIVE_TYPE: int = lib.LLAMA_H2O_ERR_ARCHIVE_TYPE
 ERR_RECALL_HEADS: int = lib.LLAMA_H2O_ERR_RECALL_HEADS
 MOST_POSITIONS: int = lib.LLAMA_H2O_MOST_POSITIONS
-
-
-def check_state_version(data: bytes | mmap) -> None:
-    """Refuse a saved state that another version has written.
-
-    Args:
-        data: from llama_state_seq_get_data() of a context with eviction; any other bytes pass.
-
-    Raises:
-        StateVersionError: with what helps.
-    """
-    version = lib.llama_h2o_state_version(ffi.from_buffer(data), len(data))
-    if version not in (0, lib.LLAMA_H2O_STATE_VERSION):
-        age = "an earlier" if version < lib.LLAMA_H2O_STATE_VERSION else "a later"
-        raise StateVersionError(
-            f"the state was written by {age} version of pyh2o: read the text again"
-        )
 
 
 @dataclass(frozen=True)
@@ -120,10 +103,10 @@ class KVCache:
         Raises:
             NativeError: the context, the model or the cache type does not allow it.
         """
-        # the native library has a copy afterwards
         policy = ffi.new("char[]", budget.policy.full_text.encode())
-        params = _params(budget, policy)
-        _check(lib.llama_h2o_attach(self._context, params))
+        scorer = scorer_of(budget.policy, budget.recent, self._context)
+        # the native library has copies of both afterwards
+        _check(lib.llama_h2o_attach(self._context, _params(budget, policy, scorer)))
 
     def pin(self, n_pinned: int) -> None:
         """Never evict the first positions of a sequence, until it is cleared.
@@ -330,12 +313,13 @@ class KVCache:
         return _check(lib.llama_h2o_get_rows(*self._text, layer, n_rows, pos, score))
 
 
-def _params(budget: Budget, policy: Any) -> Any:
+def _params(budget: Budget, policy: Any, scorer: Any) -> Any:
     """struct llama_h2o_params.
 
     Args:
         budget: the other settings.
         policy: char[], which must outlive the struct.
+        scorer: so must this struct llama_h2o_scorer *; NULL for a policy of the library.
     """
     settings = budget.settings
     schemes = {
@@ -355,6 +339,7 @@ def _params(budget: Budget, policy: Any) -> Any:
         "positions": schemes[settings.positions],
         "attention": getattr(lib, f"LLAMA_H2O_ATTENTION_{settings.attention.upper()}"),
         "policy": policy,
+        "scorer": scorer,
     }
     return ffi.new("struct llama_h2o_params *", values)[0]
 
@@ -369,7 +354,12 @@ def refusal(status: int) -> str:
 
 
 def _check(status: int) -> int:
-    """The count that a native function returned, or its refusal as an exception."""
+    """The count that a native function returned.
+
+    Raises:
+        NativeError: its refusal.
+        BaseException: what the policy has raised at a compaction.
+    """
     if status < 0:
-        raise NativeError(status, refusal(status))
+        raise take_error() or NativeError(status, refusal(status))
     return status

@@ -60,7 +60,7 @@ class EvictionSettings:
             a twentieth of a larger budget, and what fills the last block of cells llama.cpp
             allocates anyway. 1 is the paper's algorithm.
         policy: what makes a row worth keeping (see pyh2o.policies); its text, such as
-            "snap:queries=32", is read.
+            "snap:queries=32" or "my_file.py:MyPolicy", is read.
         positions: "original" positions for the rotary embeddings until those the model was trained
             on are used up, when all rows go back by half of them; or "dense" ones, 0, 1, 2 ... in
             the order of the text, at every compaction.
@@ -261,7 +261,7 @@ class Budget:
             "slack": self.slack,
             "recall": self.recall,
         }
-        values = {**vars(self.settings), **counts, "policy": str(self.settings.policy)}
+        values = {**vars(self.settings), **counts, "policy": self.settings.policy.identity}
         return {name: values[setting] for setting, name in saved_names().items()} | {
             "n_pos": self.n_pos
         }

@@ -57,8 +57,8 @@ class Llama(ReadingLlama):
         recent: recent rows, likewise. A token attends to as many rows as both in all.
         pinned: first positions that are never evicted (a count).
         slack: cells beyond the budget; None is a twentieth of it (see EvictionSettings).
-        policy: what makes a row worth keeping: a policy of `pyh2o.policies`, or its text, such as
-            "snap:queries=32".
+        policy: what makes a row worth keeping: a policy of `pyh2o.policies` or of your own, or its
+            text, such as "snap:queries=32" or "my_file.py:MyPolicy".
         positions: "original" or "dense", for the rotary embeddings (see EvictionSettings).
         attention: what computes attention and scores (see EvictionSettings).
         prefill: "stream" or "exact", for a text that is longer than the cache (see
@@ -331,7 +331,6 @@ class Llama(ReadingLlama):
         Raises:
             StateError: another model, other settings, damaged data, or not the tokens' state. The
                 text and the cache are then empty.
-            StateVersionError: a state of another version of pyh2o, likewise.
         """
         with self.guard:
             if self._archive is not None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
 
+from ..cache.scoring import take_error
 from ..errors import DecodeError
 
 # What a compaction says of attention that rows cannot be put in order by (h2o-compaction.cpp).
@@ -41,14 +42,21 @@ llama_cpp.llama_log_set(_listen, ctypes.c_void_p(0))
 def listen_anew() -> None:
     """Forget what was said of batches before."""
     _heard.line = ""
+    take_error()
 
 
-def decode_error(status: int) -> DecodeError:
+def decode_error(status: int) -> BaseException:
     """Why a batch has failed in this thread.
 
     Args:
         status: what llama_decode has returned.
+
+    Returns:
+        DecodeError, or what the policy has raised at a compaction.
     """
+    raised = take_error()
+    if raised is not None:
+        return raised
     said = _heard.line
     if said.endswith(NO_NUMBERS):
         return DecodeError(
@@ -69,6 +77,7 @@ def explained() -> Iterator[None]:
 
     Raises:
         DecodeError: it did.
+        BaseException: the policy has raised this.
     """
     listen_anew()
     try:

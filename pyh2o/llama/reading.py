@@ -102,6 +102,8 @@ class ReadingLlama(EvictingLlama):
             SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
                 or more positions than the model was trained on; nothing has been read.
             DecodeError: llama.cpp fails, as where the model's attention is no number.
+            PolicyError: the policy gives rows scores that are no finite numbers.
+            BaseException: what the policy raises; the batch that it was asked for was not read.
         """
         with self.guard:
             self._cache.check_positions(self.n_tokens + len(tokens))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import llama_cpp
 import numpy as np
 
-from ..cache.kv_cache import IntArray, check_state_version
+from ..cache.kv_cache import IntArray
 from ..errors import StateError
 from .arguments import StockLlama
 
@@ -51,10 +51,7 @@ def read_kv_state(llm: Llama, data: bytes | mmap, tokens: Sequence[int] | IntArr
 
     Raises:
         StateError: it does not fit the model, its settings or the tokens.
-        StateVersionError: another version of pyh2o wrote it.
     """
-    if llm.evicting:
-        check_state_version(data)
     source = np.frombuffer(data, np.uint8)
     pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     read = llama_cpp.llama_state_seq_set_data(llm.ctx, pointer, len(data), llm.seq_id)

@@ -1,4 +1,4 @@
-"""Policies: what makes a row worth keeping. One small file for each.
+"""Policies: what makes a row worth keeping. One small class for each.
 
 At a compaction the pinned and the recent rows of every (layer, KV head) stay, and the others
 compete for the places that are left. A policy gives each row a score, and the highest scores stay;
@@ -9,24 +9,30 @@ of equal ones the newer row. It is a frozen record of its parameters:
     llm = Llama(model_path="model.gguf", policy=Snap(queries=64))
     llm = Llama(model_path="model.gguf", policy="snap:queries=64")  # the same
 
-The scores of this package explain and check; :mod:`research.reference` uses them. A running model
-computes the same ones in native/src/policies.
+One of your own is a class with a `score`, in any file:
 
-A new policy here is one file: a frozen dataclass with a `name`, its parameters and `score`, and its
-class in the list below.
+    @dataclass(frozen=True)
+    class Often(Policy):
+        needs = ("attention",)
+
+        power: float = 1.0
+
+        def score(self, rows: HeadRows) -> FloatArray:
+            return rows.attention / rows.ages**self.power
+
+    llm = Llama(model_path="model.gguf", policy=Often(power=0.5))
+    llm = Llama(model_path="model.gguf", policy="often.py:Often:power=0.5")  # from its file
+
+`--policy often.py:Often` gives it to every command. A compaction asks it in the thread that
+evaluates the tokens; what it raises comes out of `Llama.eval`. native/src/policies computes the
+scores of `NATIVE_POLICIES` a second time, for speed; research/policies has more examples.
 """
 
-from .base import HeadRows, Policy
-from .expected import Expected
-from .h2o import H2O, H2OCells, H2OLayer
-from .h2o_decay import H2ODecay
-from .h2o_far import H2OFar
-from .h2o_mean import H2OMean
+from .base import FloatArray, HeadRows, Need, Policy, checked_scores, parameter
+from .h2o import H2O, H2ODecay, H2OFar, H2OMean
 from .hashing import uniform_numbers
-from .keydiff import KeyDiff
 from .nacl import NACL
-from .parsing import POLICIES, parse_policy
-from .random_rows import RandomRows
+from .parsing import NATIVE_POLICIES, POLICIES, parse_policy
 from .roco import RoCo
 from .snap import Snap
 from .streaming import Streaming
@@ -35,21 +41,21 @@ from .tova import TOVA
 __all__ = [
     "H2O",
     "NACL",
+    "NATIVE_POLICIES",
     "POLICIES",
     "TOVA",
-    "Expected",
-    "H2OCells",
+    "FloatArray",
     "H2ODecay",
     "H2OFar",
-    "H2OLayer",
     "H2OMean",
     "HeadRows",
-    "KeyDiff",
+    "Need",
     "Policy",
-    "RandomRows",
     "RoCo",
     "Snap",
     "Streaming",
+    "checked_scores",
+    "parameter",
     "parse_policy",
     "uniform_numbers",
 ]

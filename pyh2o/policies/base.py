@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SettingsError
+from ..errors import PolicyError, SettingsError
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
@@ -27,6 +27,14 @@ LARGEST_COUNT = 2**31 - 1
 SAFE_SCORE = 2.0**31
 
 
+# What a policy may look at beside positions; of what it does not name it gets an empty array.
+Need = Literal["attention", "squares", "query_attention", "keys", "value_norms", "queries"]
+
+
+def _nothing() -> npt.NDArray[np.float32]:
+    return np.empty(0, dtype=np.float32)
+
+
 @dataclass(frozen=True)
 class HeadRows:
     """The rows of one (layer, KV head) at a compaction, in the order of the text.
@@ -34,47 +42,45 @@ class HeadRows:
     Attributes:
         positions: [n] token positions, ascending.
         newest: highest position of the text, which is the last one here.
-        attention: [n] attention collected: sum over the queries since the row was written, mean
-            over the query heads of the group, less what the policy's half-life took away; zeros
-            unless the policy needs it.
-        squares: [n] the same sum of squared probabilities; zeros unless the policy needs it.
-        keys: [n, head_size] as cached, so rotated.
-        values: [n, head_size].
-        query_attention: [n_queries, n] attention that each of the last queries pays to these rows:
-            softmax over all rows of the cache that are not in its future, mean over the query heads
-            of the group, computed now from the rows as they are cached. Fewer queries than the
-            policy asks for, or none, where the recent window is smaller or the tail of the text was
-            removed.
-        queries: [n_queries, group, head_size] those queries as they met the keys, so rotated.
-        query_rotary_positions: [n_queries] positions they are rotated to; negative ones occur after
-            a re-base.
-        next_rotary_position: that of the next token.
-        rope_frequencies: [head_size / 2] radians by which one position turns each pair of
-            neighbouring elements.
         pinned: [n] rows that are never evicted, for their position.
         competing: [n] rows that are neither pinned nor recent, and have to earn their place.
         n_places: how many of them stay.
         n_recent: size of the recent window in tokens.
         layer, head: the number of the layer in the model, and of the KV head in the layer.
+        attention: [n] attention collected: sum over the queries since the row was written, mean
+            over the query heads of the group, less what the policy's half-life took away.
+        squares: [n] the same sum of squared probabilities.
+        query_attention: [n] attention that the last queries pay to these rows: softmax over all
+            rows of the cache that are not in a query's future, sum over the queries, mean over the
+            query heads of the group, computed now from the rows as they are cached. Fewer queries
+            than the policy asks for, or none, where the recent window is smaller or the tail of the
+            text was removed.
+        value_norms: [n] lengths of V.
+        keys: [n, head_size] as cached, so rotated; with `keys` or `queries` of `needs`.
+        queries: [n_queries, group, head_size] those queries as they met the keys, so rotated.
+        query_positions: [n_queries] their token positions, ascending.
+        scale: what products of keys and queries are multiplied with before the softmax.
+        rope_frequencies: [head_size / 2] radians by which one position turns each pair of
+            neighbouring elements of keys and queries; empty where that is not known.
     """
 
     positions: IntArray
     newest: int
-    attention: FloatArray
-    squares: FloatArray
-    keys: FloatArray
-    values: FloatArray
-    query_attention: FloatArray
-    queries: FloatArray
-    query_rotary_positions: IntArray
-    next_rotary_position: int
-    rope_frequencies: FloatArray
     pinned: BoolArray
     competing: BoolArray
     n_places: int
     n_recent: int
     layer: int
     head: int
+    attention: FloatArray = field(default_factory=_nothing)
+    squares: FloatArray = field(default_factory=_nothing)
+    query_attention: FloatArray = field(default_factory=_nothing)
+    value_norms: FloatArray = field(default_factory=_nothing)
+    keys: FloatArray = field(default_factory=_nothing)
+    queries: FloatArray = field(default_factory=_nothing)
+    query_positions: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    scale: float = 0.0
+    rope_frequencies: FloatArray = field(default_factory=_nothing)
 
     @property
     def ages(self) -> IntArray:
@@ -113,14 +119,14 @@ def parameter(
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """A rule that scores rows. Its fields are its parameters.
+    """A rule that scores rows. Its fields are its parameters, each with a default.
 
     Attributes:
-        name: as users give it.
-        needs_attention: `HeadRows.attention` has to be collected. What a model shows as the scores
-            of its rows are then these sums, and otherwise what the policy gave them at the last
-            compaction.
-        needs_squares: so has `HeadRows.squares`.
+        name: as users give it; of a class elsewhere its module and name.
+        file: where it was loaded from, and its name there (`parse_policy`); "" for nowhere.
+        needs: what it looks at beside positions; squares come with attention. If it looks at
+            attention, what a model shows as the scores of its rows are these sums, and otherwise
+            what the policy gave them at the last compaction.
         scope: "head" for a choice of each (layer, KV head) on its own. With "layer" the scores are
             averaged over the KV heads of a layer before the choice, with "cache" over those of all
             layers, and all of them keep the same positions.
@@ -130,9 +136,31 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    needs_attention: ClassVar[bool] = False
-    needs_squares: ClassVar[bool] = False
+    file: ClassVar[str] = ""
+    needs: ClassVar[tuple[Need, ...]] = ()
     scope: ClassVar[Scope] = "head"
+
+    def __init_subclass__(cls) -> None:
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"
+        if "squares" in cls.needs and "attention" not in cls.needs:
+            cls.needs = ("attention", *cls.needs)
+        unknown = set(cls.needs) - set(get_args(Need))
+        if unknown:
+            raise SettingsError(
+                f"{cls.name} needs {', '.join(sorted(unknown))}: give some of "
+                f"{', '.join(get_args(Need))}"
+            )
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The defaults of its parameters, by their names."""
+        defaults = {item.name: item.default for item in fields(cls)}
+        for name, default in defaults.items():
+            if type(default) not in _KINDS:
+                raise SettingsError(
+                    f"{cls.name}: give {name} a default that is a number, or true or false"
+                )
+        return defaults
 
     @property
     def n_queries(self) -> int:
@@ -165,9 +193,10 @@ class Policy(ABC):
         """
 
     def __post_init__(self) -> None:
+        defaults = self.parameters()
         for item in fields(self):
             value = getattr(self, item.name)
-            kind: type = type(item.default)
+            kind: type = type(defaults[item.name])
             if kind is float and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, item.name, value)
@@ -179,16 +208,50 @@ class Policy(ABC):
 
     def __str__(self) -> str:
         """As users give it: the name, and the parameters that are not the default."""
-        return self._text(item for item in fields(self) if getattr(self, item.name) != item.default)
+        return self._text(self.file or self.name, self._changed())
+
+    @property
+    def identity(self) -> str:
+        """The same by its name, wherever its file lies: what sessions remember."""
+        return self._text(self.name, self._changed())
 
     @property
     def full_text(self) -> str:
-        """The same with all parameters, as the native library takes it."""
-        return self._text(fields(self))
+        """The name with all parameters, as the native library and a state know it."""
+        return self._text(self.name, fields(self))
 
-    def _text(self, parameters: Iterable[Field[Any]]) -> str:
+    def _changed(self) -> list[Field[Any]]:
+        return [item for item in fields(self) if getattr(self, item.name) != item.default]
+
+    def _text(self, name: str, parameters: Sequence[Field[Any]]) -> str:
         assignments = [f"{item.name}={_text(getattr(self, item.name))}" for item in parameters]
-        return self.name + (":" + ",".join(assignments) if assignments else "")
+        return name + (":" + ",".join(assignments) if assignments else "")
+
+
+def checked_scores(policy: Policy, rows: HeadRows) -> FloatArray:
+    """[n] what a policy gives to rows, and 0 for those that do not compete.
+
+    Raises:
+        PolicyError: it gives no finite number to each row that competes.
+    """
+    n = rows.positions.size
+    if not rows.competing.any():
+        return np.zeros(n)
+    scores = np.asarray(policy.score(rows))
+    if scores.shape != (n,) or scores.dtype.kind not in "fiu":
+        raise PolicyError(
+            f"{policy}: score() gives {scores.dtype} {list(scores.shape)} for {n} rows: it has to "
+            "give a number for each, and to name in `needs` what it looks at"
+        )
+    scores = np.where(rows.competing, scores, 0).astype(np.float64)
+    # they are also shown, as float32
+    n_wrong = np.count_nonzero(~(np.abs(scores) <= np.finfo(np.float32).max))
+    if n_wrong:
+        raise PolicyError(
+            f"{policy}: score() gives {n_wrong} of {n} rows of layer {rows.layer}, KV head "
+            f"{rows.head} no finite number: correct it"
+        )
+    return scores
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -211,10 +274,18 @@ def _within(
     )
 
 
-def _wanted(*, least: float, most: float, above: bool, odd: bool) -> str:
+def _wanted(
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: bool = False,
+    odd: bool = False,
+) -> str:
     kind = "an odd number" if odd else "a number"
     if most < math.inf:
         return f"{kind} from {least} to {most}"
+    if least == -math.inf:
+        return f"{kind} that is finite"
     return f"{kind} above {least}" if above else f"{kind} of {least} or more"
 
 

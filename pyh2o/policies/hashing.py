@@ -25,7 +25,7 @@ def uniform_numbers(
 ) -> npt.NDArray[np.float64]:
     """Numbers between 0 and 1, one for each row of a (layer, KV head): a hash of where it is.
 
-    native/src/policies has the same function. Its values:
+    Its values:
 
         seed, layer, head, position    number
         0, 0, 0, 0                     0.13870941014555432

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import LARGEST_COUNT, SAFE_SCORE, FloatArray, HeadRows, Policy, parameter
+from .base import LARGEST_COUNT, SAFE_SCORE, FloatArray, HeadRows, Need, Policy, parameter
 from .hashing import LARGEST_SEED, uniform_numbers
 
 
@@ -39,7 +39,7 @@ class NACL(Policy):
         seed: of the draw.
     """
 
-    name: ClassVar[str] = "nacl"
+    needs: ClassVar[tuple[Need, ...]] = ("query_attention",)
 
     queries: int = parameter(32, least=1, most=LARGEST_COUNT)
     random: float = parameter(0.37, least=0, most=1)
@@ -50,7 +50,7 @@ class NACL(Policy):
         return self.queries
 
     def score(self, rows: HeadRows) -> FloatArray:
-        attention = rows.query_attention.sum(axis=0, dtype=np.float64)
+        attention = rows.query_attention.astype(np.float64)
         numbers = uniform_numbers(self.seed, rows.layer, rows.head, rows.positions)
         scores: FloatArray = attention - np.log(-np.log(numbers))
         n_random = math.floor(self.random * rows.n_places)

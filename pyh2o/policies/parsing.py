@@ -1,63 +1,70 @@
-"""All policies by name, and reading one from text such as `snap:queries=32,pool=5`."""
+"""All policies by name, and reading one from text: `snap:queries=32,pool=5`, `file.py:Class`."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import inspect
+import re
+import sys
 from collections.abc import Callable
-from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
 from .base import Policy
-from .expected import Expected
-from .h2o import H2O, H2OCells, H2OLayer
-from .h2o_decay import H2ODecay
-from .h2o_far import H2OFar
-from .h2o_mean import H2OMean
-from .keydiff import KeyDiff
+from .h2o import H2O, H2ODecay, H2OFar, H2OMean
 from .nacl import NACL
-from .random_rows import RandomRows
 from .roco import RoCo
 from .snap import Snap
 from .streaming import Streaming
 from .tova import TOVA
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy
-    for policy in (
-        H2O,
-        H2OMean,
-        H2ODecay,
-        H2OFar,
-        H2OLayer,
-        H2OCells,
-        RoCo,
-        TOVA,
-        Snap,
-        NACL,
-        KeyDiff,
-        Expected,
-        Streaming,
-        RandomRows,
-    )
+    "h2o": H2O,
+    "h2o-mean": H2OMean,
+    "h2o-decay": H2ODecay,
+    "h2o-far": H2OFar,
+    "roco": RoCo,
+    "tova": TOVA,
+    "snap": Snap,
+    "nacl": NACL,
+    "streaming": Streaming,
 }
+for _name, _class in POLICIES.items():
+    _class.name = _name
+
+# Those that native/src/policies computes as well; a compaction asks all others.
+NATIVE_POLICIES = (H2O, H2OMean, H2ODecay, H2OFar, Streaming)
+
+# FILE.py:CLASS or FILE.py:CLASS:PARAMETERS
+_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", re.DOTALL)
 
 
 def parse_policy(text: str | Policy) -> Policy:
     """The policy that a text names: `name` or `name:parameter=value,parameter=value`.
 
-    It is the inverse of `str(policy)`. A policy stands for itself.
+    The name is one of `POLICIES`, or that of a class in a file: `file.py:Class`. The text is the
+    inverse of `str(policy)`, but for classes of modules. A policy stands for itself.
 
     Raises:
-        SettingsError: there is no such policy or parameter, or a value is out of its limits.
+        SettingsError: there is no such policy, file or parameter, or a value is out of its limits.
     """
     if isinstance(text, Policy):
         return text
     if not isinstance(text, str):
         raise SettingsError(f"policy is {text!r}: give a text such as 'snap:queries=32'")
-    name, colon, assignments = (part.strip() for part in text.partition(":"))
-    if name not in POLICIES:
-        raise SettingsError(f"there is no policy {name!r}: give one of {', '.join(POLICIES)}")
-    policy = POLICIES[name]
+    in_file = _IN_FILE.fullmatch(text.strip())
+    if in_file is not None:
+        policy = _class_in(Path(in_file["file"]).resolve(), in_file["name"])
+        name, colon, assignments = policy.name, in_file["rest"] or "", (in_file["rest"] or "")[1:]
+    else:
+        name, colon, assignments = (part.strip() for part in text.partition(":"))
+        if name not in POLICIES:
+            raise SettingsError(
+                f"there is no policy {name!r}: give one of {', '.join(POLICIES)}, or FILE.py:CLASS"
+            )
+        policy = POLICIES[name]
     values: dict[str, Any] = {}
     for assignment in assignments.split(",") if colon else ():
         parameter, equals, value = (part.strip() for part in assignment.partition("="))
@@ -72,8 +79,39 @@ def parse_policy(text: str | Policy) -> Policy:
     return policy(**values)
 
 
+@functools.cache  # or the same text would not give equal policies
+def _class_in(file: Path, name: str) -> type[Policy]:
+    """A policy's class in a Python file."""
+    found = getattr(_module(file), name, None)
+    if not (inspect.isclass(found) and issubclass(found, Policy)):
+        raise SettingsError(f"{file} has no class {name} that derives from pyh2o.policies.Policy")
+    if inspect.isabstract(found):
+        raise SettingsError(f"{file}: {name} has no method score(rows): write one")
+    found.name, found.file = f"{file.stem}:{name}", f"{file}:{name}"
+    return found
+
+
+@functools.cache
+def _module(file: Path) -> Any:
+    # not under its own name, which may be that of another module
+    spec = importlib.util.spec_from_file_location(f"policies in {file}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        if isinstance(error, FileNotFoundError) and error.filename == str(file):
+            raise SettingsError(
+                f"there is no file {file}: give a policy as FILE.py:CLASS"
+            ) from None
+        raise SettingsError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
 def _value(policy: type[Policy], parameter: str, text: str) -> Any:
-    defaults = {item.name: item.default for item in fields(policy)}
+    defaults = policy.parameters()
     if parameter not in defaults:
         theirs = f"its parameters are {', '.join(defaults)}" if defaults else "it has none"
         raise SettingsError(f"{policy.name} has no parameter {parameter!r}: {theirs}")

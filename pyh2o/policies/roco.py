@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import SAFE_SCORE, FloatArray, HeadRows, Policy, parameter
+from .base import SAFE_SCORE, FloatArray, HeadRows, Need, Policy, parameter
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class RoCo(Policy):
         guard: share of the places that go to the highest deviations.
     """
 
-    name: ClassVar[str] = "roco"
-    needs_attention: ClassVar[bool] = True
-    needs_squares: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = ("attention", "squares")
 
     guard: float = parameter(0.3, least=0, most=1)
 

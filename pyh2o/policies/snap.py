@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import LARGEST_COUNT, FloatArray, HeadRows, Policy, parameter
+from .base import LARGEST_COUNT, FloatArray, HeadRows, Need, Policy, parameter
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Snap(Policy):
         pool: neighbours that a score is the mean over, the row itself among them; odd.
     """
 
-    name: ClassVar[str] = "snap"
+    needs: ClassVar[tuple[Need, ...]] = ("query_attention",)
 
     queries: int = parameter(32, least=1, most=LARGEST_COUNT)
     pool: int = parameter(5, least=1, most=LARGEST_COUNT, odd=True)
@@ -42,7 +42,7 @@ class Snap(Policy):
         return self.queries
 
     def score(self, rows: HeadRows) -> FloatArray:
-        scores: FloatArray = rows.query_attention.sum(axis=0, dtype=np.float64)
+        scores: FloatArray = rows.query_attention.astype(np.float64)
         scores[rows.competing] = _pooled(scores[rows.competing], self.pool)
         return scores
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,8 +26,6 @@ class Streaming(Policy):
     Attributes:
         sinks: first positions that stay; 0 for the window only.
     """
-
-    name: ClassVar[str] = "streaming"
 
     sinks: int = parameter(4, least=0, most=LARGEST_COUNT)
 

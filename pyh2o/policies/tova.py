@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import FloatArray, HeadRows, Policy
+from .base import FloatArray, HeadRows, Need, Policy
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,11 @@ class TOVA(Policy):
     query is not known: all rows score 0, and the newer ones stay.
     """
 
-    name: ClassVar[str] = "tova"
+    needs: ClassVar[tuple[Need, ...]] = ("query_attention",)
 
     @property
     def n_queries(self) -> int:
         return 1
 
     def score(self, rows: HeadRows) -> FloatArray:
-        attention: FloatArray = rows.query_attention.sum(axis=0)
-        return attention
+        return rows.query_attention

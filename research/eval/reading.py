@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import llama_cpp
 import numpy as np
 
+from pyh2o.cache.scoring import take_error
 from pyh2o.errors import ContextLimitError
 from pyh2o.generation.logits import check_logits
 from pyh2o.generation.sampling import Sampling
@@ -127,7 +128,7 @@ def _decode(llm: Llama, batch: llama_cpp.llama_batch, tokens: Sequence[int]) -> 
         batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, True
         batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
     if llama_cpp.llama_decode(llm.ctx, batch) != 0:
-        raise ContextLimitError(
+        raise take_error() or ContextLimitError(
             f"llama.cpp cannot evaluate the token at position {start}: its cache is full, or there "
             "is too little memory; give fewer tokens"
         )

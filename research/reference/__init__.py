@@ -34,7 +34,7 @@ from .archive import N_PAGE, Rounding, as_float16, as_float32
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
 from .codes import PageCodes, encode, estimates
-from .compaction import RotaryPlace, compact
+from .compaction import compact
 from .eviction import EvictionParameters, margin, quotas, select
 from .model import ReferenceLlama
 from .search import Found, search_groups
@@ -50,7 +50,6 @@ __all__ = [
     "LlamaWeights",
     "PageCodes",
     "ReferenceLlama",
-    "RotaryPlace",
     "Rounding",
     "as_float16",
     "as_float32",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyh2o.policies import HeadRows, Policy
+from pyh2o.policies import HeadRows, Policy, checked_scores
 
 from .cache import LayerCache
 from .eviction import EvictionParameters, competing_rows, margin, pinned_rows, select
@@ -18,24 +17,11 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class RotaryPlace:
-    """Where the text stands, for policies that look at its rotary embeddings.
-
-    Attributes:
-        next_position: that the next token is rotated to.
-        frequencies: [head_size / 2] radians per position of each pair.
-    """
-
-    next_position: int
-    frequencies: FloatArray
-
-
 def compact(
     caches: Sequence[LayerCache],
     eviction: EvictionParameters,
     policy: Policy,
-    place: RotaryPlace,
+    rope_frequencies: FloatArray,
 ) -> float:
     """Keep the pinned, recent and heavy rows of every (layer, KV head) and evict all others.
 
@@ -43,14 +29,17 @@ def compact(
         caches: [n_layer].
         eviction: what each (layer, KV head) keeps.
         policy: that scores the rows.
-        place: see there.
+        rope_frequencies: [head_size / 2] radians per position of each pair.
 
     Returns:
         The smallest :func:`~research.reference.eviction.margin` among the heads.
     """
-    rows = [_head_rows(cache, eviction, policy, layer, place) for layer, cache in enumerate(caches)]
-    scores = [[_score(policy, head) for head in heads] for heads in rows]
-    if not policy.needs_attention:
+    rows = [
+        _head_rows(cache, eviction, policy, layer, rope_frequencies)
+        for layer, cache in enumerate(caches)
+    ]
+    scores = [[checked_scores(policy, head) for head in heads] for heads in rows]
+    if "attention" not in policy.needs:
         for cache, of_layer in zip(caches, scores, strict=True):
             cache.set_scores(of_layer)
     scores = _averaged(scores, policy)
@@ -67,9 +56,9 @@ def _head_rows(
     parameters: EvictionParameters,
     policy: Policy,
     layer: int,
-    place: RotaryPlace,
+    rope_frequencies: FloatArray,
 ) -> list[HeadRows]:
-    """What a policy sees of the KV heads of a layer."""
+    """What a policy sees of the KV heads of a layer: of all that there is, what it needs."""
     attention_of_queries = cache.query_attention()
     heads = []
     for head in range(cache.n_head_kv):
@@ -81,37 +70,33 @@ def _head_rows(
             recent=parameters.recent,
             spans=parameters.spans,
         )
-        collected = cache.row_scores[head, rows]
         n_kept = min(positions.size, parameters.budget)
+        values = cache.values[head, rows].astype(np.float64)
+        seen: dict[str, FloatArray] = {
+            "attention": cache.row_scores[head, rows],
+            "squares": cache.row_squares[head, rows],
+            "query_attention": attention_of_queries[head][:, rows].sum(axis=0, dtype=np.float64),
+            "keys": cache.keys[head, rows],
+            "value_norms": np.linalg.norm(values, axis=1),
+            "queries": cache.queries_of(head),
+        }
         heads.append(
             HeadRows(
                 positions=positions,
                 newest=int(positions.max(initial=-1)),
-                attention=collected if policy.needs_attention else np.zeros_like(collected),
-                squares=cache.row_squares[head, rows],
-                keys=cache.keys[head, rows],
-                values=cache.values[head, rows],
-                query_attention=attention_of_queries[head][:, rows],
-                queries=cache.queries_of(head),
-                query_rotary_positions=cache.queries.rotary_positions,
-                next_rotary_position=place.next_position,
-                rope_frequencies=place.frequencies,
                 pinned=pinned_rows(positions, pinned=parameters.pinned, spans=parameters.spans),
                 competing=competing,
                 n_places=max(0, n_kept - int((~competing).sum())),
                 n_recent=parameters.recent,
                 layer=layer,
                 head=head,
+                query_positions=cache.queries.positions,
+                scale=cache.keys.shape[-1] ** -0.5,
+                rope_frequencies=rope_frequencies,
+                **{name: array for name, array in seen.items() if name in policy.needs},
             )
         )
     return heads
-
-
-def _score(policy: Policy, rows: HeadRows) -> FloatArray:
-    """[n] the policy's scores, and 0 for rows that do not compete."""
-    if not rows.competing.any():
-        return np.zeros(rows.positions.size)
-    return np.where(rows.competing, policy.score(rows), 0)
 
 
 def _averaged(scores: list[list[FloatArray]], policy: Policy) -> list[list[FloatArray]]:

@@ -16,7 +16,7 @@ from pyh2o.policies import Policy, parse_policy
 from .archive import Rounding, as_float16
 from .attention import attend, collected_attention, collected_squares
 from .cache import LayerCache
-from .compaction import RotaryPlace, compact
+from .compaction import compact
 from .eviction import EvictionParameters, Span, pinned_rows
 from .layers import Rope, rms_norm, split_heads, swiglu
 from .search import Found, Heads, Looks, search_chunk
@@ -389,8 +389,7 @@ class ReferenceLlama:
             cache.restore(self._pinned_positions(), self._shift, self._rope.rotate)
             for cache in self._caches
         ]
-        place = RotaryPlace(next_position, self._rope.frequencies())
-        smallest = compact(self._caches, eviction, self.policy, place)
+        smallest = compact(self._caches, eviction, self.policy, self._rope.frequencies())
         for cache, has_restored in zip(self._caches, restored, strict=True):
             if has_restored:
                 cache.rebase(0, self._rope.rotate, next_position)
@@ -487,10 +486,10 @@ class ReferenceLlama:
     ) -> None:
         """Collect what the policy will want to see at the next compaction."""
         policy, n_head_kv = self.policy, self.weights.hyperparameters.n_head_kv
-        if policy.needs_attention:
+        if "attention" in policy.needs:
             credited = self._credited(cache, probabilities, positions)
             cache.add_scores(collected_attention(credited, n_head_kv))
-        if policy.needs_squares:
+        if "squares" in policy.needs:
             cache.add_squares(collected_squares(probabilities, n_head_kv))
         cache.remember_queries(queries, positions, positions - self._shift)
 

@@ -19,6 +19,7 @@ static constexpr uint32_t N_POS   = 64;  // so that texts are re-based soon
 struct settings {
     const char * model;
     const char * policy;
+    uint32_t needs; // of a policy outside of the library; 0: it is one inside
     ggml_type rows;
     bool flash_attention;
     llama_h2o_positions positions;
@@ -32,14 +33,17 @@ static constexpr auto DENSE    = LLAMA_H2O_POSITIONS_DENSE;
 
 // Each takes another way through what is written of a layer, of the queries or of the archive.
 static constexpr settings SETTINGS[] = {
-    { "llama", "h2o-far:near=8,half_life=20", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "snap:queries=3,pool=5", GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "roco:guard=0.3", GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "keydiff", GGML_TYPE_F32, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
-    { "llama", "h2o", GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
-    { "llama", "h2o-decay:half_life=20", GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 15 },
-    { "gemma2", "tova", GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
-    { "lfm2", "h2o-mean", GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "h2o-far:near=8,half_life=20", 0, GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, false, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16,
+            0 },
+    { "llama", "squares", LLAMA_H2O_NEEDS_SQUARES, GGML_TYPE_Q8_0, true, DENSE, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "keys", LLAMA_H2O_NEEDS_KEYS | LLAMA_H2O_NEEDS_VALUE_NORMS, GGML_TYPE_F32, false, ORIGINAL, 0,
+            LLAMA_H2O_ARCHIVE_F16, 0 },
+    { "llama", "h2o", 0, GGML_TYPE_Q4_0, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0, 0 },
+    { "llama", "h2o-decay:half_life=20", 0, GGML_TYPE_F16, false, DENSE, 12, LLAMA_H2O_ARCHIVE_Q4_0, 1 << 15 },
+    { "gemma2", "queries", LLAMA_H2O_NEEDS_QUERY_ATTENTION, GGML_TYPE_F16, true, ORIGINAL, 12, LLAMA_H2O_ARCHIVE_Q4_0,
+            0 },
+    { "lfm2", "h2o-mean", 0, GGML_TYPE_F16, true, ORIGINAL, 0, LLAMA_H2O_ARCHIVE_F16, 0 },
 };
 
 size_t n_caches() {
@@ -86,17 +90,31 @@ static llama_context * new_context(const settings & given) {
     return res;
 }
 
+static bool score_rows(void *, const llama_h2o_head_rows * rows, double * scores) {
+    for (uint32_t i = 0; i < rows->n_rows; ++i) {
+        scores[i] = rows->query_attention ? rows->query_attention[i]
+                    : rows->squares       ? rows->attention[i] - rows->squares[i]
+                                          : rows->keys[size_t(i) * rows->n_embd_k] * rows->value_norms[i];
+    }
+
+    return true;
+}
+
 cache::cache(size_t i) : ctx(new_context(SETTINGS[i])), params() {
-    params.heavy         = 8;
-    params.recent        = 6;
-    params.pinned        = 2;
-    params.slack         = 4;
-    params.n_pos         = N_POS;
-    params.recall        = SETTINGS[i].recall;
-    params.archive_size  = SETTINGS[i].archive_size;
-    params.archive_type  = SETTINGS[i].archived;
-    params.positions     = SETTINGS[i].positions;
-    params.policy        = SETTINGS[i].policy;
+    params.heavy        = 8;
+    params.recent       = 6;
+    params.pinned       = 2;
+    params.slack        = 4;
+    params.n_pos        = N_POS;
+    params.recall       = SETTINGS[i].recall;
+    params.archive_size = SETTINGS[i].archive_size;
+    params.archive_type = SETTINGS[i].archived;
+    params.positions    = SETTINGS[i].positions;
+    params.policy       = SETTINGS[i].policy;
+
+    const llama_h2o_scorer scorer = { score_rows, nullptr, SETTINGS[i].needs, 3, 0, LLAMA_H2O_SCOPE_HEAD, 0.0 };
+    params.scorer                 = scorer.needs > 0 ? &scorer : nullptr;
+
     const int32_t status = llama_h2o_attach(ctx, params);
     expect(status == LLAMA_H2O_OK, llama_h2o_strerror(status));
 }

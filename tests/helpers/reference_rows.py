@@ -12,7 +12,7 @@ from pyh2o import Llama
 from pyh2o.policies import parse_policy
 from research.reference.attention import collected_attention
 from research.reference.cache import LayerCache
-from research.reference.compaction import RotaryPlace, compact
+from research.reference.compaction import compact
 from research.reference.eviction import EvictionParameters
 
 # Tokens that tell by their scores which layers look at the same rows.
@@ -48,8 +48,7 @@ class ReferenceRows:
         self._before = copy.deepcopy(self.caches)
         self._is_clear = True
         if caches[0].n_rows + n_new > self.eviction.capacity:
-            place = RotaryPlace(self.n_tokens, np.ones(1))
-            smallest = compact(caches, self.eviction, parse_policy("h2o"), place)
+            smallest = compact(caches, self.eviction, parse_policy("h2o"), np.ones(1))
             self._is_clear = smallest > self.clear_margin
         self._append(n_new)
         self.n_tokens += n_new

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from pyh2o.policies import (
-    NACL,
-    POLICIES,
-    Expected,
-    H2ODecay,
-    Policy,
-    RandomRows,
-    RoCo,
-    Snap,
-    Streaming,
-)
+from pathlib import Path
+
+from pyh2o.policies import NACL, POLICIES, H2ODecay, Policy, RoCo, Snap, Streaming, parse_policy
+
+RESEARCH = Path(__file__).parents[2] / "research" / "policies"
+
+
+def in_research(text: str) -> str:
+    """A policy of research/policies, by its file and class: "keydiff:KeyDiff"."""
+    file, colon, name = text.partition(":")
+    return f"{RESEARCH / file}.py{colon}{name}"
+
+
+EXAMPLES = [
+    *map(in_research, ("keydiff:KeyDiff", "expected:Expected", "random_rows:RandomRows")),
+    *map(in_research, ("one_choice:H2OLayer", "one_choice:H2OCells")),
+]
 
 # Some of those that have parameters, with all of them changed.
 CHANGED: list[Policy] = [
@@ -20,9 +26,15 @@ CHANGED: list[Policy] = [
     RoCo(guard=0.1),
     Snap(queries=7, pool=3),
     NACL(queries=5, random=0.25, seed=3),
-    Expected(queries=9, horizon=64, epsilon=1e-05, covariance=True),
     Streaming(sinks=0),
-    RandomRows(seed=2**64 - 1),
+    parse_policy(
+        in_research("expected:Expected:queries=9,horizon=64,epsilon=1e-05,covariance=true")
+    ),
+    parse_policy(in_research(f"random_rows:RandomRows:seed={2**64 - 1}")),
 ]
 
-ALL_KINDS: list[Policy] = [*(cls() for cls in POLICIES.values()), *CHANGED]
+ALL_KINDS: list[Policy] = [
+    *(cls() for cls in POLICIES.values()),
+    *map(parse_policy, EXAMPLES),
+    *CHANGED,
+]

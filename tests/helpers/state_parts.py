@@ -31,7 +31,7 @@ class RecallPart:
             *(("count", "<u4"), ("token", "<i4", N_PAGE), ("text_before", "<u8")),
         ]
     )
-    MAGIC = struct.pack("<Q", 0x68326F6172636804)
+    MAGIC = struct.pack("<Q", 0x68326F6172636801)
 
     def __init__(self, data: bytes, bytes_archive: int) -> None:
         self.at = at = data.index(self.MAGIC)

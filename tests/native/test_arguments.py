@@ -37,7 +37,18 @@ def context_of(llm: Llama | llama_cpp.Llama) -> Any:
     return ffi.cast("struct llama_context *", address)
 
 
-def attach(llm: llama_cpp.Llama, policy: bytes = b"h2o", **changed: int) -> int:
+def scorer(**values: Any) -> Any:
+    """Of a policy outside of the library, which gives no scores."""
+    given = {"score": NO_SCORES, **values}
+    return ffi.new("struct llama_h2o_scorer *", given)
+
+
+NO_SCORES = ffi.callback(
+    "bool(void *, const struct llama_h2o_head_rows *, double *)", lambda *_: False
+)
+
+
+def attach(llm: llama_cpp.Llama, policy: bytes = b"h2o", **changed: Any) -> int:
     text = ffi.new("char[]", policy)
     values = {"heavy": 20, "recent": 12, "slack": 8, "pinned": 2, "n_pos": 0, **changed}
     params = ffi.new("struct llama_h2o_params *", {**values, "policy": text})[0]
@@ -74,8 +85,15 @@ def is_attached(llm: llama_cpp.Llama) -> bool:
         ({"n_pos": 20}, "N_POS"),
         ({"policy": b""}, "POLICY"),
         ({"policy": b"h2o-decay:half_life=nan"}, "POLICY"),
-        ({"policy": b"snap:queries=4294967296,pool=5"}, "POLICY"),
-        ({"policy": b"expected:queries=4,horizon=8,epsilon=1e39,covariance=false"}, "POLICY"),
+        ({"policy": b"streaming:sinks=4294967296"}, "POLICY"),
+        ({"policy": b"snap:queries=4,pool=5"}, "POLICY"),
+        ({"scorer": scorer(score=ffi.NULL)}, "POLICY"),
+        ({"scorer": scorer(scope=-1)}, "POLICY"),
+        ({"scorer": scorer(scope=3)}, "POLICY"),
+        ({"scorer": scorer(half_life=float("nan"))}, "POLICY"),
+        ({"scorer": scorer(half_life=-1.0)}, "POLICY"),
+        ({"scorer": scorer(needs=lib.LLAMA_H2O_NEEDS_QUERIES)}, "POLICY"),
+        ({"scorer": scorer(needs=lib.LLAMA_H2O_NEEDS_QUERY_ATTENTION)}, "POLICY"),
     ],
 )
 def test_params_out_of_range_are_refused(
@@ -90,6 +108,27 @@ def test_a_missing_policy_is_refused(stock: llama_cpp.Llama) -> None:
     params = ffi.new("struct llama_h2o_params *", {"heavy": 9, "recent": 9, "slack": 1})[0]
     assert lib.llama_h2o_attach(context_of(stock), params) == lib.LLAMA_H2O_ERR_ARGUMENT
     assert not is_attached(stock)
+
+
+def test_a_scorer_that_breaks_off_or_gives_no_numbers_fails_the_batch(tiny: Path) -> None:
+    """Whatever language it is written in; the text can go on."""
+    gives: list[float] = []
+
+    @ffi.callback("bool(void *, const struct llama_h2o_head_rows *, double *)")
+    def score(_data: Any, rows: Any, scores: Any) -> bool:
+        for i in range(rows.n_rows if gives else 0):
+            scores[i] = gives[-1] if rows.pos[i] == 5 else rows.pos[i]
+        return bool(gives)
+
+    stock = tiny_parent(tiny, n_ctx=256, n_batch=8, n_ubatch=8)
+    assert attach(stock, b"mine", scorer=scorer(score=score)) == lib.LLAMA_H2O_OK
+    stock.eval(list(range(40)))
+    for value in (None, np.nan, np.inf, -1e39):
+        gives += [] if value is None else [value]
+        with pytest.raises(RuntimeError, match="llama_decode returned -3"):
+            stock.eval(list(range(40, 48)))
+    gives.append(0.5)
+    stock.eval(list(range(40, 48)))
 
 
 def test_arguments_out_of_range_are_refused(stock: llama_cpp.Llama) -> None:
@@ -134,7 +173,7 @@ def test_spans_to_the_last_position_of_all(stock: llama_cpp.Llama) -> None:
     stock.eval(list(range(120)))
 
 
-def test_null_pointers_and_foreign_bytes() -> None:
+def test_null_pointers() -> None:
     wrong = lib.LLAMA_H2O_ERR_ARGUMENT
     assert lib.llama_h2o_pin(ffi.NULL, 0, 1) == wrong
     assert lib.llama_h2o_pin_spans(ffi.NULL, 0, ffi.NULL, 0) == wrong
@@ -147,9 +186,6 @@ def test_null_pointers_and_foreign_bytes() -> None:
     assert lib.llama_h2o_device_bytes(ffi.NULL) == wrong
     for i in (-1, -(2**31), 2**31 - 1):
         assert lib.llama_h2o_device_name(i) == ffi.NULL
-    assert lib.llama_h2o_state_version(ffi.NULL, 100) == 0
-    for data in (b"", b"\0" * 11, b"\0" * 12, bytes(range(200))):
-        assert lib.llama_h2o_state_version(ffi.from_buffer(data), len(data)) == 0
 
 
 def test_a_layer_that_is_not_there_is_named(tiny: Path) -> None:
@@ -174,8 +210,9 @@ llm = tiny_parent({path!r}, n_ctx=16384, n_batch={n_batch}, n_ubatch={n_batch}, 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limits = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (used + {mib} * 2**20, limits[1]))
-policy = b"snap:pool=5,queries={n_queries}" if {n_queries} > 1 else b"h2o"
-status = tests.attach(llm, policy, recent={n_queries}, attention=1)
+needs = tests.lib.LLAMA_H2O_NEEDS_QUERY_ATTENTION
+scorer = tests.scorer(needs=needs, n_queries={n_queries}) if {n_queries} > 1 else tests.ffi.NULL
+status = tests.attach(llm, scorer=scorer, recent={n_queries}, attention=1)
 resource.setrlimit(resource.RLIMIT_AS, limits)
 assert status in (tests.lib.LLAMA_H2O_ERR_MEMORY, tests.lib.LLAMA_H2O_ERR_INTERNAL), status
 assert not tests.is_attached(llm)

@@ -15,13 +15,14 @@ from breaking_off import Countdown, StopError
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
 from pyh2o.cache import breaking
+from some_policies import EXAMPLES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import stored_as, tiny_llama
 
 N_LAYER, N_VOCAB, N_POS = 6, 384, 128
 HEAVY, RECENT, SLACK = 14, 9, 20
 SETTINGS = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
-POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", "keydiff", "expected"]
+POLICIES = ["h2o", "h2o-far", "snap", "tova", "roco", *EXAMPLES[:2]]
 # The weights of queries come to their limit within a batch.
 FADES_FAST = "h2o-far:near=2,half_life=0.25"
 

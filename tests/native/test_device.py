@@ -16,6 +16,7 @@ import pytest
 from pyh2o import build_info
 from pyh2o.system.devices import gpu_names
 from rpc_servers import rpc_server
+from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.skipif(
@@ -47,8 +48,8 @@ def device() -> Iterator[str]:
         ("composed", "h2o-far:near=4", 1),
         ("composed", "roco", CHUNK),
         ("composed", "snap:queries=5,pool=1", CHUNK),
-        ("composed", "keydiff", CHUNK),
-        ("composed", "expected:queries=6,covariance=true", CHUNK),
+        ("composed", in_research("keydiff:KeyDiff"), CHUNK),
+        ("composed", in_research("expected:Expected:queries=6,covariance=true"), CHUNK),
     ],
 )
 def test_rows_on_a_device_are_those_of_the_reference(

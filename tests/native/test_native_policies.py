@@ -18,6 +18,7 @@ from pyh2o.cache.settings import Attention
 from pyh2o.errors import NativeError, StateError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
+from some_policies import EXAMPLES, in_research
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
 
@@ -30,17 +31,21 @@ CLEAR_MARGIN = 2e-6
 # each policy, and those parameters that switch something on
 ALL = [
     *POLICIES,
+    *EXAMPLES,
     "h2o-decay:half_life=12",
     "h2o-far:near=4,half_life=12",
     "roco:guard=0.5",
     "snap:queries=3,pool=1",
     "snap:queries=6,pool=3",
     "nacl:queries=4,random=0.5,seed=9",
-    "expected:queries=6,horizon=20",
-    "expected:queries=6,covariance=true",
+    in_research("expected:Expected:queries=6,horizon=20"),
+    in_research("expected:Expected:queries=6,covariance=true"),
     "streaming:sinks=2",
-    "random:seed=5",
+    in_research("random_rows:RandomRows:seed=5"),
 ]
+EXPECTED = in_research("expected:Expected:queries=6")
+KEYDIFF = in_research("keydiff:KeyDiff")
+RANDOM = in_research("random_rows:RandomRows")
 # the two ways through the graph: our op, and llama.cpp's own without flash attention
 WAYS: list[Attention] = ["auto", "ops"]
 
@@ -89,7 +94,7 @@ def test_every_step_equals_the_reference(tiny: Path, rng: np.random.Generator, p
         assert llm.kv.rebases == reference.n_rebases > 0
 
 
-@pytest.mark.parametrize("policy", ["tova", "snap:queries=6", "expected:queries=6", "roco"])
+@pytest.mark.parametrize("policy", ["tova", "snap:queries=6", EXPECTED, "roco"])
 def test_dense_positions(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Every compaction turns the queries with the keys."""
     steps, _ = steps_of(reference_of(tiny, policy, dense=True), rng, [1] * 120)
@@ -107,7 +112,7 @@ def test_slack_of_one(tiny: Path, rng: np.random.Generator, policy: str) -> None
     assert llm.kv.compactions > 50
 
 
-@pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", "expected:queries=6"])
+@pytest.mark.parametrize("policy", ["h2o-far:near=4", "roco", EXPECTED])
 def test_the_tail_is_taken_back(tiny: Path, rng: np.random.Generator, policy: str) -> None:
     """Queries of removed tokens are asked nothing."""
     sizes = [*[1] * 60, -3, 1, -3, *[1] * 49]
@@ -124,7 +129,7 @@ STARTS = [12, 30, 31, 70]
     [
         ("h2o", STARTS, SPANS),
         ("snap:queries=6", STARTS, SPANS),
-        ("random", STARTS, SPANS),
+        (RANDOM, STARTS, SPANS),
         ("h2o", STARTS, []),
         ("snap:queries=6", [], SPANS),
     ],
@@ -200,7 +205,7 @@ def test_exact_prefill_equals_as_much_slack(
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-@pytest.mark.parametrize("policy", ["roco", "snap:queries=6", "keydiff", "expected:queries=6"])
+@pytest.mark.parametrize("policy", ["roco", "snap:queries=6", KEYDIFF, EXPECTED])
 def test_rounded_rows_stay_close_to_the_reference(
     tiny: Path, rng: np.random.Generator, policy: str, kv_type: str
 ) -> None:
@@ -239,15 +244,15 @@ def test_a_policy_crosses_to_the_library_as_its_text(tiny: Path) -> None:
     context = ffi.cast("struct llama_context *", ctypes.cast(llm.ctx, ctypes.c_void_p).value)
     params = ffi.new("struct llama_h2o_params *", {"heavy": 3, "recent": 5, "slack": 2})
     assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_ARGUMENT
-    for text in (b"", b"h3o", b"snap", b"snap:queries=0,pool=5", b"snap:queries=4,pool=4"):
+    for text in (b"", b"h3o", b"snap", b"h2o-far:near=0,half_life=5", b"h2o-far:near=4"):
         params.policy = policy = ffi.new("char[]", text)
         assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_ERR_POLICY
 
-    params.policy = policy = ffi.new("char[]", b"snap:queries=4,pool=5")
+    params.policy = policy = ffi.new("char[]", b"h2o-far:near=4,half_life=20")
     assert lib.llama_h2o_attach(context, params[0]) == lib.LLAMA_H2O_OK
     # the library has a copy
     ffi.memmove(policy, b"x" * 21, 21)
-    other = llama_of(tiny, "snap:queries=4", hh=3, recent=5, slack=2)
+    other = llama_of(tiny, "h2o-far:near=4,half_life=20", hh=3, recent=5, slack=2)
     for one in (llm, other):
         one.eval(list(range(10)))
         one.eval([10, 11])
@@ -271,7 +276,7 @@ def test_a_state_knows_a_policy_by_all_its_parameters(tiny: Path) -> None:
 
 def test_policies_without_attention_collect_none(tiny: Path) -> None:
     """Where nothing has to be collected, the graph has no node for it."""
-    llm = llama_of(tiny, "random", n_ubatch=5)
+    llm = llama_of(tiny, RANDOM, n_ubatch=5)
     llm.eval(list(range(HEAVY + RECENT + SLACK)))
     _, scores = llm.kv_rows(0)
     assert (scores == 0).all()

@@ -13,6 +13,7 @@ from oracle import Step, assert_same_rows, clear_steps, read
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
 from research.reference import ReferenceLlama, as_float32
+from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama, tiny_parent
 
@@ -47,10 +48,10 @@ CASES: dict[str, dict[str, Any]] = {
         "n_pos": 160,
     },
     "with queries of the policy": {"slack": 12, "n_head_kv": 2, "policy": "snap:queries=8,pool=3"},
-    "with all keys": {"slack": 12, "n_head_kv": 2, "policy": "keydiff"},
+    "with all keys": {"slack": 12, "n_head_kv": 2, "policy": in_research("keydiff:KeyDiff")},
 }
 # So long that of its heads only one in four looks for rows at the end.
-LONG = {"slack": 40, "n_head_kv": 4, "policy": "keydiff"}
+LONG = {"slack": 40, "n_head_kv": 4, "policy": in_research("keydiff:KeyDiff")}
 
 
 def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[ReferenceLlama, Llama]:

@@ -11,6 +11,7 @@ from oracle import assert_same_rows, assert_same_steps, clear_steps, read, rows_
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
 from research.reference import ReferenceLlama
+from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, exact_kernels, stored_as, tiny_llama
 
@@ -97,7 +98,9 @@ def test_probabilities_that_are_computed_in_parts(
     assert_same_rows(llm.kv_rows, rows_of(reference))
 
 
-@pytest.mark.parametrize("policy", ["h2o-far", "roco", "snap", "expected", "nacl"])
+@pytest.mark.parametrize(
+    "policy", ["h2o-far", "roco", "snap", in_research("expected:Expected"), "nacl"]
+)
 def test_the_graph_of_a_deep_model_has_room_for_all_parts(tmp_path: Path, policy: str) -> None:
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", seed=3, n_layer=32, n_head=16, n_head_kv=16, head_size=16

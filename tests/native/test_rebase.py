@@ -14,6 +14,7 @@ from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
 from research.reference import ReferenceLlama
+from some_policies import in_research
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent
 
@@ -32,6 +33,8 @@ ROTATIONS = [
     ("partial", 256),
     ("every_fourth_unrotated", 256),
 ]
+
+RANDOM = in_research("random_rows:RandomRows")
 
 
 @pytest.fixture
@@ -181,8 +184,8 @@ def test_rounding_of_rebases_does_not_add_up(
     """
     types = stored_as(kv_type)
     tokens = rng.integers(0, N_VOCAB, 3000)
-    exact = evicting_llama(path, positions="dense", policy="random")
-    rounded = evicting_llama(path, positions="dense", policy="random", **types)
+    exact = evicting_llama(path, positions="dense", policy=RANDOM)
+    rounded = evicting_llama(path, positions="dense", policy=RANDOM, **types)
     errors = []
     for chunk in np.split(tokens, 300):
         for llm in (exact, rounded):
@@ -199,7 +202,7 @@ def test_rounding_of_rebases_does_not_add_up(
 def error_of_rounding(path: Path, n_tokens: int, **settings: Any) -> float:
     """Mean error of the logits at the end of a text, with q4_0 rows, whose places often change."""
     tokens = np.random.default_rng(1).integers(0, N_VOCAB, n_tokens)
-    settings = {"hh": 180, "recent": 16, "slack": 4, "policy": "random", **settings}
+    settings = {"hh": 180, "recent": 16, "slack": 4, "policy": RANDOM, **settings}
     exact = evicting_llama(path, positions="dense", n_ctx=256, **settings)
     rounded = evicting_llama(path, positions="dense", n_ctx=256, **settings | stored_as("q4_0"))
     for llm in (exact, rounded):

@@ -15,6 +15,7 @@ from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import NativeError
 from pyh2o.policies import H2O
 from research.reference import ReferenceLlama
+from some_policies import in_research
 from streams import N_SEQ, Context
 from tiny_gguf import write_tiny_gguf
 
@@ -83,7 +84,13 @@ def test_sequences_grow_at_different_speeds(
 
 
 @pytest.mark.parametrize(
-    "policy", ["h2o-far:near=4,half_life=12", "roco", "snap:queries=4,pool=1", "expected:queries=4"]
+    "policy",
+    [
+        "h2o-far:near=4,half_life=12",
+        "roco",
+        "snap:queries=4,pool=1",
+        in_research("expected:Expected:queries=4"),
+    ],
 )
 def test_policies_look_at_one_sequence(
     context: Context, path: Path, rng: np.random.Generator, policy: str

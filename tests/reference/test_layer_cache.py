@@ -13,7 +13,6 @@ from pyh2o.policies import H2O
 from research.reference import (
     EvictionParameters,
     LayerCache,
-    RotaryPlace,
     attend,
     collected_attention,
     collected_squares,
@@ -79,7 +78,7 @@ class NaiveHead:
 
 def compact_layer(cache: LayerCache, parameters: EvictionParameters) -> None:
     """A compaction of one layer; H2O does not look at rotary embeddings."""
-    compact([cache], parameters, H2O(), RotaryPlace(0, np.empty(0)))
+    compact([cache], parameters, H2O(), np.empty(0))
 
 
 def evaluate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,10 @@ from pyh2o.policies import (
     H2O,
     NACL,
     TOVA,
-    Expected,
-    H2OCells,
     H2ODecay,
-    H2OLayer,
     H2OMean,
     HeadRows,
-    KeyDiff,
     Policy,
-    RandomRows,
     RoCo,
     Snap,
     Streaming,
@@ -30,9 +25,19 @@ from pyh2o.policies import (
     uniform_numbers,
 )
 from pyh2o.policies.base import SAFE_SCORE
-from some_policies import ALL_KINDS
+from some_policies import ALL_KINDS, in_research
 
 FloatArray = npt.NDArray[np.floating[Any]]
+
+KEYDIFF = parse_policy(in_research("keydiff:KeyDiff"))
+
+
+def expected(**parameters: Any) -> Policy:
+    return replace(parse_policy(in_research("expected:Expected")), **parameters)
+
+
+def random_scores(seed: int, rows: HeadRows) -> FloatArray:
+    return parse_policy(in_research(f"random_rows:RandomRows:seed={seed}")).score(rows)
 
 
 def head_rows(positions: list[int], **changes: Any) -> HeadRows:
@@ -44,11 +49,10 @@ def head_rows(positions: list[int], **changes: Any) -> HeadRows:
         attention=np.zeros(n),
         squares=np.zeros(n),
         keys=np.zeros((n, 2)),
-        values=np.zeros((n, 2)),
-        query_attention=np.zeros((0, n)),
+        value_norms=np.zeros(n),
+        query_attention=np.zeros(n),
         queries=np.zeros((0, 1, 2)),
-        query_rotary_positions=np.zeros(0, dtype=np.int64),
-        next_rotary_position=max(positions) + 1,
+        scale=2**-0.5,
         rope_frequencies=np.ones(1),
         pinned=np.zeros(n, dtype=np.bool_),
         competing=np.ones(n, dtype=np.bool_),
@@ -75,11 +79,11 @@ def random_rows(rng: np.random.Generator, **changes: Any) -> HeadRows:
         # Of c numbers that sum to a, the squares sum to a^2 / c at least and a at most.
         squares=attention**2 / (100 - positions) + rng.random(n),
         keys=rng.standard_normal((n, head_size)),
-        values=rng.standard_normal((n, head_size)),
-        query_attention=query_attention / query_attention.sum(axis=1, keepdims=True),
+        value_norms=np.linalg.norm(rng.standard_normal((n, head_size)), axis=1),
+        query_attention=(query_attention / query_attention.sum(axis=1, keepdims=True)).sum(axis=0),
         queries=rng.standard_normal((n_queries, group, head_size)),
-        query_rotary_positions=np.arange(94, 100),
-        next_rotary_position=100,
+        query_positions=np.arange(94, 100),
+        scale=head_size**-0.5,
         rope_frequencies=100.0 ** -np.linspace(0, 0.75, head_size // 2),
         pinned=positions < 2,
         competing=(positions >= 2) & (positions < 92),
@@ -102,18 +106,16 @@ def test_a_larger_budget_remembers_for_longer() -> None:
 
 
 def test_a_policy_is_one_small_class() -> None:
-    """What the package says: a name, parameters and a score, and parameters need no limits."""
+    """What the package says: parameters and a score, and parameters need no limits."""
 
     @dataclass(frozen=True)
     class Oldest(Policy):
-        name: ClassVar[str] = "oldest"
-
         weight: float = 1.0
 
         def score(self, rows: HeadRows) -> FloatArray:
             return -self.weight * rows.positions
 
-    assert str(Oldest(weight=2)) == "oldest:weight=2"
+    assert str(Oldest(weight=2)) == f"{__name__}:{Oldest.__qualname__}:weight=2"
     assert Oldest().score(head_rows([3, 4])).tolist() == [-3, -4]
 
 
@@ -169,7 +171,7 @@ def test_numbers_are_uniform_and_differ_everywhere() -> None:
 
 def test_h2o_is_the_sum() -> None:
     rows = head_rows([3, 5, 6], attention=np.array([2.0, 0.5, 1.0]))
-    for policy in (H2O(), H2OLayer(), H2OCells(), H2ODecay()):
+    for policy in (H2O(), H2ODecay()):
         assert policy.score(rows).tolist() == [2.0, 0.5, 1.0]
 
 
@@ -253,7 +255,7 @@ def test_roco_is_easykvs_rule(rng: np.random.Generator) -> None:
 
 
 def test_tova_is_the_last_query() -> None:
-    rows = head_rows([0, 1, 2], query_attention=np.array([[0.2, 0.5, 0.3]]))
+    rows = head_rows([0, 1, 2], query_attention=np.array([0.2, 0.5, 0.3]))
     assert TOVA().score(rows).tolist() == [0.2, 0.5, 0.3]
 
 
@@ -261,7 +263,7 @@ def test_snap_pools_over_competing_neighbours() -> None:
     """Sums 1, 2, 6, 4, 8, 16; the pinned 6 and the recent 16 are nobody's neighbours."""
     rows = head_rows(
         [0, 1, 2, 3, 4, 5],
-        query_attention=np.array([[0.5, 1.5, 3, 4, 2, 9], [0.5, 0.5, 3, 0, 6, 7]]),
+        query_attention=np.array([1.0, 2, 6, 4, 8, 16]),
         competing=np.array([True, True, False, True, True, False]),
     )
     competing = rows.competing
@@ -271,7 +273,7 @@ def test_snap_pools_over_competing_neighbours() -> None:
     np.testing.assert_allclose(Snap(pool=99_999).score(rows)[competing], [15 / 4] * 4)
 
 
-@pytest.mark.parametrize("policy", [TOVA(), Snap(), Expected(), Expected(covariance=True)], ids=str)
+@pytest.mark.parametrize("policy", [TOVA(), Snap(), expected(), expected(covariance=True)], ids=str)
 def test_without_queries_nothing_is_better(policy: Policy) -> None:
     """Of equal scores the newer rows stay."""
     assert policy.score(head_rows([0, 1, 2])).tolist() == [0, 0, 0]
@@ -286,7 +288,7 @@ def test_nacl_without_a_draw_keeps_the_best(rng: np.random.Generator) -> None:
 
 def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
-    attention = rows.query_attention.sum(axis=0)
+    attention = rows.query_attention
     scores = NACL(random=0.37, seed=5).score(rows)
     is_best = scores == SAFE_SCORE
     assert is_best.sum() == rows.n_places - int(0.37 * rows.n_places) == 7
@@ -299,7 +301,7 @@ def test_nacl_draws_its_share_from_the_others(rng: np.random.Generator) -> None:
 def test_nacl_draws_in_proportion_to_the_softmax() -> None:
     """Of four rows one is drawn: the shares of 20,000 seeds are those of exp(s)."""
     logits = np.array([0.0, 0.5, 1.0, 2.0])
-    rows = head_rows([10, 11, 12, 13], query_attention=logits[None])
+    rows = head_rows([10, 11, 12, 13], query_attention=logits)
     drawn = [int(NACL(random=1, seed=seed).score(rows).argmax()) for seed in range(20_000)]
     shares = np.bincount(drawn, minlength=4) / len(drawn)
     np.testing.assert_allclose(shares, np.exp(logits) / np.exp(logits).sum(), atol=0.015)
@@ -312,12 +314,12 @@ def test_keydiff_prefers_the_key_that_points_elsewhere(rng: np.random.Generator)
     keys = np.array([[1.0, 0], [3, 0], [0, 0.5], [0, 0]])
     # The unit keys are x, x, y and none; their mean points to (2, 1).
     expected = [-2 / np.sqrt(5), -2 / np.sqrt(5), -1 / np.sqrt(5), 0]
-    np.testing.assert_allclose(KeyDiff().score(head_rows([0, 1, 2, 3], keys=keys)), expected)
+    np.testing.assert_allclose(KEYDIFF.score(head_rows([0, 1, 2, 3], keys=keys)), expected)
 
     rows = random_rows(rng)
     mean = np.mean([key / np.linalg.norm(key) for key in rows.keys], axis=0)
     cosines = [key @ mean / np.linalg.norm(key) / np.linalg.norm(mean) for key in rows.keys]
-    np.testing.assert_allclose(KeyDiff().score(rows), -np.array(cosines))
+    np.testing.assert_allclose(KEYDIFF.score(rows), -np.array(cosines))
 
 
 def rotation(angles: FloatArray) -> FloatArray:
@@ -337,26 +339,19 @@ def test_expected_attention_with_whole_matrices(
 ) -> None:
     """As the paper writes it: mean and covariance of the queries before their rotation.
 
-    After a re-base everything is `shift` positions back, where queries may be below 0.
+    After a re-base everything is rotated to `shift` positions back, where queries may be below 0.
     """
     rows = random_rows(rng)
-    rows = replace(
-        rows,
-        query_rotary_positions=rows.query_rotary_positions - shift,
-        next_rotary_position=rows.next_rotary_position - shift,
-    )
     omega, d = rows.rope_frequencies, rows.keys.shape[1]
-    ahead = rows.next_rotary_position + np.arange(horizon)
+    ahead = 100 - shift + np.arange(horizon)
     mean_rotation = np.mean([rotation(omega * t) for t in ahead], axis=0)
     attention = np.zeros((2, 40))
     free = ~rows.pinned
     for member in range(2):
         raw = np.array(
             [
-                rotation(-omega * r) @ query
-                for r, query in zip(
-                    rows.query_rotary_positions, rows.queries[:, member], strict=True
-                )
+                rotation(-omega * (p - shift)) @ query
+                for p, query in zip(rows.query_positions, rows.queries[:, member], strict=True)
             ]
         )
         mu = mean_rotation @ raw.mean(axis=0)
@@ -365,10 +360,10 @@ def test_expected_attention_with_whole_matrices(
         if covariance:
             logits += np.einsum("nd,de,ne->n", rows.keys, sigma, rows.keys) / (2 * d)
         attention[member, free] = np.exp(logits[free]) / np.exp(logits[free]).sum()
-    expected = (attention.mean(axis=0) + 0.05) * np.linalg.norm(rows.values, axis=1)
+    wanted = (attention.mean(axis=0) + 0.05) * rows.value_norms
 
-    policy = Expected(horizon=horizon, epsilon=0.05, covariance=covariance)
-    np.testing.assert_allclose(policy.score(rows), expected, rtol=1e-9)
+    policy = expected(horizon=horizon, epsilon=0.05, covariance=covariance)
+    np.testing.assert_allclose(policy.score(rows), wanted, rtol=1e-9)
 
 
 def test_expected_attention_where_a_pair_does_not_turn() -> None:
@@ -376,14 +371,14 @@ def test_expected_attention_where_a_pair_does_not_turn() -> None:
     rows = head_rows(
         [0, 1],
         keys=np.array([[2.0, 0], [0, 1]]),
-        values=np.array([[1.0, 0], [0, 1]]),
+        value_norms=np.ones(2),
         queries=np.array([[[1.0, 3]]]),
-        query_rotary_positions=np.array([1]),
+        query_positions=np.array([1]),
         rope_frequencies=np.zeros(1),
     )
     logits = np.array([2.0, 3.0]) / np.sqrt(2)
-    expected = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(Expected(epsilon=0).score(rows), expected)
+    wanted = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(expected(epsilon=0).score(rows), wanted)
 
 
 def test_streaming_keeps_sinks_and_a_window() -> None:
@@ -394,13 +389,13 @@ def test_streaming_keeps_sinks_and_a_window() -> None:
 
 def test_random_rows_differ_between_heads_and_last(rng: np.random.Generator) -> None:
     rows = random_rows(rng)
-    scores = RandomRows(seed=1).score(rows)
-    np.testing.assert_array_equal(RandomRows(seed=1).score(rows), scores)
-    np.testing.assert_array_equal(RandomRows(seed=1).score(replace(rows, newest=500)), scores)
+    scores = random_scores(1, rows)
+    np.testing.assert_array_equal(random_scores(1, rows), scores)
+    np.testing.assert_array_equal(random_scores(1, replace(rows, newest=500)), scores)
     for other in (
-        RandomRows(seed=2).score(rows),
-        RandomRows(seed=1).score(replace(rows, head=0)),
-        RandomRows(seed=1).score(replace(rows, layer=0)),
+        random_scores(2, rows),
+        random_scores(1, replace(rows, head=0)),
+        random_scores(1, replace(rows, layer=0)),
     ):
         assert not np.isin(other, scores).any()
 

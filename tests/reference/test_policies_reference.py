@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ from pyh2o.policies import (
     POLICIES,
     H2ODecay,
     HeadRows,
+    Need,
     Policy,
     RoCo,
     Snap,
     Streaming,
+    parse_policy,
     uniform_numbers,
 )
 from random_cases import Cases
@@ -27,11 +29,11 @@ from research.reference import (
     EvictionParameters,
     LayerCache,
     ReferenceLlama,
-    RotaryPlace,
     attend,
     collected_attention,
     compact,
 )
+from some_policies import EXAMPLES, in_research
 from tiny_gguf import write_tiny_gguf
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -43,6 +45,7 @@ FREQUENCIES = 100.0 ** -np.linspace(0, 0.75, HEAD_SIZE // 2)
 # Small windows of queries and shares that round, so that the parts of a rule all matter.
 ALL_POLICIES = [
     *(cls() for cls in POLICIES.values()),
+    *map(parse_policy, EXAMPLES),
     Snap(queries=3, pool=3),
     NACL(queries=4, random=0.5, seed=9),
     RoCo(guard=0.6),
@@ -145,7 +148,7 @@ def test_the_best_stay(cases: Cases, policy: Policy) -> None:
         caches, parameters = random_caches(rng, n_rows), random_parameters(rng, n_rows)
         policy = policy.for_budget(parameters.budget)
         spy: Any = Spy(policy)
-        compact(caches, parameters, spy, RotaryPlace(n_rows, FREQUENCIES))
+        compact(caches, parameters, spy, FREQUENCIES)
         assert len(spy.seen) in (0, N_LAYER * N_HEAD_KV)
         scores = mean_scores(spy, policy)
         for (layer, head), (rows, _) in spy.seen.items():
@@ -246,7 +249,7 @@ def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
     # attention varies most are also those with the highest mean.
     stronger = {"h2o-decay": "h2o-decay:half_life=20", "roco": "roco:guard=1"}
     kept = []
-    for name in POLICIES:
+    for name in [*POLICIES, *EXAMPLES]:
         policy = stronger.get(name, name)
         model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=policy)
         model.eval(tokens)
@@ -254,7 +257,10 @@ def test_policies_differ(tiny: Path, rng: np.random.Generator) -> None:
     assert len(set(kept)) == len(kept)
 
 
-@pytest.mark.parametrize(("policy", "sets"), [("h2o", 6), ("h2o-layer", 3), ("h2o-cells", 1)])
+@pytest.mark.parametrize(
+    ("policy", "sets"),
+    [("h2o", 6), (in_research("one_choice:H2OLayer"), 3), (in_research("one_choice:H2OCells"), 1)],
+)
 def test_heads_that_have_to_agree(
     tiny: Path, rng: np.random.Generator, policy: str, sets: int
 ) -> None:
@@ -262,7 +268,7 @@ def test_heads_that_have_to_agree(
     model.eval(random_tokens(rng, 250))
     assert len({str(positions) for positions in kept_positions(model)}) == sets
     of_layers = {str([model.positions(layer, head) for head in range(2)]) for layer in range(3)}
-    assert len(of_layers) == (1 if policy == "h2o-cells" else 3)
+    assert len(of_layers) == (1 if sets == 1 else 3)
     # The sums stay those of each head.
     assert len({str(model.scores(layer, head)) for layer, head in heads(model)}) == 6
 
@@ -278,7 +284,8 @@ def test_streaming_is_sinks_and_a_window(tiny: Path, rng: np.random.Generator) -
 
 def test_random_rows_are_a_sample_of_the_whole_text(tiny: Path, rng: np.random.Generator) -> None:
     """The numbers of rows do not change, so what stays are the largest of all there ever were."""
-    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=5, policy="random:seed=4")
+    policy = in_research("random_rows:RandomRows:seed=4")
+    model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=5, policy=policy)
     model.eval(random_tokens(rng, 200))
     for layer, head in heads(model):
         # The last token was read after the compaction.
@@ -400,9 +407,9 @@ def test_nothing_is_collected_that_nobody_wants(tiny: Path, rng: np.random.Gener
         model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=12, slack=4, policy=spy)
         model.eval(random_tokens(rng, 100))
         for rows, _ in spy.seen.values():
-            assert rows.attention.any() == policy.needs_attention
-            assert rows.squares.any() == policy.needs_squares
-            assert len(rows.queries) == len(rows.query_attention) == min(policy.n_queries, 12)
+            for name in get_args(Need):
+                assert getattr(rows, name).any() == (name in policy.needs)
+            assert len(rows.query_positions) == min(policy.n_queries, 12)
 
 
 # ---- fair shares and pinned spans ----

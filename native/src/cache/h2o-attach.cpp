@@ -228,11 +228,6 @@ int32_t llama_h2o::reserve() {
     if (params.positions == LLAMA_H2O_POSITIONS_DENSE && !can_rebase) {
         return LLAMA_H2O_ERR_REBASE;
     }
-    const bool has_whole_angles = std::all_of(parts.layers.begin(), parts.layers.end(),
-            [](const llama_h2o_layer & layer) { return layer.rope && layer.rope->first == 0; });
-    if (parts.policy->probe == llama_h2o_probe_type::expected && (!can_rebase || !has_whole_angles)) {
-        return LLAMA_H2O_ERR_POLICY_ROPE;
-    }
     if (can_rebase && parts.n_capacity() > params.n_pos) {
         return LLAMA_H2O_ERR_N_POS;
     }
@@ -252,7 +247,7 @@ void llama_h2o::reserve_graphs() {
         const auto & layers = parts.window->layers;
         on_host             = on_host && std::all_of(layers.begin(), layers.end(), is_on_host);
     }
-    if (on_host && parts.policy->probe == llama_h2o_probe_type::none) {
+    if (on_host && !parts.policy->has_need(LLAMA_H2O_NEEDS_QUERY_ATTENTION)) {
         return;
     }
 

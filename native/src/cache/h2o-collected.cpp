@@ -16,14 +16,22 @@ llama_h2o_collected::llama_h2o_collected(llama_h2o_parts & parts, uint32_t s) :
 
 void llama_h2o_collected::forget(llama_pos pos) {
     const double remaining = parts.policy->remaining(std::max<int64_t>(0, int64_t(pos) - stream.pos_forgotten));
-    for (size_t ikv = 0; ikv < score_rows.size() && remaining != 1.0; ++ikv) {
-        const size_t n = parts.layers[ikv].shape.n_head_kv * n_cells;
-        for (size_t i = 0; i < n; ++i) {
-            score_rows[ikv].f32()[i] *= float(remaining);
+
+    const auto fade = [&](std::vector<llama_h2o_host_rows> & rows) {
+        for (size_t ikv = 0; ikv < rows.size(); ++ikv) {
+            const size_t n = parts.layers[ikv].shape.n_head_kv * n_cells;
+            for (size_t i = 0; i < n; ++i) {
+                rows[ikv].f32()[i] *= float(remaining);
+            }
         }
-    }
+    };
 
     stream.pos_forgotten = pos;
+    if (remaining != 1.0) {
+        fade(score_rows);
+        fade(square_rows);
+        commit(); // a compaction that fails keeps this
+    }
 }
 
 void llama_h2o_collected::commit() {
@@ -47,7 +55,6 @@ void llama_h2o_keep_credit_small(llama_h2o_parts & parts, uint32_t s, llama_pos 
 
     llama_h2o_collected collected(parts, s);
     collected.forget(p_last);
-    collected.commit();
 }
 
 void llama_h2o_reset_free_cells(llama_h2o_parts & parts, uint32_t s) {

@@ -15,45 +15,6 @@
 #include <cstring>
 #include <stdexcept>
 
-// Rows cannot be put in order by what is no number, which only a model that has gone wrong computes, or a state that no
-// cache has written.
-static void expect_finite(const std::vector<float> & measured) {
-    constexpr uint32_t EXPONENT = 0x7f800000;
-
-    size_t n_others = 0;
-    for (const float & x : measured) {
-        uint32_t bits;
-        std::memcpy(&bits, &x, sizeof(bits));
-        n_others += (bits & EXPONENT) == EXPONENT;
-    }
-    if (n_others > 0) {
-        throw std::runtime_error("the attention of the model is infinite or no number");
-    }
-}
-
-// The cells in use, [used.size()], of something that there is for all cells.
-template <typename T>
-static std::vector<T> gather(const T * all, const std::vector<uint32_t> & used) {
-    std::vector<T> res(used.size());
-    for (size_t i = 0; i < used.size(); ++i) {
-        res[i] = all[used[i]];
-    }
-
-    return res;
-}
-
-// The same of what was measured of a head: [n_probed][used.size()] of [n_probed][n_cells].
-static std::vector<float> gather_probe(
-        const float * all, size_t n_probed, size_t n_cells, const std::vector<uint32_t> & used) {
-    std::vector<float> res;
-    for (size_t i = 0; i < n_probed; ++i) {
-        const std::vector<float> one = gather(all + i * n_cells, used);
-        res.insert(res.end(), one.begin(), one.end());
-    }
-
-    return res;
-}
-
 namespace {
 
 // What every (layer, KV head) of a stream keeps.
@@ -71,6 +32,7 @@ public:
 
 private:
     const llama_h2o_parts & parts;
+    const uint32_t s;
     const llama_h2o_stream & stream;
     const llama_h2o_policy & policy;
 
@@ -84,7 +46,8 @@ private:
 
     void make_layers(size_t begin, size_t end);
     bool ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) const;
-    void score_head(size_t ikv, uint32_t head, const llama_h2o_selection & selection, double * score);
+    void score_head(
+            size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score);
 };
 
 choice::choice(const llama_h2o_parts & parts,
@@ -92,8 +55,8 @@ choice::choice(const llama_h2o_parts & parts,
         llama_h2o_collected & collected,
         const std::vector<std::vector<float>> & probes,
         const std::vector<uint32_t> & used) :
-    parts(parts), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes), used(used),
-    restorable(llama_h2o_restorable(stream)) {
+    parts(parts), s(s), stream(parts.streams[s]), policy(*parts.policy), collected(collected), probes(probes),
+    used(used), restorable(llama_h2o_restorable(stream)) {
     static_cast<llama_h2o_claims &>(rule) = stream.claims;
 
     rule.n_budget = std::min<uint64_t>(used.size(), parts.n_budget());
@@ -110,7 +73,8 @@ choice::choice(const llama_h2o_parts & parts,
 const llama_h2o_keep & choice::make() {
     const size_t n_layer = parts.layers.size();
 
-    if (policy.scope == llama_h2o_scope::cache) {
+    // who is outside of the library is asked in this thread
+    if (policy.scorer) {
         make_layers(0, n_layer);
     } else {
         llama_h2o_parallel(n_layer, keep.flags.size(), parts.ctx.get_cparams().n_threads,
@@ -124,6 +88,7 @@ void choice::make_layers(size_t begin, size_t end) {
     const size_t n_used = used.size();
 
     llama_h2o_selection selection(rule);
+    llama_h2o_sight sight(parts, s, used, probes);
 
     // of the rows in the cells, and of those that come back behind them
     std::vector<double> score(n_used + restorable.size());
@@ -138,15 +103,18 @@ void choice::make_layers(size_t begin, size_t end) {
         for (uint32_t head = 0; head < layer.n_head_kv; ++head) {
             const uint32_t h = layer.first_head + head;
 
-            std::vector<int32_t> pos = gather(stream.rows.text_list(h), used);
+            std::vector<int32_t> pos;
+            for (const uint32_t cell : used) {
+                pos.push_back(stream.rows.text_list(h)[cell]);
+            }
 
             keep.missing[h] = llama_h2o_missing(restorable, pos);
             pos.insert(pos.end(), keep.missing[h].begin(), keep.missing[h].end());
             selection.set_rows(pos.data(), pos.size());
 
-            score_head(ikv, head, selection, score.data());
+            score_head(ikv, head, selection, sight, score.data());
 
-            if (policy.scope == llama_h2o_scope::head) {
+            if (policy.scope == LLAMA_H2O_SCOPE_HEAD) {
                 selection.choose(score.data(), flags.data());
                 std::copy_n(flags.begin(), n_used, keep.head(h));
                 continue;
@@ -179,49 +147,20 @@ bool choice::ends_scope(const llama_h2o_layer_shape & layer, uint32_t head) cons
     const bool last_of_layer = head + 1 == layer.n_head_kv;
     const bool last_of_all   = layer.first_head + head + 1 == keep.n_heads;
 
-    return policy.scope == llama_h2o_scope::layer ? last_of_layer : last_of_all;
+    return policy.scope == LLAMA_H2O_SCOPE_LAYER ? last_of_layer : last_of_all;
 }
 
 // The scores of the rows that were given to the selection, [used.size()]. If the policy does not collect attention they
 // are also put where the attention would be, for those who look at the rows.
-void choice::score_head(size_t ikv, uint32_t head, const llama_h2o_selection & selection, double * score) {
-    const auto & layer = parts.layers[ikv];
+void choice::score_head(
+        size_t ikv, uint32_t head, const llama_h2o_selection & selection, llama_h2o_sight & sight, double * score) {
+    float * sums = collected.scores(ikv, head);
 
-    float * sums          = collected.scores(ikv, head);
-    const float * squared = collected.squares(ikv, head);
+    const llama_h2o_head_rows & rows = sight.look(ikv, head, selection, sums, collected.squares(ikv, head));
+    policy.score(rows, score);
 
-    const auto attention = gather<float>(sums, used);
-    const auto squares   = squared ? gather<float>(squared, used) : attention;
-
-    std::vector<float> measured;
-    if (!probes.empty()) {
-        const size_t n_probed = probes[ikv].size() / (size_t(parts.n_cells) * layer.shape.n_head_kv);
-
-        measured = gather_probe(probes[ikv].data() + head * n_probed * parts.n_cells, n_probed, parts.n_cells, used);
-    }
-
-    expect_finite(attention);
-    expect_finite(squares);
-    expect_finite(measured);
-
-    const llama_h2o_head_rows head_rows {
-        layer.shape.il,
-        head,
-        layer.shape.n_group(),
-        uint32_t(used.size()),
-        selection.n_places(),
-        selection.newest(),
-        selection.positions(),
-        selection.standings().data(),
-        attention.data(),
-        squares.data(),
-        measured.data(),
-    };
-    policy.score(head_rows, score);
-
-    for (size_t i = 0; i < used.size() && !layer.attention.collects; ++i) {
-        const bool competes = head_rows.standing[i] == llama_h2o_standing::competing;
-        sums[used[i]]       = competes ? float(score[i]) : 0.0f;
+    for (size_t i = 0; i < used.size() && !parts.layers[ikv].attention.collects; ++i) {
+        sums[used[i]] = rows.standing[i] == LLAMA_H2O_COMPETING ? float(score[i]) : 0.0f;
     }
 }
 

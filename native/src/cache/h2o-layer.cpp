@@ -60,7 +60,7 @@ void llama_h2o_alloc_tensors(std::vector<llama_h2o_layer> & layers,
             tensors.scores =
                     ggml_new_tensor_3d(ctx_collected.get(), GGML_TYPE_F32, shape.k.n_cells, shape.n_head_kv, n_stream);
             ggml_format_name(tensors.scores, "cache_scores_l%d", shape.il);
-            if (policy.squares) {
+            if (policy.has_need(LLAMA_H2O_NEEDS_SQUARES)) {
                 tensors.squares = ggml_dup_tensor(ctx_collected.get(), tensors.scores);
                 ggml_format_name(tensors.squares, "cache_squares_l%d", shape.il);
             }

@@ -8,8 +8,14 @@
 #include <algorithm>
 #include <utility>
 
-static llama_h2o_params with_text_of(llama_h2o_params params, const llama_h2o_policy & policy) {
+static std::unique_ptr<const llama_h2o_policy> new_policy(const llama_h2o_params & params) {
+    return params.scorer ? llama_h2o_new_policy(params.policy, *params.scorer, params.recent)
+                         : llama_h2o_new_policy(params.policy, params.recent);
+}
+
+static llama_h2o_params with_copies_of(llama_h2o_params params, const llama_h2o_policy & policy) {
     params.policy = policy.text.c_str();
+    params.scorer = policy.scorer;
 
     return params;
 }
@@ -19,10 +25,10 @@ llama_h2o_parts::llama_h2o_parts(llama_context & ctx,
         std::vector<llama_h2o_layer> layers,
         llama_h2o_cells cells,
         llama_h2o_graph_runner graphs) :
-    ctx(ctx), policy(llama_h2o_new_policy(params.policy, params.recent)), params(with_text_of(params, *policy)),
-    layers(std::move(layers)), cells(std::move(cells)), graphs(std::move(graphs)), n_cells(this->cells[0].size()) {
+    ctx(ctx), policy(new_policy(params)), params(with_copies_of(params, *policy)), layers(std::move(layers)),
+    cells(std::move(cells)), graphs(std::move(graphs)), n_cells(this->cells[0].size()) {
     for (auto & layer : this->layers) {
-        layer.attention.collects = policy->attention;
+        layer.attention.collects = policy->has_need(LLAMA_H2O_NEEDS_ATTENTION);
     }
     for (size_t s = 0; s < this->cells.n_stream(); ++s) {
         streams.emplace_back(n_heads(), n_cells, policy->n_queries, params.pinned);

@@ -20,7 +20,7 @@ class llama_memory_recurrent;
 struct llama_context;
 
 struct llama_h2o_parts {
-    // Throws llama_h2o_policy_error if the params name no policy.
+    // Throws llama_h2o_policy_error if no policy can be made of the params.
     llama_h2o_parts(llama_context & ctx,
             const llama_h2o_params & params,
             std::vector<llama_h2o_layer> layers,
@@ -30,7 +30,7 @@ struct llama_h2o_parts {
     llama_context & ctx;
 
     const std::unique_ptr<const llama_h2o_policy> policy;
-    const llama_h2o_params params; // with the text of the policy above
+    const llama_h2o_params params; // with the text and the scorer of the policy above
 
     std::vector<llama_h2o_layer> layers;
     std::vector<llama_h2o_stream> streams;

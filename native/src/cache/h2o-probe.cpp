@@ -1,14 +1,16 @@
 #include "cache/h2o-probe.h"
 
+#include "cache/h2o-host-rows.h"
 #include "kernels/h2o-kernel.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
-
-static constexpr float L2_EPS = 1e-12f;
+#include <stdexcept>
 
 //
-// rows and queries as the graph sees them
+// attention of the last queries
 //
 
 static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o_layer & layer, uint32_t s) {
@@ -19,33 +21,6 @@ static ggml_tensor * view_k(ggml_context * ctx, const llama_h2o_layer & layer, u
     return ggml_view_3d(ctx, k, layer.shape.k.n_embd_head, layer.shape.k.n_cells, layer.shape.n_head_kv, k->nb[1], size,
             k->nb[2] * s);
 }
-
-// in rows, whatever the layout
-static ggml_tensor * view_v(ggml_context * ctx, const llama_h2o_layer & layer, uint32_t s) {
-    ggml_tensor * v = layer.tensors.v ? layer.tensors.v : layer.tensors.k;
-
-    if (!layer.shape.v.transposed) {
-        const size_t size = ggml_row_size(layer.shape.v.type, layer.shape.v.n_embd_head);
-
-        return ggml_view_3d(ctx, v, layer.shape.v.n_embd_head, layer.shape.v.n_cells, layer.shape.n_head_kv, v->nb[1],
-                size, v->nb[2] * s);
-    }
-
-    const size_t nb_row = ggml_type_size(layer.shape.v.type) * layer.shape.v.n_cells;
-
-    ggml_tensor * cur = ggml_view_3d(ctx, v, layer.shape.v.n_cells, layer.shape.v.n_embd_head, layer.shape.n_head_kv,
-            nb_row, nb_row * layer.shape.v.n_embd_head, v->nb[2] * s);
-
-    return ggml_permute(ctx, cur, 1, 0, 2, 3);
-}
-
-static ggml_tensor * as_f32(ggml_context * ctx, ggml_tensor * cur) {
-    return cur->type == GGML_TYPE_F32 ? ggml_cont(ctx, cur) : ggml_cast(ctx, cur, GGML_TYPE_F32);
-}
-
-//
-// attention of the last queries
-//
 
 // 0 where a query sees a cell, else minus infinity: [n_queries][n_cells]
 static std::vector<float> make_mask(const llama_kv_cells & cells, const std::vector<llama_h2o_query_slot> & queries) {
@@ -100,204 +75,192 @@ static ggml_tensor * build_attention(llama_h2o_cache_graph & graph,
     return ggml_out_prod(ctx, probs, weights);
 }
 
-//
-// directions of the keys
-//
-
-static ggml_tensor * build_keys(
-        llama_h2o_cache_graph & graph, const llama_h2o_layer & layer, ggml_tensor * k, ggml_tensor * used) {
-    ggml_context * ctx = graph.get_ctx();
-
-    ggml_tensor * units = ggml_l2_norm(ctx, as_f32(ctx, k), L2_EPS);
-
-    ggml_tensor * ones = ggml_repeat_4d(ctx, used, used->ne[0], 1, layer.shape.n_head_kv, 1);
-    ggml_tensor * mean = ggml_mul_mat(ctx, ggml_cont(ctx, ggml_transpose(ctx, units)), ones);
-
-    mean = ggml_reshape_3d(ctx, mean, units->ne[0], 1, layer.shape.n_head_kv);
-
-    return ggml_mul_mat(ctx, units, ggml_l2_norm(ctx, mean, L2_EPS));
-}
-
-//
-// the expected query
-//
-
-// Mean and covariance of the queries of each head, turned on to the future.
-struct expected_queries {
-    std::vector<float> mean;       // [n_head][n_embd]
-    std::vector<float> covariance; // [n_head][n_embd][n_embd]; or empty
-};
-
-// What turns a query of rope position p into its mean over the n_horizon positions from next on, for every pair.
-static std::vector<float> make_turn(const llama_h2o_rope & rope, llama_pos p, llama_pos next, uint32_t n_horizon) {
-    std::vector<float> res(2 * rope.turning().n_dims);
-    for (size_t i = 0; i < rope.angles.size(); ++i) {
-        const double angle = rope.angles[i];
-
-        // a geometric series: the mean has the direction of the middle
-        const double n      = n_horizon;
-        const double sine   = std::sin(angle / 2);
-        const double size   = std::abs(sine) < 1e-12 ? 1.0 : std::sin(n * angle / 2) / (n * sine);
-        const double middle = angle * (double(next) - p + (n - 1) / 2);
-
-        rope.turning().set_factors(i, size * std::cos(middle), size * std::sin(middle), res.data());
-    }
-
-    return res;
-}
-
-static expected_queries expect_queries(const llama_h2o_layer & layer,
-        const std::vector<llama_h2o_query_slot> & queries,
-        const llama_h2o_policy & policy,
-        llama_pos next,
-        uint32_t s) {
-    const uint32_t n_embd = layer.tensors.queries->ne[0];
-
-    std::vector<std::vector<float>> turns;
-    for (const auto & query : queries) {
-        if (query.pos >= 0) {
-            turns.push_back(make_turn(*layer.rope, query.rope_pos, next, policy.n_horizon));
-        }
-    }
-
-    expected_queries res;
-    res.mean.resize(size_t(layer.shape.n_head) * n_embd);
-    res.covariance.resize(policy.covariance ? size_t(layer.shape.n_head) * n_embd * n_embd : 0);
-
-    const auto form = layer.rope->form(GGML_TYPE_F32);
-    const auto turn = llama_h2o_best_kernel(0, 0)->turn;
-
-    std::vector<float> space(n_embd);
-    std::vector<float> ring(n_embd * queries.size());
-    for (uint32_t head = 0; head < layer.shape.n_head && !turns.empty(); ++head) {
-        ggml_backend_tensor_get(layer.tensors.queries, ring.data(),
-                layer.tensors.queries->nb[3] * s + layer.tensors.queries->nb[2] * head, ring.size() * sizeof(float));
-
-        std::vector<std::vector<float>> turned;
-        for (size_t i = 0; i < queries.size(); ++i) {
-            if (queries[i].pos >= 0) {
-                const float * row = ring.data() + i * n_embd;
-                turned.emplace_back(n_embd);
-                turn(layer.rope->turning(), turns[turned.size() - 1].data(), n_embd, form, row, form,
-                        turned.back().data(), space.data());
-            }
-        }
-
-        float * mean = res.mean.data() + size_t(head) * n_embd;
-        for (const auto & row : turned) {
-            for (uint32_t i = 0; i < n_embd; ++i) {
-                mean[i] += row[i] / float(turned.size());
-            }
-        }
-
-        for (size_t r = 0; policy.covariance && r < turned.size(); ++r) {
-            float * cov = res.covariance.data() + size_t(head) * n_embd * n_embd;
-            for (uint32_t i = 0; i < n_embd; ++i) {
-                for (uint32_t j = 0; j < n_embd; ++j) {
-                    cov[i * n_embd + j] += (turned[r][i] - mean[i]) * (turned[r][j] - mean[j]) / float(turned.size());
-                }
-            }
-        }
-    }
-
-    return res;
-}
-
-static ggml_tensor * build_expected(llama_h2o_cache_graph & graph,
-        const llama_h2o_layer & layer,
-        ggml_tensor * k,
-        ggml_tensor * v,
-        const expected_queries & queries) {
-    ggml_context * ctx = graph.get_ctx();
-
-    const int64_t n_embd  = k->ne[0];
-    const int64_t n_cells = k->ne[1];
-    const int64_t n_group = layer.shape.n_group();
-    const bool spread     = !queries.covariance.empty();
-
-    ggml_tensor * mean = graph.add_input(queries.mean, n_embd, n_group, layer.shape.n_head_kv);
-
-    ggml_tensor * logits =
-            ggml_scale(ctx, ggml_mul_mat(ctx, k, mean), layer.attention.kq_scale); // [n_cells, n_group, n_head_kv]
-
-    if (spread) {
-        ggml_tensor * rows = as_f32(ctx, k);
-        ggml_tensor * cov  = graph.add_input(queries.covariance, n_embd, n_embd * n_group, layer.shape.n_head_kv);
-
-        ggml_tensor * cur =
-                ggml_reshape_4d(ctx, ggml_mul_mat(ctx, cov, rows), n_embd, n_group, n_cells, layer.shape.n_head_kv);
-
-        rows = ggml_reshape_4d(ctx, rows, n_embd, 1, n_cells, layer.shape.n_head_kv);
-        cur  = ggml_sum_rows(ctx, ggml_mul(ctx, cur, rows));
-        cur  = ggml_reshape_3d(ctx, cur, n_group, n_cells, layer.shape.n_head_kv);
-        cur  = ggml_cont(ctx, ggml_transpose(ctx, cur));
-
-        logits = ggml_add(ctx, logits, ggml_scale(ctx, cur, layer.attention.kq_scale * layer.attention.kq_scale / 2));
-    }
-
-    ggml_tensor * length = ggml_sqrt(ctx, ggml_sum_rows(ctx, ggml_sqr(ctx, as_f32(ctx, v))));
-
-    length = ggml_reshape_3d(ctx, length, n_cells, 1, layer.shape.n_head_kv);
-
-    return ggml_concat(ctx, logits, length, 1);
-}
-
-//
-// one run
-//
-
 llama_h2o_cache_graph llama_h2o_build_probe(const llama_h2o_parts & parts, uint32_t s) {
-    const llama_h2o_policy & policy = *parts.policy;
-
     const auto & cells   = parts.cells[s];
     const auto & queries = parts.streams[s].queries.slots();
 
     llama_h2o_cache_graph graph(parts.layers.size());
-    if (policy.probe == llama_h2o_probe_type::none) {
+    if (!parts.policy->has_need(LLAMA_H2O_NEEDS_QUERY_ATTENTION)) {
         return graph;
     }
 
-    ggml_tensor * mask = nullptr;
-    ggml_tensor * used = nullptr;
-    if (policy.probe == llama_h2o_probe_type::attention) {
-        mask = graph.add_input(make_mask(cells, queries), cells.size(), queries.size(), 1);
-    }
-    if (policy.probe == llama_h2o_probe_type::keys) {
-        std::vector<float> flags(cells.size(), 0.0f);
-        for (const uint32_t cell : parts.cells.used(s)) {
-            flags[cell] = 1.0f;
-        }
-        used = graph.add_input(flags, cells.size(), 1, 1);
-    }
-
-    const llama_pos next = parts.streams[s].rows.rope_pos(parts.cells.newest(s) + 1);
+    ggml_tensor * mask = graph.add_input(make_mask(cells, queries), cells.size(), queries.size(), 1);
 
     ggml_tensor * weights = nullptr;
     for (const auto & layer : parts.layers) {
         const uint32_t n_head_kv = layer.shape.n_head_kv;
-
-        ggml_tensor * k = view_k(graph.get_ctx(), layer, s);
-        ggml_tensor * v = view_v(graph.get_ctx(), layer, s);
-
-        switch (policy.probe) {
-            case llama_h2o_probe_type::none:
-                break;
-            case llama_h2o_probe_type::attention: {
-                const int64_t n_probs = int64_t(queries.size()) * layer.shape.n_group();
-                if (!weights || weights->ne[1] != n_probs || weights->ne[2] != n_head_kv) {
-                    weights = graph.add_input(make_weights(layer, queries), 1, n_probs, n_head_kv);
-                }
-                graph.add_result(build_attention(graph, layer, k, mask, weights, s));
-                break;
-            }
-            case llama_h2o_probe_type::keys:
-                graph.add_result(build_keys(graph, layer, k, used));
-                break;
-            case llama_h2o_probe_type::expected:
-                graph.add_result(build_expected(graph, layer, k, v, expect_queries(layer, queries, policy, next, s)));
-                break;
+        const int64_t n_probs    = int64_t(queries.size()) * layer.shape.n_group();
+        if (!weights || weights->ne[1] != n_probs || weights->ne[2] != n_head_kv) {
+            weights = graph.add_input(make_weights(layer, queries), 1, n_probs, n_head_kv);
         }
+        graph.add_result(build_attention(graph, layer, view_k(graph.get_ctx(), layer, s), mask, weights, s));
     }
 
     return graph;
+}
+
+//
+// the rows of a head
+//
+
+// Rows cannot be put in order by what is no number, which only a model that has gone wrong computes, or a state that no
+// cache has written.
+static void expect_finite(const std::vector<float> & measured) {
+    constexpr uint32_t EXPONENT = 0x7f800000;
+
+    size_t n_others = 0;
+    for (const float & x : measured) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof(bits));
+        n_others += (bits & EXPONENT) == EXPONENT;
+    }
+    if (n_others > 0) {
+        throw std::runtime_error("the attention of the model is infinite or no number");
+    }
+}
+
+// The cells in use, [used.size()], of something that there is for all cells.
+static void gather(const float * all, const std::vector<uint32_t> & used, std::vector<float> & some) {
+    some.resize(used.size());
+    for (size_t i = 0; i < used.size(); ++i) {
+        some[i] = all[used[i]];
+    }
+    expect_finite(some);
+}
+
+llama_h2o_sight::llama_h2o_sight(const llama_h2o_parts & parts,
+        uint32_t s,
+        const std::vector<uint32_t> & used,
+        const std::vector<std::vector<float>> & probed) : parts(parts), s(s), used(used), probed(probed) {
+    const auto & ring = parts.streams[s].queries.slots();
+    for (uint32_t i = 0; i < ring.size(); ++i) {
+        if (ring[i].pos >= 0) {
+            slots.push_back(i);
+        }
+    }
+    std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return ring[a].pos < ring[b].pos; });
+    for (const uint32_t slot : slots) {
+        query_pos.push_back(ring[slot].pos);
+    }
+}
+
+llama_h2o_sight::~llama_h2o_sight() = default;
+
+const llama_h2o_head_rows & llama_h2o_sight::look(
+        size_t ikv, uint32_t head, const llama_h2o_selection & selection, const float * sums, const float * squared) {
+    const auto & layer              = parts.layers[ikv];
+    const llama_h2o_policy & policy = *parts.policy;
+
+    rows.il       = layer.shape.il;
+    rows.head     = head;
+    rows.n_group  = layer.shape.n_group();
+    rows.n_rows   = used.size();
+    rows.n_places = selection.n_places();
+    rows.newest   = selection.newest();
+    rows.pos      = selection.positions();
+    rows.standing = selection.standings().data();
+
+    if (policy.has_need(LLAMA_H2O_NEEDS_ATTENTION)) {
+        gather(sums, used, attention);
+        rows.attention = attention.data();
+    }
+    if (squared) {
+        gather(squared, used, squares);
+        rows.squares = squares.data();
+    }
+    if (!probed.empty()) {
+        gather(probed[ikv].data() + size_t(head) * parts.n_cells, used, query_attention);
+        rows.query_attention = query_attention.data();
+    }
+    if (policy.needs & (LLAMA_H2O_NEEDS_KEYS | LLAMA_H2O_NEEDS_VALUE_NORMS | LLAMA_H2O_NEEDS_QUERIES)) {
+        see_vectors(layer, ikv, head);
+    }
+
+    return rows;
+}
+
+void llama_h2o_sight::see_vectors(const llama_h2o_layer & layer, size_t ikv, uint32_t head) {
+    if (ikv != ikv_last) {
+        ggml_tensor * v_tensor = layer.tensors.v ? layer.tensors.v : layer.tensors.k;
+
+        k        = std::make_unique<llama_h2o_cell_rows>(layer.tensors.k, layer.shape.k, s, used);
+        v        = std::make_unique<llama_h2o_cell_rows>(v_tensor, layer.shape.v, s, used);
+        ikv_last = ikv;
+    }
+
+    const llama_h2o_turning how = layer.rope->turning();
+
+    rows.n_embd_k    = layer.shape.k.n_embd_head;
+    rows.kq_scale    = layer.attention.kq_scale;
+    rows.rope_neox   = how.neox;
+    rows.rope_first  = how.first;
+    rows.n_rope      = how.n_dims;
+    rows.rope_angles = layer.rope->known ? layer.rope->angles.data() : nullptr;
+
+    if (parts.policy->has_need(LLAMA_H2O_NEEDS_KEYS)) {
+        read_keys(layer, head);
+    }
+    if (parts.policy->has_need(LLAMA_H2O_NEEDS_VALUE_NORMS)) {
+        read_value_norms(layer, head);
+    }
+    if (parts.policy->has_need(LLAMA_H2O_NEEDS_QUERIES)) {
+        read_queries(layer, head);
+    }
+}
+
+// Keys or queries as they were before they were mixed, where that is known: fn(i) is where the one of row i lies.
+template <typename F>
+static void unmix(const llama_h2o_layer & layer, ggml_type type, size_t n_rows, size_t n_between, float * rows, F fn) {
+    const uint32_t n_embd = layer.shape.k.n_embd_head;
+    const auto turn       = llama_h2o_best_kernel(0, 0)->turn; // found out anew at each call
+
+    std::vector<float> space(n_embd);
+    for (size_t i = 0; i < n_rows; ++i) {
+        turn(layer.rope->turning(), nullptr, n_embd, layer.rope->form(type), fn(i), { GGML_TYPE_F32, 0 },
+                rows + i * n_between, space.data());
+    }
+}
+
+void llama_h2o_sight::read_keys(const llama_h2o_layer & layer, uint32_t head) {
+    const auto & layout = layer.shape.k;
+    const size_t size   = ggml_row_size(layout.type, layout.n_embd_head);
+
+    keys.resize(used.size() * layout.n_embd_head);
+    unmix(layer, layout.type, used.size(), layout.n_embd_head, keys.data(),
+            [&](size_t i) { return k->at(used[i]) + head * size; });
+    rows.keys = keys.data();
+}
+
+void llama_h2o_sight::read_value_norms(const llama_h2o_layer & layer, uint32_t head) {
+    std::vector<float> row(layer.shape.v.n_embd_head);
+    value_norms.resize(used.size());
+    for (size_t i = 0; i < used.size(); ++i) {
+        v->read(head, used[i], row.data());
+
+        double sum = 0.0;
+        for (const float x : row) {
+            sum += double(x) * x;
+        }
+        value_norms[i] = float(std::sqrt(sum));
+    }
+    rows.value_norms = value_norms.data();
+}
+
+void llama_h2o_sight::read_queries(const llama_h2o_layer & layer, uint32_t head) {
+    rows.n_queries = slots.size();
+
+    const ggml_tensor * ring = layer.tensors.queries;
+    const size_t n_embd      = ring->ne[0];
+    const size_t n_group     = layer.shape.n_group();
+
+    std::vector<float> stored(n_embd * ring->ne[1]);
+    queries.resize(slots.size() * n_group * n_embd);
+    for (size_t g = 0; g < n_group; ++g) {
+        const size_t offset = ring->nb[3] * s + ring->nb[2] * (head * n_group + g);
+        ggml_backend_tensor_get(ring, stored.data(), offset, stored.size() * sizeof(float));
+        unmix(layer, GGML_TYPE_F32, slots.size(), n_group * n_embd, queries.data() + g * n_embd,
+                [&](size_t i) { return stored.data() + slots[i] * n_embd; });
+    }
+    rows.queries   = queries.data();
+    rows.query_pos = query_pos.data();
 }

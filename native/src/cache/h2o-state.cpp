@@ -16,22 +16,8 @@
 #include <string>
 #include <utility>
 
-static constexpr uint32_t STATE_MAGIC   = 0x6f326800; // and the version in the last byte
+static constexpr uint32_t STATE_MAGIC   = 0x6f326801; // the version in the last byte
 static constexpr uint32_t MAX_POSITIONS = 0x7fffffff;
-
-static_assert(LLAMA_H2O_STATE_VERSION < 0x100, "one byte");
-
-int32_t llama_h2o_state_version(const void * data, size_t size) {
-    // llama.cpp puts a number of its own and the sequence in front
-    static constexpr size_t OFFSET = sizeof(uint32_t) + sizeof(llama_seq_id);
-
-    uint32_t magic = 0;
-    if (data && size >= OFFSET + sizeof(magic)) {
-        std::memcpy(&magic, static_cast<const uint8_t *>(data) + OFFSET, sizeof(magic));
-    }
-
-    return (magic & ~0xffu) == STATE_MAGIC ? int32_t(magic & 0xff) : 0;
-}
 
 // What must be equal where a state is restored. Without gaps, so that every byte that is written has a value.
 struct state_shape {
@@ -109,7 +95,7 @@ static state_shape get_shape(const llama_h2o_parts & parts) {
     const auto & params = parts.params;
 
     return {
-        STATE_MAGIC | LLAMA_H2O_STATE_VERSION,
+        STATE_MAGIC,
         parts.n_cells,
         uint32_t(parts.layers.size()),
         parts.n_heads(),

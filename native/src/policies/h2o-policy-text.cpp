@@ -77,38 +77,16 @@ llama_h2o_policy_text::llama_h2o_policy_text(const std::string & text) {
 }
 
 uint32_t llama_h2o_policy_text::count(const char * parameter, uint32_t least) {
-    const uint64_t value = whole(parameter, MAX_COUNT);
-
-    require(value >= least, parameter);
-
-    return uint32_t(value);
-}
-
-uint64_t llama_h2o_policy_text::seed(const char * parameter) {
-    return whole(parameter, std::numeric_limits<uint64_t>::max());
-}
-
-uint64_t llama_h2o_policy_text::whole(const char * parameter, uint64_t most) {
     const std::string text = take(parameter);
 
     // streams read a minus sign as well
     uint64_t value    = 0;
     const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-    require(digits && read_number(text, value) && value <= most, parameter);
+    require(digits && read_number(text, value) && value >= least && value <= MAX_COUNT, parameter);
 
     note(parameter, std::to_string(value));
 
-    return value;
-}
-
-bool llama_h2o_policy_text::flag(const char * parameter) {
-    const std::string text = take(parameter);
-
-    require(text == "true" || text == "false", parameter);
-
-    note(parameter, text);
-
-    return text == "true";
+    return uint32_t(value);
 }
 
 double llama_h2o_policy_text::number(const char * parameter, double least) {
@@ -116,14 +94,6 @@ double llama_h2o_policy_text::number(const char * parameter, double least) {
     require(read_number(take(parameter), value) && std::isfinite(value) && value >= least, parameter);
 
     note(parameter, write_number(value));
-
-    return value;
-}
-
-double llama_h2o_policy_text::share(const char * parameter) {
-    const double value = number(parameter, 0.0);
-
-    require(value <= 1.0, parameter);
 
     return value;
 }

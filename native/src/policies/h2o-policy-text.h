@@ -1,4 +1,4 @@
-// A policy as its text: the name and all parameters, such as `snap:queries=32,pool=5`. It is what pyh2o/policies calls
+// A policy as its text: the name and all parameters, such as `h2o-far:near=64,half_life=384`. It is what pyh2o/policies calls
 // the full text of a policy. There are no defaults here, they are a matter of Python.
 
 #pragma once
@@ -22,10 +22,7 @@ public:
     const std::string & name() const { return own_name; }
 
     uint32_t count(const char * parameter, uint32_t least);
-    uint64_t seed(const char * parameter);
-    bool flag(const char * parameter);
     double number(const char * parameter, double least);
-    double share(const char * parameter); // from 0 to 1
 
     // a limit that only one policy has
     void require(bool fits, const char * parameter) const;
@@ -39,7 +36,6 @@ private:
     std::string noted;
 
     std::string take(const char * parameter);
-    uint64_t whole(const char * parameter, uint64_t most);
     void note(const char * parameter, const std::string & value);
 
     [[noreturn]] void fail(const std::string & what) const;

@@ -58,10 +58,10 @@ int32_t llama_h2o_claims::check(uint64_t n_most) const {
 
 llama_h2o_standing llama_h2o_rule::standing(int32_t pos) const {
     if (pos < int64_t(n_pinned) || (!spans.empty() && is_in_span(pos))) {
-        return llama_h2o_standing::pinned;
+        return LLAMA_H2O_PINNED;
     }
 
-    return pos > newest - int64_t(n_recent) ? llama_h2o_standing::recent : llama_h2o_standing::competing;
+    return pos > newest - int64_t(n_recent) ? LLAMA_H2O_RECENT : LLAMA_H2O_COMPETING;
 }
 
 bool llama_h2o_rule::is_in_span(int32_t pos) const {
@@ -146,7 +146,7 @@ void llama_h2o_selection::set_rows(const int32_t * pos, uint32_t n_rows) {
     competing.clear();
     for (uint32_t i = 0; i < n_rows; ++i) {
         standing.push_back(rule.standing(pos[i]));
-        if (standing.back() == llama_h2o_standing::competing) {
+        if (standing.back() == LLAMA_H2O_COMPETING) {
             competing.push_back(i);
         }
     }
@@ -175,7 +175,7 @@ void llama_h2o_selection::choose(const double * score, uint8_t * keep) {
     };
 
     for (size_t i = 0; i < standing.size(); ++i) {
-        keep[i] = standing[i] == llama_h2o_standing::competing ? 0 : 1;
+        keep[i] = standing[i] == LLAMA_H2O_COMPETING ? 0 : 1;
     }
 
     size_t n_left = n_free;

@@ -14,9 +14,6 @@ uint64_t llama_h2o_n_capacity(const llama_h2o_params & params);
 // segments that a text can be cut into, less one
 constexpr uint32_t LLAMA_H2O_MAX_STARTS = 1 << 20;
 
-// What a row has to stay by.
-enum class llama_h2o_standing : uint8_t { pinned, recent, competing };
-
 // What a text asks for, by position.
 struct llama_h2o_claims {
     uint32_t n_pinned = 0;             // first positions
@@ -56,7 +53,7 @@ public:
 
     const int32_t * positions() const { return pos; }
 
-    const std::vector<llama_h2o_standing> & standings() const { return standing; }
+    const std::vector<uint8_t> & standings() const { return standing; }
 
     // position of the text
     int64_t newest() const { return rule.newest; }
@@ -74,8 +71,8 @@ private:
 
     const int32_t * pos = nullptr;
 
-    std::vector<llama_h2o_standing> standing; // [n_rows]
-    std::vector<uint32_t> competing;          // rows
+    std::vector<uint8_t> standing;   // [n_rows] llama_h2o_standing
+    std::vector<uint32_t> competing; // rows
     size_t n_free = 0;
     std::vector<std::vector<uint32_t>> members; // of the segments
 };

@@ -10,7 +10,7 @@
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
 static constexpr char MAGIC[]     = { 'h', '2', 'o', ' ', 'r', 'o', 'w', 's' };
-static constexpr uint32_t VERSION = 4;
+static constexpr uint32_t VERSION = 1;
 
 // memory is mapped in steps of this size
 static constexpr uint64_t EXTENT_BYTES = 1 << 28;

@@ -10,7 +10,7 @@
 
 static constexpr uint64_t PADDING = llama_h2o_archive_layout::PADDING;
 
-static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676504; // "h2opage", and the version in the last byte
+static constexpr uint64_t PAGE_MAGIC = 0x68326f7061676501; // "h2opage", and the version in the last byte
 
 static uint64_t checksum_of(const void * data, size_t size) {
     llama_h2o_checksum res;

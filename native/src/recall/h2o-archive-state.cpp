@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-static constexpr uint64_t STATE_MAGIC = 0x68326f6172636804; // "h2oarch", and the version in the last byte
+static constexpr uint64_t STATE_MAGIC = 0x68326f6172636801; // "h2oarch", and the version in the last byte
 
 // Without gaps, so that every byte that is written has a value. The pages follow, as they are.
 struct archive_state {

@@ -1,12 +1,14 @@
-"""A random choice, to see what a policy is worth."""
+"""A random choice, to see what a policy is worth.
+
+pyh2o generate --policy research/policies/random_rows.py:RandomRows
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from .base import FloatArray, HeadRows, Policy, parameter
-from .hashing import LARGEST_SEED, uniform_numbers
+from pyh2o.policies import FloatArray, HeadRows, Policy, parameter, uniform_numbers
+from pyh2o.policies.hashing import LARGEST_SEED
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,6 @@ class RandomRows(Policy):
     Attributes:
         seed: of the draw.
     """
-
-    name: ClassVar[str] = "random"
 
     seed: int = parameter(0, least=0, most=LARGEST_SEED)
 

@@ -1,4 +1,7 @@
-"""Expected Attention: the attention that the queries to come are likely to pay."""
+"""Expected Attention: the attention that the queries to come are likely to pay.
+
+pyh2o generate --policy research/policies/expected.py:Expected
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .base import LARGEST_COUNT, FloatArray, HeadRows, Policy, parameter
+from pyh2o.errors import PolicyError
+from pyh2o.policies import FloatArray, HeadRows, Need, Policy, parameter
+from pyh2o.policies.base import LARGEST_COUNT
 
 ComplexArray = npt.NDArray[np.complexfloating[Any, Any]]
 
@@ -43,7 +48,7 @@ class Expected(Policy):
         covariance: whether the spread of the queries counts.
     """
 
-    name: ClassVar[str] = "expected"
+    needs: ClassVar[tuple[Need, ...]] = ("queries", "keys", "value_norms")
 
     queries: int = parameter(128, least=1, most=LARGEST_COUNT)
     horizon: int = parameter(512, least=1, most=LARGEST_COUNT)
@@ -59,24 +64,26 @@ class Expected(Policy):
             return np.zeros(rows.positions.size)
         queries = self._turned_on(rows)
         keys = rows.keys.astype(np.float64)
-        head_size = keys.shape[1]
         # [n_queries, group, n]; the products are linear, so their mean is the mean query's.
         products = queries @ keys.T
-        logits = products.mean(axis=0) / np.sqrt(head_size)
+        logits = products.mean(axis=0) * rows.scale
         if self.covariance:
             # k^T Sigma k is the variance of the products, without the d x d matrix.
-            logits += products.var(axis=0) / (2 * head_size)
+            logits += products.var(axis=0) * rows.scale**2 / 2
         logits[:, rows.pinned] = -np.inf
         attention = _softmax(logits).mean(axis=0)
-        lengths = np.linalg.norm(rows.values.astype(np.float64), axis=1)
-        scores: FloatArray = (attention + self.epsilon) * lengths
+        scores: FloatArray = (attention + self.epsilon) * rows.value_norms.astype(np.float64)
         return scores
 
     def _turned_on(self, rows: HeadRows) -> FloatArray:
         """[n_queries, group, head_size] the mean of each query over the positions ahead."""
+        if rows.rope_frequencies.size == 0:
+            raise PolicyError(
+                f"{self.name}: it is not known how this model rotates its keys: use another policy"
+            )
         # In float64: at high positions float32 would lose the fraction of an angle.
         frequencies = rows.rope_frequencies.astype(np.float64)
-        ahead = rows.next_rotary_position - rows.query_rotary_positions
+        ahead = rows.newest + 1 - rows.query_positions
         turns = np.exp(1j * ahead[:, None] * frequencies) * _mean_turn(frequencies, self.horizon)
         turned = _as_complex(rows.queries) * turns[:, None]
         pairs = np.stack([turned.real, turned.imag], axis=-1)

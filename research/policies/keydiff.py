@@ -1,4 +1,7 @@
-"""KeyDiff: the keys that differ most from the others."""
+"""KeyDiff: the keys that differ most from the others.
+
+pyh2o generate --policy research/policies/keydiff.py:KeyDiff
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import FloatArray, HeadRows, Policy
+from pyh2o.policies import FloatArray, HeadRows, Need, Policy
 
 
 @dataclass(frozen=True)
@@ -18,14 +21,15 @@ class KeyDiff(Policy):
     inference in resource-constrained environments", 2025 (https://arxiv.org/abs/2504.15364);
     NVIDIA/kvpress, `kvpress/presses/keydiff_press.py`.
 
-    Needs no attention at all; a compaction reads all keys once.
+    Needs no attention at all; a compaction reads all keys once. Below sinks and a window in
+    docs/measurements/quality.md.
 
     Deviations: recent rows are safe. The mean is over all rows there are, those that do not compete
     included, as in kvpress. A key of zeros has no direction: it adds nothing to the mean, and its
     score is 0.
     """
 
-    name: ClassVar[str] = "keydiff"
+    needs: ClassVar[tuple[Need, ...]] = ("keys",)
 
     def score(self, rows: HeadRows) -> FloatArray:
         keys = rows.keys.astype(np.float64)

@@ -1,0 +1,202 @@
+#include "policies/h2o-policy-text.h"
+#include "policies/h2o-policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <vector>
+
+double llama_h2o_policy::remaining(int64_t n_tokens) const {
+    return half_life > 0.0 ? std::exp2(-double(n_tokens) / half_life) : 1.0;
+}
+
+namespace {
+
+// queries that could see a row, its own included
+double n_seen(const llama_h2o_head_rows & rows, uint32_t i) {
+    return double(rows.newest - rows.pos[i] + 1);
+}
+
+// H2O as its authors drop rows for real (h2o_hf/utils_real_drop): the attention a row has collected. With a half-life,
+// half of it is forgotten every so many tokens.
+struct h2o_sum : llama_h2o_policy {
+    explicit h2o_sum(double half_life) {
+        needs           = LLAMA_H2O_NEEDS_ATTENTION;
+        this->half_life = half_life;
+    }
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        std::copy_n(rows.attention, rows.n_rows, score);
+    }
+};
+
+// The attention collected per query that could see the row, so that age alone is worth nothing.
+struct h2o_mean : llama_h2o_policy {
+    h2o_mean() { needs = LLAMA_H2O_NEEDS_ATTENTION; }
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        for (uint32_t i = 0; i < rows.n_rows; ++i) {
+            score[i] = rows.attention[i] / n_seen(rows, i);
+        }
+    }
+};
+
+// The attention collected from afar, per query that could pay it, where queries of long ago count for less.
+struct h2o_far : llama_h2o_policy {
+    h2o_far(uint32_t n_near, double half_life) : rate(std::log(2.0) / half_life), norm(std::expm1(-rate)) {
+        needs           = LLAMA_H2O_NEEDS_ATTENTION;
+        this->n_near    = n_near;
+        this->half_life = half_life;
+
+        for (size_t n = 0; n < N_KNOWN; ++n) {
+            known[n] = weigh(double(n));
+        }
+    }
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        for (uint32_t i = 0; i < rows.n_rows; ++i) {
+            // half of all rows are recent, and the division takes a third of a compaction
+            const bool competes = rows.standing[i] == LLAMA_H2O_COMPETING;
+
+            score[i] = competes ? rows.attention[i] / n_weighted(n_seen(rows, i) - n_near) : 0.0;
+        }
+    }
+
+    // so many queries, each by its weight; at least one, for rows that nobody has seen from afar
+    double n_weighted(double n) const {
+        n = std::max(n, 1.0);
+
+        return n < N_KNOWN ? known[size_t(n)] : weigh(n);
+    }
+
+    double weigh(double n) const { return std::expm1(-n * rate) / norm; }
+
+    const double rate; // of the fading, per token
+    const double norm; // so that the latest query counts as one
+
+    // most rows are no older, and there are a thousand heads to be asked for
+    static constexpr size_t N_KNOWN = 16384;
+    std::vector<double> known       = std::vector<double>(N_KNOWN);
+};
+
+// StreamingLLM: sinks and a window.
+struct streaming : llama_h2o_policy {
+    explicit streaming(uint32_t n_sinks) : n_sinks(n_sinks) {}
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        for (uint32_t i = 0; i < rows.n_rows; ++i) {
+            score[i] = uint32_t(rows.pos[i]) < n_sinks ? SAFE_SCORE : double(rows.pos[i]);
+        }
+    }
+
+    static constexpr double SAFE_SCORE = 0x1p31; // above every position
+
+    const uint32_t n_sinks;
+};
+
+// One outside of the library.
+struct scored_outside : llama_h2o_policy {
+    scored_outside(const llama_h2o_scorer & scorer, uint32_t n_recent) : own(scorer) {
+        this->scorer = &own;
+
+        needs = own.needs;
+        if (has_need(LLAMA_H2O_NEEDS_SQUARES)) {
+            needs |= LLAMA_H2O_NEEDS_ATTENTION;
+        }
+        n_queries = std::min(own.n_queries, n_recent);
+        n_near    = std::min(own.n_near, n_recent);
+        half_life = own.half_life;
+        scope     = llama_h2o_scope(own.scope);
+    }
+
+    void score(const llama_h2o_head_rows & rows, double * score) const override {
+        if (!own.score(own.data, &rows, score)) {
+            throw std::runtime_error("the policy " + text + " has broken off");
+        }
+        for (uint32_t i = 0; i < rows.n_rows; ++i) {
+            // they are also shown, as floats
+            const bool is_number = std::abs(score[i]) <= double(std::numeric_limits<float>::max());
+            if (rows.standing[i] == LLAMA_H2O_COMPETING && !is_number) {
+                throw std::runtime_error("a score of the policy " + text + " is infinite or no number");
+            }
+        }
+    }
+
+    const llama_h2o_scorer own;
+};
+
+double read_half_life(llama_h2o_policy_text & text) {
+    const double half_life = text.number("half_life", 0.0);
+    text.require(half_life > 0.0, "half_life");
+
+    return half_life;
+}
+
+using maker = std::unique_ptr<llama_h2o_policy>(llama_h2o_policy_text & text, uint32_t n_recent);
+
+std::unique_ptr<llama_h2o_policy> make_sum(llama_h2o_policy_text &, uint32_t) {
+    return std::make_unique<h2o_sum>(0.0);
+}
+
+std::unique_ptr<llama_h2o_policy> make_mean(llama_h2o_policy_text &, uint32_t) {
+    return std::make_unique<h2o_mean>();
+}
+
+std::unique_ptr<llama_h2o_policy> make_decay(llama_h2o_policy_text & text, uint32_t) {
+    return std::make_unique<h2o_sum>(read_half_life(text));
+}
+
+std::unique_ptr<llama_h2o_policy> make_far(llama_h2o_policy_text & text, uint32_t n_recent) {
+    const uint32_t n_near = std::min(text.count("near", 1), n_recent);
+
+    return std::make_unique<h2o_far>(n_near, read_half_life(text));
+}
+
+std::unique_ptr<llama_h2o_policy> make_streaming(llama_h2o_policy_text & text, uint32_t) {
+    return std::make_unique<streaming>(text.count("sinks", 0));
+}
+
+} // namespace
+
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(const std::string & text, uint32_t n_recent) {
+    static const std::map<std::string, maker *> makers = {
+        { "h2o", make_sum },
+        { "h2o-mean", make_mean },
+        { "h2o-decay", make_decay },
+        { "h2o-far", make_far },
+        { "streaming", make_streaming },
+    };
+
+    llama_h2o_policy_text parameters(text);
+
+    const auto entry = makers.find(parameters.name());
+    if (entry == makers.end()) {
+        throw llama_h2o_policy_error("there is no policy " + parameters.name());
+    }
+
+    std::unique_ptr<llama_h2o_policy> policy = entry->second(parameters, n_recent);
+
+    policy->text = parameters.canonical();
+
+    return policy;
+}
+
+std::unique_ptr<llama_h2o_policy> llama_h2o_new_policy(
+        const std::string & text, const llama_h2o_scorer & scorer, uint32_t n_recent) {
+    constexpr uint32_t OF_QUERIES = LLAMA_H2O_NEEDS_QUERY_ATTENTION | LLAMA_H2O_NEEDS_QUERIES;
+
+    const bool asks_nobody = (scorer.needs & OF_QUERIES) != 0 && scorer.n_queries == 0;
+
+    if (!scorer.score || asks_nobody || scorer.scope < LLAMA_H2O_SCOPE_HEAD || scorer.scope > LLAMA_H2O_SCOPE_CACHE ||
+            !std::isfinite(scorer.half_life) || scorer.half_life < 0.0) {
+        throw llama_h2o_policy_error("policy " + text + ": its scorer lacks something, or is out of its limits");
+    }
+
+    std::unique_ptr<llama_h2o_policy> policy = std::make_unique<scored_outside>(scorer, n_recent);
+
+    policy->text = text;
+
+    return policy;
+}

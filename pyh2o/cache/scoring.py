@@ -1,0 +1,138 @@
+"""A policy in Python, which the native library asks at a compaction (see llama_h2o_scorer)."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._native import ffi, lib
+from ..policies import NATIVE_POLICIES, HeadRows, Policy, checked_scores
+
+_SCOPES = {
+    "head": lib.LLAMA_H2O_SCOPE_HEAD,
+    "layer": lib.LLAMA_H2O_SCOPE_LAYER,
+    "cache": lib.LLAMA_H2O_SCOPE_CACHE,
+}
+
+
+class _Raised(threading.local):
+    """What a policy has raised in this thread: no exception can pass through llama.cpp."""
+
+    error: BaseException | None = None
+
+
+_raised = _Raised()
+
+
+def take_error() -> BaseException | None:
+    """What a policy has raised in this thread, if nobody has taken it yet."""
+    error, _raised.error = _raised.error, None
+    return error
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A policy, and the recent window of the cache that it scores rows of."""
+
+    policy: Policy
+    n_recent: int
+
+
+# What the library asks, by the address of the context: no other object lives as long as that.
+_asked: dict[int, Any] = {}
+
+
+def scorer_of(policy: Policy, n_recent: int, context: Any) -> Any:
+    """A struct llama_h2o_scorer * for a context; NULL for a policy of the library.
+
+    What it refers to is kept until another context lies at the same address.
+    """
+    address = int(ffi.cast("uintptr_t", context))
+    _asked.pop(address, None)
+    if type(policy) in NATIVE_POLICIES:
+        return ffi.NULL
+    handle = _asked[address] = ffi.new_handle(_Asked(policy, n_recent))
+    values = {
+        "score": _score,
+        "data": handle,
+        "needs": sum(getattr(lib, f"LLAMA_H2O_NEEDS_{need.upper()}") for need in policy.needs),
+        "n_queries": policy.n_queries,
+        "n_near": policy.n_near,
+        "scope": _SCOPES[policy.scope],
+        "half_life": policy.half_life or 0.0,
+    }
+    return ffi.new("struct llama_h2o_scorer *", values)
+
+
+def _keep_error(_kind: type[BaseException], error: BaseException, _trace: TracebackType) -> None:
+    _raised.error = error
+
+
+# A handler of a signal may raise before the first step: a `try` inside would come too late.
+@ffi.callback(  # type: ignore[untyped-decorator]
+    "bool(void *, const struct llama_h2o_head_rows *, double *)", onerror=_keep_error
+)
+def _score(data: Any, native: Any, scores: Any) -> bool:
+    asked: _Asked = ffi.from_handle(data)
+    n = native.n_rows
+    positions = _array(native.pos, np.int32, n)
+    order = np.argsort(positions)
+    rows = _head_rows(native, positions, order, asked)
+    _array(scores, np.float64, n)[order] = checked_scores(asked.policy, rows)
+    return True
+
+
+def _head_rows(
+    native: Any, positions: npt.NDArray[np.int32], order: npt.NDArray[np.intp], asked: _Asked
+) -> HeadRows:
+    """The rows in the order of the text: copies, which a policy may keep."""
+    n, d = native.n_rows, native.n_embd_k
+    standing = _array(native.standing, np.uint8, n)[order]
+    of_rows: dict[str, Any] = {
+        name: _array(getattr(native, name), np.float32, n)[order]
+        for name in ("attention", "squares", "query_attention", "value_norms")
+        if name in asked.policy.needs
+    }
+    pairs = _neighbours(native)
+    if "keys" in asked.policy.needs:
+        of_rows["keys"] = _array(native.keys, np.float32, n, d)[order][:, pairs]
+    if "queries" in asked.policy.needs:
+        shape = native.n_queries, native.n_group, d
+        of_rows["queries"] = _array(native.queries, np.float32, *shape)[..., pairs]
+        of_rows["query_positions"] = _array(native.query_pos, np.int32, shape[0]).astype(np.int64)
+    if native.rope_angles != ffi.NULL:
+        angles = _array(native.rope_angles, np.float64, native.n_rope // 2)
+        of_rows["rope_frequencies"] = np.pad(angles, (0, d // 2 - angles.size))
+    return HeadRows(
+        positions=positions[order].astype(np.int64),
+        newest=native.newest,
+        pinned=standing == lib.LLAMA_H2O_PINNED,
+        competing=standing == lib.LLAMA_H2O_COMPETING,
+        n_places=native.n_places,
+        n_recent=asked.n_recent,
+        layer=native.il,
+        head=native.head,
+        scale=native.kq_scale,
+        **of_rows,
+    )
+
+
+def _neighbours(native: Any) -> npt.NDArray[np.intp]:
+    """Elements of a key, ordered so that the pairs that are rotated together are neighbours."""
+    turned = np.arange(native.n_rope)
+    if native.rope_neox:
+        turned = turned.reshape(2, -1).T.ravel()
+    turned += native.rope_first
+    others = np.setdiff1d(np.arange(native.n_embd_k), turned)
+    return np.concatenate([turned, others])
+
+
+def _array(pointer: Any, dtype: Any, *shape: int) -> npt.NDArray[Any]:
+    """What lies there; valid as long as that is."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(ffi.buffer(pointer, size), dtype).reshape(shape)

@@ -1,0 +1,435 @@
+"""A policy in Python: in every program the reference's rows, and its errors, come out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+import pytest
+
+from many_texts import tiny_engine
+from oracle import assert_same_steps, clear_steps, read
+from pyh2o import Llama
+from pyh2o.cache.settings import Attention
+from pyh2o.errors import PolicyError, SettingsError, StateError
+from pyh2o.policies import NATIVE_POLICIES, FloatArray, HeadRows, Need, Policy, parse_policy
+from research.reference import ReferenceLlama
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
+
+HEAVY, RECENT, SLACK = 14, 9, 7
+N_LAYER, N_VOCAB, N_POS = 3, 384, 96
+CACHE: dict[str, Any] = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 128}
+
+NEEDS: tuple[Need, ...] = get_args(Need)
+
+
+@dataclass(frozen=True)
+class Often(Policy):
+    """All that there is to see goes into the score."""
+
+    needs: ClassVar[tuple[Need, ...]] = NEEDS
+
+    queries_seen: int = 5
+    power: float = 0.5
+
+    @property
+    def n_queries(self) -> int:
+        return self.queries_seen
+
+    @property
+    def half_life(self) -> float:
+        return 40.0
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        products = np.abs(rows.queries.sum(axis=(0, 1)) @ rows.keys.T) * rows.scale
+        scores: FloatArray = (rows.attention + rows.squares) / rows.ages**self.power
+        return scores + rows.query_attention + products * rows.value_norms / 100
+
+
+IN_A_FILE = """
+from dataclasses import dataclass
+from pyh2o.policies import Policy
+
+@dataclass(frozen=True)
+class OfOwn(Policy):
+    needs = ("attention",)
+    power: float = 1.0
+
+    def score(self, rows):
+        return rows.attention / rows.ages**self.power
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policies")
+    return write_tiny_gguf(folder / "tiny.gguf", seed=3, n_layer=N_LAYER, n_ctx_train=N_POS)
+
+
+@pytest.fixture
+def in_a_file(tmp_path: Path) -> str:
+    # under a name that a module of Python has
+    file = tmp_path / "random.py"
+    file.write_text(IN_A_FILE)
+    return f"{file}:OfOwn"
+
+
+def llama_of(path: Path, policy: Policy | str, **settings: Any) -> Llama:
+    return tiny_llama(path, policy=policy, logits_all=True, **{**CACHE, **EXACT_ROWS, **settings})
+
+
+def reference_of(path: Path, policy: Policy | str) -> ReferenceLlama:
+    return ReferenceLlama.from_gguf(
+        path, heavy=HEAVY, recent=RECENT, slack=SLACK, n_pos=N_POS, policy=policy
+    )
+
+
+def tokens_of(rng: np.random.Generator, n: int) -> list[int]:
+    tokens: list[int] = rng.integers(3, N_VOCAB, n).tolist()
+    return tokens
+
+
+# ---- the reference ----
+
+
+@pytest.mark.parametrize("attention", ["auto", "ops"])
+def test_a_policy_of_a_test_equals_the_reference(
+    tiny: Path, rng: np.random.Generator, attention: Attention
+) -> None:
+    policy = Often(power=0.7)
+    steps, reference = clear_steps(reference_of(tiny, policy), rng, [5] * 42, margin=2e-6)
+    llm = llama_of(tiny, policy, attention=attention, n_ubatch=5, flash_attn=attention != "ops")
+    assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
+    assert llm.kv.compactions == reference.n_compactions > 10
+    assert llm.kv.rebases > 0
+
+
+def test_a_policy_of_a_file_equals_the_reference(
+    tiny: Path, rng: np.random.Generator, in_a_file: str
+) -> None:
+    policy = f"{in_a_file}:power=0.7"
+    steps, _ = clear_steps(reference_of(tiny, policy), rng, [5] * 42, margin=2e-6)
+    llm = llama_of(tiny, policy, n_ubatch=5)
+    assert_same_steps(llm, steps, logits=5e-4, scores=2e-4)
+    assert llm.kv.policy == policy
+
+
+@pytest.mark.parametrize("policy", NATIVE_POLICIES)
+def test_python_chooses_as_the_library_does(
+    tiny: Path, rng: np.random.Generator, policy: type[Policy]
+) -> None:
+    """A subclass is another policy, which no library computes."""
+    tokens = tokens_of(rng, 200)
+    mine, native = (llama_of(tiny, kind()) for kind in (type("Mine", (policy,), {}), policy))
+    for llm in (mine, native):
+        llm.eval(tokens)
+    for layer in range(N_LAYER):
+        np.testing.assert_array_equal(mine.kv_rows(layer)[0], native.kv_rows(layer)[0])
+    np.testing.assert_array_equal(mine.scores[199], native.scores[199])
+
+
+class Noted(Often):
+    """Keeps what it has seen."""
+
+    seen: ClassVar[list[HeadRows]] = []
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        self.seen.append(rows)
+        return super().score(rows)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[HeadRows]]:
+    Noted.seen.clear()
+    yield Noted.seen
+    Noted.seen.clear()
+
+
+def test_a_policy_sees_what_it_sees_in_the_reference(
+    tiny: Path, rng: np.random.Generator, seen: list[HeadRows]
+) -> None:
+    steps, _ = clear_steps(reference_of(tiny, Noted()), rng, [5] * 24, margin=2e-6)
+    seen.clear()
+    reference = reference_of(tiny, Noted())
+    llm = llama_of(tiny, Noted(), n_ubatch=5)
+    llm.pin(2)
+    reference.pin(2)
+    for step in steps:
+        read(reference, step.tokens)
+    theirs = {(each.layer, each.head, each.newest): each for each in seen}
+    seen.clear()
+    for step in steps:
+        llm.eval(step.tokens)
+    assert len(seen) > 50
+    for mine in seen:
+        other = theirs[mine.layer, mine.head, mine.newest]
+        for item in fields(HeadRows):
+            if item.name not in ("rope_frequencies", "keys", "queries"):
+                mine_is, other_is = getattr(mine, item.name), getattr(other, item.name)
+                np.testing.assert_allclose(mine_is, other_is, atol=2e-4, err_msg=item.name)
+        np.testing.assert_allclose(mine.rope_frequencies, other.rope_frequencies, rtol=1e-5)
+        np.testing.assert_allclose(mine.keys, other.keys, atol=1e-3)
+        np.testing.assert_allclose(mine.queries, other.queries, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kv_type"),
+    [*product(("llama", "neox", "partial"), ("f32", "q8_0")), ("mla", "f32")],
+)
+def test_keys_of_one_token_differ_by_their_rotation(
+    tmp_path: Path, seen: list[HeadRows], variant: str, kv_type: str
+) -> None:
+    """Whatever elements a model rotates in pairs, and however the cache has mixed them."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, arch_variant=variant, head_size=32)
+    llm = llama_of(path, Noted(), **stored_as(kv_type))
+    llm.eval([7] * 40)
+    rows = next(each for each in seen if each.layer == 0)
+    turns = np.exp(1j * (rows.positions - rows.positions[0])[:, None] * rows.rope_frequencies)
+    as_complex = rows.keys[:, 0::2] + 1j * rows.keys[:, 1::2]
+    rounding = 1e-4 if kv_type == "f32" else 0.03
+    np.testing.assert_allclose(
+        as_complex, as_complex[0] * turns, atol=rounding * np.abs(as_complex).max()
+    )
+
+
+# ---- errors ----
+
+
+@dataclass(frozen=True)
+class Failing(Policy):
+    """Fails from a position of the text on, as long as it is told to."""
+
+    error: ClassVar[Callable[[], BaseException] | None] = None
+
+    start: int = 60
+
+    needs: ClassVar[tuple[Need, ...]] = ("attention",)
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        if Failing.error is not None and rows.newest >= self.start:
+            raise Failing.error()
+        return rows.attention
+
+
+Errors = Callable[[Callable[[], BaseException] | None], None]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Errors:
+    return lambda error: monkeypatch.setattr(Failing, "error", error)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by nothing"), KeyboardInterrupt(), RuntimeError("of a policy")]
+)
+def test_what_a_policy_raises_comes_out(
+    tiny: Path, rng: np.random.Generator, failing: Errors, error: BaseException
+) -> None:
+    """And the text goes on as if nothing had happened."""
+    tokens = tokens_of(rng, 120)
+    llm, other = (llama_of(tiny, Failing()) for _ in range(2))
+    failing(lambda: error)
+    with pytest.raises(type(error)) as caught:
+        llm.eval(tokens)
+    assert caught.value is error
+    assert 50 < llm.n_tokens <= 70
+    with pytest.raises(type(error)):
+        next(llm.generate([*tokens[: llm.n_tokens], 5]))
+    failing(None)
+    llm.eval(tokens[llm.n_tokens :])
+    other.eval(tokens)
+    np.testing.assert_array_equal(llm.scores[119], other.scores[119])
+
+
+def test_what_a_policy_raises_comes_out_of_a_larger_cache(
+    tiny: Path, rng: np.random.Generator, failing: Errors
+) -> None:
+    tokens = tokens_of(rng, 90)
+    llm, other = (llama_of(tiny, Failing(), prefill="exact") for _ in range(2))
+    failing(lambda: ZeroDivisionError("by nothing"))
+    with pytest.raises(ZeroDivisionError):
+        llm.eval(tokens)
+    failing(None)
+    llm.eval([9])
+    other.eval(tokens)
+    other.eval([9])
+    np.testing.assert_array_equal(llm.scores[90], other.scores[90])
+
+
+def test_what_a_policy_raises_comes_out_of_pins(
+    tiny: Path, rng: np.random.Generator, failing: Errors
+) -> None:
+    """Which bring rows back from the archive."""
+    llm = llama_of(tiny, Failing(), recall=4)
+    llm.eval(tokens_of(rng, 80))
+    failing(lambda: ZeroDivisionError("by nothing"))
+    with pytest.raises(ZeroDivisionError):
+        llm.pin_spans([(20, 24)])
+    failing(None)
+    llm.pin_spans([(20, 24)])
+    assert {20, 21, 22, 23} <= set(llm.kv_rows(0)[0][0].tolist())
+
+
+@dataclass(frozen=True)
+class Wrong(Policy):
+    gives: ClassVar[Callable[[int], Any]]
+
+    def score(self, rows: HeadRows) -> FloatArray:
+        scores: FloatArray = Wrong.gives(rows.positions.size)
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda n: np.zeros(n - 1), r"score\(\) gives float64 \[29\] for 30 rows: it has to give"),
+        (lambda n: np.zeros((n, 1)), r"gives float64 \[30, 1\] for 30 rows"),
+        (lambda _n: None, r"gives object \[\] for 30 rows"),
+        (lambda n: np.zeros(n, complex), r"gives complex128 \[30\]"),
+        (lambda n: ["high"] * n, r"gives <U4 \[30\] for 30 rows"),
+        (lambda n: np.full(n, np.nan), "gives 21 of 30 rows of layer 0, KV head 0 no finite"),
+        (lambda n: np.full(n, -np.inf), "no finite number"),
+        (lambda n: np.full(n, 1e39), "no finite number"),
+        (lambda n: np.where(np.arange(n) == 5, np.nan, 0), "gives 1 of 30 rows"),
+    ],
+)
+def test_scores_that_are_none_are_refused(
+    tiny: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    gives: Callable[[int], Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr(Wrong, "gives", staticmethod(gives), raising=False)
+    tokens = tokens_of(rng, 60)
+    with pytest.raises(PolicyError, match=message) as error:
+        llama_of(tiny, Wrong()).eval(tokens)
+    assert "\n" not in str(error.value)
+    with pytest.raises(PolicyError, match=message):
+        read(reference_of(tiny, Wrong()), tokens)
+
+
+def test_scores_of_rows_that_stay_anyway_do_not_matter(
+    tiny: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_old(n: int) -> FloatArray:
+        return np.where(np.arange(n) < n - RECENT, np.arange(n), np.nan)
+
+    monkeypatch.setattr(Wrong, "gives", staticmethod(of_old), raising=False)
+    llm = llama_of(tiny, Wrong())
+    llm.eval(tokens_of(rng, 60))
+    assert np.isfinite(llm.kv_rows(0)[1]).all()
+
+
+# ---- many texts ----
+
+
+def test_texts_of_an_engine_ask_one_policy(
+    tiny: Path, rng: np.random.Generator, failing: Errors
+) -> None:
+    texts = [tokens_of(rng, 80) for _ in range(3)]
+    alone = []
+    for text in texts:
+        llm = llama_of(tiny, Often())
+        llm.eval(text)
+        alone.append(llm.scores[79].copy())
+    with tiny_engine(
+        tiny, texts=3, policy=Often(), logits_all=True, **CACHE, **EXACT_ROWS
+    ) as engine:
+
+        def read(text: list[int]) -> FloatArray:
+            with engine.text(text) as llm:
+                llm.eval(text)
+                return llm.scores[79].copy()
+
+        with ThreadPoolExecutor(3) as threads:
+            together = list(threads.map(read, texts))
+    for mine, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-3)
+
+
+def test_a_text_that_a_policy_fails_for_stops_no_other(
+    tiny: Path, rng: np.random.Generator, failing: Errors
+) -> None:
+    failing(lambda: ZeroDivisionError("by nothing"))
+    with tiny_engine(tiny, texts=2, policy=Failing(), **CACHE) as engine:
+
+        def read(n: int) -> int:
+            with engine.text([], n_new=n) as llm:
+                for token in tokens_of(rng, n):
+                    llm.eval([token])
+                return llm.n_tokens
+
+        with ThreadPoolExecutor(2) as threads:
+            short, long = threads.submit(read, 58), threads.submit(read, 90)
+            assert short.result() == 58
+            with pytest.raises(ZeroDivisionError):
+                long.result()
+
+
+# ---- texts and states ----
+
+
+def test_a_state_of_another_policy_is_refused(tiny: Path, in_a_file: str) -> None:
+    one = llama_of(tiny, Often(power=0.7))
+    one.eval([1, 2, 3])
+    state = one.save_state()
+    for policy in (Often(), Noted(power=0.7), in_a_file, "h2o"):
+        with pytest.raises(StateError, match="state does not fit"):
+            llama_of(tiny, policy).load_state(state)
+    llama_of(tiny, Often(power=0.7)).load_state(state)
+
+
+def test_a_file_is_loaded_once_and_hides_no_module(in_a_file: str) -> None:
+    import random
+
+    policy = parse_policy(in_a_file)
+    assert parse_policy(f" {in_a_file} ") == policy
+    assert str(policy) == in_a_file
+    assert parse_policy(f"{in_a_file}:power=2") == replace(policy, power=2)  # type: ignore[call-arg]
+    assert policy.full_text == "random:OfOwn:power=1"
+    assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, r"there is no file .*mine\.py: give a policy as FILE\.py:CLASS"),
+        ("raise OSError(2, 'no')", r"mine\.py cannot be loaded: FileNotFoundError: .*no"),
+        ("class Mine(:", r"mine\.py cannot be loaded: SyntaxError: invalid syntax"),
+        ("Mine = 3", r"mine\.py has no class Mine that derives from pyh2o\.policies\.Policy"),
+        ("class Mine: pass", "has no class Mine"),
+        ("class Mine(Policy): pass", r"mine\.py: Mine has no method score\(rows\): write one"),
+        ("class Mine(Policy):\n    needs = ('key',)", "needs key: give some of attention, squares"),
+        (
+            "@dataclass(frozen=True)\nclass Mine(Policy):\n    text: str = ''\n"
+            "    def score(self, rows): pass",
+            "mine:Mine: give text a default that is a number, or true or false",
+        ),
+    ],
+)
+def test_files_without_a_policy_are_refused_in_one_line(
+    tmp_path: Path, code: str | None, message: str
+) -> None:
+    file = tmp_path / "mine.py"
+    if code is not None:
+        imports = "from dataclasses import dataclass\nfrom pyh2o.policies import Policy\n"
+        file.write_text(imports + code)
+    with pytest.raises(SettingsError, match=message) as error:
+        parse_policy(f"{file}:Mine")
+    assert "\n" not in str(error.value)
+
+
+def test_a_policy_of_ones_own_is_never_taken_for_one_of_the_library(tiny: Path) -> None:
+    class Mine(Failing):
+        name = "h2o"
+
+    assert str(Mine()).startswith(f"{__name__}:test_a_policy")
+    assert parse_policy("h2o") != Mine()
