@@ -1,6 +1,7 @@
-"""Policies of the library, asked in Python all the same: what a policy in Python costs.
+r"""Policies of the library, asked in Python all the same: what a policy in Python costs.
 
-python -m research.benchmarks.upkeep compactions model.gguf --policy h2o,research/policies/in_python.py:H2O
+    python -m research.benchmarks.upkeep compactions model.gguf \
+        --policy h2o,research/policies/in_python.py:H2O
 """
 
 from __future__ import annotations
