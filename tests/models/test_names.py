@@ -103,7 +103,6 @@ def test_other_spellings_of_the_ending(file: str) -> None:
         "serve",
         "batch in.txt -o out.jsonl",
         "bench",
-        "eval fidelity --text in.txt",
         "models check",
     ],
 )
