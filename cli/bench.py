@@ -64,7 +64,7 @@ def bench(
         path = find_model(options.model)
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.bench.turns import Turns
-        from pyh2o.llama import Llama
+        from pyh2o.compat.llama import Llama
         from pyh2o.llama.description import describe_model
 
         model = describe_model(

@@ -21,8 +21,9 @@ from .terminal.progress import Bars
 from .terminal.terminal import terminal
 
 if TYPE_CHECKING:
+    from pyh2o.compat.llama import Llama
+    from pyh2o.core.model import Model
     from pyh2o.engine import Engine
-    from pyh2o.llama import Llama
 
 
 class Reader(Protocol):
@@ -42,7 +43,7 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    from pyh2o.llama import Llama
+    from pyh2o.compat.llama import Llama
 
     path = find_model(options.model)
     machine = with_gpu_layers(machine_settings(options), options, path, texts=1)
@@ -55,8 +56,8 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
             **machine,
             **cache_settings(options),
         )
-    llm.while_reading = reader.check
-    say_layers(llm, options)
+    llm.text.while_reading = reader.check
+    say_layers(llm.text.model, options)
     return llm
 
 
@@ -105,12 +106,12 @@ def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
             raise InputError(f"{output} is the model: give another --output")
 
 
-def say_layers(llm: Llama, options: ModelOptions) -> None:
+def say_layers(model: Model, options: ModelOptions) -> None:
     """Say on which machines the layers are, if there are several."""
     if options.rpc and not options.verbose:  # which says so by itself
         from pyh2o.system.rpc import layers_text
 
-        terminal.say(layers_text(llm.layers_at()), style="dim")
+        terminal.say(layers_text(model.layers_at()), style="dim")
 
 
 @contextmanager
@@ -194,7 +195,7 @@ def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
 
 def cache_settings(options: ModelOptions) -> dict[str, Any]:
     """What `Llama` takes of the cache."""
-    from pyh2o.llama import KV_TYPES
+    from pyh2o.core.parameters import KV_TYPES
 
     kv_type = KV_TYPES[options.kv_type.value]
     return {

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyh2o.core.parameters import Parameters
 from pyh2o.errors import UnsupportedModelError
 from pyh2o.llama.description import describe_model
-from pyh2o.llama.embedding import EmbeddingLlama, embedding_bytes
+from pyh2o.llama.embedding import Embedder, embedding_bytes
 from pyh2o.llama.header import ModelHeader, read_header
 from pyh2o.models import find_model
 from pyh2o.openai import server
@@ -118,7 +119,7 @@ def listen(host: str, port: int) -> socket.socket:
 def _say_models(first: AnyModel, sources: Sequence[ModelSource]) -> None:
     """Say what is served: of the first model also what the cache of each text is."""
     if isinstance(first, EmbeddingModel):
-        n_values, n_ctx = first.llama.n_values, first.llama.n_ctx()
+        n_values, n_ctx = first.embedder.n_values, first.embedder.window
         work = f"embeddings of {n_values:,} values, for texts of up to {n_ctx:,} tokens"
     else:
         n = first.engine.n_places
@@ -182,9 +183,17 @@ def _load_writing(
 def _load_embedding(
     serving: Serving, path: Path, machine: dict[str, Any], on_load: Callable[[float], None]
 ) -> EmbeddingModel:
-    llama = EmbeddingLlama(path, n_ctx=serving.options.ctx, load_progress=on_load, **machine)
-    loading.say_layers(llama, serving.options)
-    return EmbeddingModel(llama, path.stem, serving.limits)
+    names = ("n_gpu_layers", "n_threads", "n_threads_batch")
+    model = Embedder(
+        path,
+        n_ctx=serving.options.ctx,
+        parameters=Parameters(**{name: machine[name] for name in names}),
+        rpc_servers=machine["rpc_servers"],
+        load_progress=on_load,
+        verbose=machine["verbose"],
+    )
+    loading.say_layers(model, serving.options)
+    return EmbeddingModel(model, path.stem, serving.limits)
 
 
 def _needed_bytes(serving: Serving, path: Path, header: ModelHeader) -> int:

@@ -30,7 +30,8 @@ from .generation.sampling import Sampling
 from .library import build_info
 
 if TYPE_CHECKING:
-    from .llama import HeavyHitter, Llama
+    from .cache.rows import HeavyHitter
+    from .compat.llama import Llama
     from .sessions.conversation import Conversation
     from .sessions.story import Story
     from .sessions.turns import Turn
@@ -66,10 +67,14 @@ def __getattr__(name: str) -> Any:
     # Loading the native libraries takes a moment that `pyh2o --help` does not need.
     if name in __all__:
         library.check_library()
-    if name in ("HeavyHitter", "Llama"):
-        from . import llama
+    if name == "HeavyHitter":
+        from .cache import rows
 
-        return getattr(llama, name)
+        return rows.HeavyHitter
+    if name == "Llama":
+        from .compat import llama
+
+        return llama.Llama
     if name == "Conversation":
         from .sessions import conversation
 

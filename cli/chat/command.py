@@ -30,7 +30,7 @@ from .opening import open_conversation, saved_options, say_recompute, with_limit
 from .web import chat_on_page, refuse_what_the_page_lacks
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    from pyh2o.compat.llama import Llama
     from pyh2o.sessions.conversation import Conversation
 
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
@@ -127,7 +127,7 @@ def chat(
             else:
                 conversation, is_reread = open_conversation(
                     saved,
-                    llm,
+                    llm.text,
                     answers,
                     source,
                     is_saved=saving,

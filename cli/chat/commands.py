@@ -248,7 +248,7 @@ def _recalled(chat: Chat, _argument: str) -> None:
     --recall 0 or --no-evict.
     """
     llm = chat.conversation.llm
-    if not llm.recalls:
+    if not llm.model.recalls:
         raise InputError("this chat recalls nothing: begin a new one, without --recall 0")
     spans = llm.recalled()
     if not spans:

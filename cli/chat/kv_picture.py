@@ -25,7 +25,8 @@ from pyh2o.cache.rows import KeptTokens, kept_tokens
 from ..terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama, RecalledSpan
+    from pyh2o.core.text import Text as ModelText
+    from pyh2o.llama.recalled import RecalledSpan
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ARROW = "↑"
@@ -48,7 +49,7 @@ VISIBLE = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{MIDDLE DOT}"), 10
 Indices = npt.NDArray[np.int64]
 
 
-def kv_picture(llm: Llama, console: Console, lines: int | None) -> Iterator[str | Text]:
+def kv_picture(llm: ModelText, console: Console, lines: int | None) -> Iterator[str | Text]:
     """The notes that make up the picture.
 
     Args:
@@ -146,7 +147,7 @@ def _which(kept: KeptTokens, between: Indices, shown: Indices) -> str:
 class Painter:
     """Writes tokens with the marks that tell how much of them is kept."""
 
-    def __init__(self, llm: Llama, kept: KeptTokens, with_styles: bool) -> None:
+    def __init__(self, llm: ModelText, kept: KeptTokens, with_styles: bool) -> None:
         self._llm = llm
         self._kept = kept
         self._with_styles = with_styles
@@ -231,8 +232,8 @@ class Painter:
         return f"···({size:,} tokens{'' if last > first else ' evicted'})···"
 
     def _bytes(self, index: int) -> bytes:
-        token = int(self._llm.input_ids[self._kept.positions[index]])
-        return bytes(self._llm.detokenize([token], special=True))
+        token = int(self._llm.record[self._kept.positions[index]])
+        return bytes(self._llm.model.detokenize([token], special=True))
 
     def _widths(self, indices: Indices) -> Indices:
         """The columns that each token takes on the screen."""

@@ -248,7 +248,7 @@ class Chat:
             return
         self.autosave.settle()
         kv = self.conversation.llm.kv
-        model = Path(self.conversation.llm.model_path).name
+        model = Path(self.conversation.llm.model.path).name
         session = f"session {self.autosave.name}" if self.autosave.name else "a new session"
         if not self.autosave.enabled:
             session = "not saved"

@@ -21,7 +21,7 @@ from .autosave import Autosave
 from .input import Dropped, Source
 
 if TYPE_CHECKING:
-    from pyh2o.llama import Llama
+    from pyh2o.core.text import Text
     from pyh2o.sessions.conversation import Conversation
 
 
@@ -49,7 +49,7 @@ def with_limit(options: RunOptions) -> RunOptions:
 
 def open_conversation(
     path: Path,
-    llm: Llama,
+    llm: Text,
     answers: Answers,
     source: Source,
     *,
@@ -113,14 +113,14 @@ def _is_wanted(
     return answer.strip().lower() in ("y", "yes")
 
 
-def _leave_archive_alone(llm: Llama) -> None:
+def _leave_archive_alone(llm: Text) -> None:
     """Go on in a copy of the archive's file that has no name and ends with the program.
 
     For a text that is not saved: nothing that is said from now on may stay on the disk.
     """
     if llm.archive is None or not llm.archive.is_of_session:
         return
-    llm.load_kv_state(llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist())  # makes the copy
+    llm.load_kv_state(llm.kv_state(), llm.tokens.tolist())  # makes the copy
     llm.archive.remove_unsaved()
 
 

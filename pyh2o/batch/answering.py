@@ -59,7 +59,7 @@ class Answers:
         self._engine = engine
         self._batch = batch
         self._manner = manner
-        self._model = ServedModel(engine, Path(engine.model.model_path).stem, LIMITS)
+        self._model = ServedModel(engine, Path(engine.model.path).stem, LIMITS)
         self._terms = Terms(check=check)
 
     def answer(self, request: BatchRequest) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Answers:
         manner = self._manner
         names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
         fields: dict[str, Any] = {name: getattr(manner.sampling, name) for name in names}
-        fields["max_tokens"] = manner.max_tokens or self._engine.model.n_ctx()
+        fields["max_tokens"] = manner.max_tokens or self._engine.model.window
         if manner.chat:
             fields["messages"] = [{"role": "user", "content": prompt}]
             return ChatBody.model_validate(fields)

@@ -86,7 +86,7 @@ class Worker:
         self._about = {
             "machine": socket.gethostname(),
             "settings": settings_identity(engine.model),
-            "cache_bytes": engine.model.kv.bytes_total,
+            "cache_bytes": engine.report()[0].kv.bytes_total,
         }
 
 

@@ -79,7 +79,7 @@ class Here:
 
     @property
     def caches(self) -> str:
-        return f"{self._engine.n_places} x {mib_text(self._engine.model.kv.bytes_total)} MiB"
+        return f"{self._engine.n_places} x {mib_text(self._engine.report()[0].kv.bytes_total)} MiB"
 
     @property
     def tokens(self) -> int:

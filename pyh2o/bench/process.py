@@ -189,7 +189,7 @@ class LlamaModel:
     def __init__(self, path: str, **settings: Any) -> None:
         import llama_cpp
 
-        from ..llama import Llama
+        from ..compat.llama import Llama
 
         self._llm = Llama(path, **settings)
         # A GPU may still be computing when an evaluation returns.
@@ -198,7 +198,7 @@ class LlamaModel:
     @property
     def position(self) -> int:
         """Tokens of text so far."""
-        return self._llm.n_tokens
+        return int(self._llm.n_tokens)
 
     def read(self, tokens: Sequence[int], *, last: bool) -> None:
         """Evaluate tokens of a prompt; `last` says that generation comes next."""
@@ -225,7 +225,7 @@ class LlamaModel:
             bytes_device=self._llm.device_bytes,
             compactions=kv.compactions,
             compaction_seconds=kv.compaction_seconds,
-            found_share=kv.found_share if self._llm.recalls else None,
+            found_share=kv.found_share if self._llm.text.model.recalls else None,
         )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..policies import Policy
 
 if TYPE_CHECKING:
-    from ..llama.evicting import EvictingLlama
+    from ..core.text import Text
     from .kv_cache import FloatArray, IntArray
 
 
@@ -68,9 +68,15 @@ class KeptTokens:
 class HoldsRows(Protocol):
     """A model's cache, or what looks at it."""
 
-    evicting: bool
-    n_layer: int
     n_tokens: int
+
+    @property
+    def evicting(self) -> bool:
+        """Whether rows are evicted."""
+
+    @property
+    def n_layer(self) -> int:
+        """Layers of the model."""
 
     def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
         """As `Llama.kv_rows`."""
@@ -106,20 +112,20 @@ def kept_tokens(llm: HoldsRows, *, layer: int | None = None, head: int | None = 
 
 
 def heavy_hitters(
-    llm: EvictingLlama, n: int, *, layer: int | None = None, head: int | None = None
+    text: Text, n: int, *, layer: int | None = None, head: int | None = None
 ) -> list[HeavyHitter]:
     """The tokens in the cache with the highest scores (see `Llama.heavy_hitters`)."""
-    llm.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
-    kept = kept_tokens(llm, layer=layer, head=head)
+    text.kv_rows(0 if layer is None else layer)  # refuses where there are no scores
+    kept = kept_tokens(text, layer=layer, head=head)
     if kept.scores.size and not kept.scores.any():
-        warnings.warn(_why_no_score(llm.settings.policy), RuntimeWarning, stacklevel=3)
+        warnings.warn(_why_no_score(text.model.settings.policy), RuntimeWarning, stacklevel=3)
     hitters: list[HeavyHitter] = []
     for i in kept.heaviest(n):
         position = int(kept.positions[i])
-        token = int(llm.input_ids[position])
-        text = llm.detokenize([token], special=True).decode("utf-8", errors="replace")
+        token = int(text.record[position])
+        word = text.model.detokenize([token], special=True).decode("utf-8", errors="replace")
         score, rows = float(kept.scores[i]), int(kept.rows[i])
-        hitters.append(HeavyHitter(token, text, position, score, rows))
+        hitters.append(HeavyHitter(token, word, position, score, rows))
     return hitters
 
 

@@ -13,16 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import BusyError, ClosedError
-from ..llama import Llama
-from .batcher import BatchCounts
+from ..compat.llama import load_model
+from ..core.batcher import BatchCounts
+from ..core.model import READING, Model
+from ..core.store import StoreCounts, TextStore
+from ..core.text import Text
+from ..errors import BusyError, ClosedError, SettingsError
 from .place import Place, PlaceReport, TextCounts
 from .places import Places
-from .shared_model import SharedModel
-from .store import StoreCounts, TextStore
 
-# Tokens read at once while another text is written.
-READING = 64
 # Of texts that have no place.
 STORE_MIB = 1024
 # Between two looks at whether a text that waits for a place is still wanted.
@@ -70,10 +69,17 @@ class Engine:
         store_dir: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
-        self._model = SharedModel(model_path, n_texts=texts, n_reading=reading, **settings)
+        _check(settings)
+        self._model = load_model(
+            model_path, n_texts=texts, shared=True, reading=reading, **settings
+        )
+        logits = bool(settings.get("logits_all"))
         try:
             self._places = Places(
-                [Place(self._model, seq_id) for seq_id in range(texts)],
+                [
+                    Place.of(Text(self._model, seq_id, keeps_logits=logits), settings)
+                    for seq_id in range(texts)
+                ],
                 TextStore(store_mib * 2**20, None if store_dir is None else Path(store_dir)),
             )
         except BaseException:
@@ -82,7 +88,7 @@ class Engine:
         self._turn = threading.Condition()
         self._waiting: list[tuple[int, int]] = []  # a heap of (-priority, arrival)
         self._arrivals = itertools.count()
-        self._seeds = random.Random(self._model._seed)
+        self._seeds = random.Random(settings.get("seed"))
         self._closed = False
 
     def __enter__(self: Self) -> Self:
@@ -96,16 +102,12 @@ class Engine:
         with self._turn:
             self._closed = True
             self._turn.notify_all()
-        self._model.batcher.close()
-        for place in self._places.all:
-            place.guard.wait_and_close()
-        with self._model.batcher.lock:  # nobody uses the context now
-            self._model.close()
+        self._model.close()
         self._places.store.close()
 
     @property
-    def model(self) -> Llama:
-        """The model for what needs no cache: tokens, templates, what it is."""
+    def model(self) -> Model:
+        """The model for what needs no text: tokens, templates, what it is."""
         return self._model
 
     @property
@@ -188,15 +190,12 @@ class Engine:
             places = self._places
             place = places.take(tokens, n_new) if owner is None else places.take_for(owner)
             place.set_seed(self._seeds.randrange(2**32 - 1))
-        place.priority = priority
+        place.text.priority = priority
         try:
             yield place
         finally:
-            place.prompt_progress = place.while_reading = place.begun = None
-            self._model.batcher.leave(place.seq_id)
             try:
-                if owner is None:
-                    place.leave_session()
+                place.end()
             finally:
                 with self._turn:
                     self._places.give_back(place)
@@ -248,6 +247,24 @@ class Engine:
                     f"no place for a text in {wait_seconds:g} seconds: try again later, or "
                     "let the engine have more texts at once"
                 )
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Refuse arguments of `Llama` that only one text can have."""
+    refused = {
+        "recall_archive": "the archive of each text is in memory",
+        "draft_model": "a draft model knows one text",
+        "embedding": "embeddings come from a `Llama` of their own",
+        "vocab_only": "there are no weights to decode with",
+    }
+    for name, reason in refused.items():
+        if settings.get(name):
+            raise SettingsError(f"{name} goes with one text only ({reason}): use Llama for it")
+    if settings.get("prefill") == "exact":
+        raise SettingsError(
+            "prefill='exact' takes a larger cache for all texts at once: use Llama for it, or "
+            "prefill='stream' (--prefill stream)"
+        )
 
 
 def _nothing() -> None:

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
+from ..core.store import IntArray, StoredText, TextStore
 from ..errors import PyH2OError
 from ..text.beginnings import n_common
 from ..text.cache_copies import WORTH, cannot_go_back
 from .place import Place
-from .store import IntArray, StoredText, TextStore
 
 # A beginning that several texts have is kept for the next ones if it has so many tokens.
 LEAST_SHARED = 64
@@ -50,7 +50,7 @@ class Places:
         """A text has ended; it stays there for a while."""
         del self._wanted[place]
         place.shared_end = 0
-        place.pauses.clear()
+        place.text.pauses.clear()
         self._free.append(place)
 
     def take(self, tokens: Sequence[int], n_new: int | None = 0) -> Place:
@@ -78,14 +78,14 @@ class Places:
         if stored is not None:
             n_there = self._move_in(place, stored)
         self._free.remove(place)
-        n_end = place.least_piece  # fewer would be rounded otherwise than the first time
+        n_end = place.text.model.least_piece  # fewer would be rounded otherwise than the first time
         n_shared = min(self._most_shared(wanted), len(wanted) - n_end)
         if n_shared >= n_there + LEAST_SHARED:
             place.shared_end = n_shared
-            place.pauses[n_shared] = partial(self._keep_shared, place)
+            place.text.pauses[n_shared] = partial(self._keep_shared, place)
         end = len(wanted) - n_end
         if end >= n_stored + WORTH and self._may_come_again(place, end, n_there, n_new):
-            place.pauses.setdefault(end, partial(self._keep, place))
+            place.text.pauses.setdefault(end, partial(self._keep, place))
         self._wanted[place] = wanted
         return place
 
@@ -116,23 +116,25 @@ class Places:
                 self._move_out(place)
 
     def _best(self, wanted: IntArray) -> tuple[Place, int]:
-        lengths = [place.n_to_go_on(wanted) if place.owner is None else 0 for place in self._free]
+        lengths = [
+            place.text.prefix_kept(wanted) if place.owner is None else 0 for place in self._free
+        ]
         best = int(np.argmax(lengths))
         return self._free[best], lengths[best]
 
     def _emptiest(self) -> Place:
         """An empty place, the first for one batch's sequences to lie together, or the oldest."""
         empty = [place for place in self._free if place.n_tokens == 0]
-        return min(empty, key=lambda place: place.seq_id) if empty else self._free[0]
+        return min(empty, key=lambda place: place.text.seq_id) if empty else self._free[0]
 
     def _most_shared(self, wanted: IntArray) -> int:
         """How many tokens this text and another one begin with."""
-        others = [place.input_ids[: place.n_tokens] for place in self._free if place.owner is None]
+        others = [place.text.tokens for place in self._free if place.owner is None]
         n = max((n_common(wanted, other) for other in others), default=0)
         # of those who read it now one is enough
         for place, other in self._wanted.items():
             shared = n_common(wanted, other)
-            if place.shared_end != min(shared, len(other) - place.least_piece):
+            if place.shared_end != min(shared, len(other) - place.text.model.least_piece):
                 n = max(n, shared)
         return max(n, self.store.most_common(wanted))
 
@@ -154,8 +156,7 @@ class Places:
         if place.n_tokens and self.store.takes(kv.bytes_total + kv.bytes_archive):
             # an evaluation that was broken off may have left no whole text, and a disk may be full
             with contextlib.suppress(PyH2OError, OSError, MemoryError):
-                tokens = place.input_ids[: place.n_tokens].copy()
-                self.store.put(tokens, place.mapped_kv_state(), shared=shared)
+                self.store.put(place.text.tokens.copy(), place.text.kv_state(), shared=shared)
 
     def _move_in(self, place: Place, stored: StoredText) -> int:
         """Give a place the text; how many of its tokens are there now."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llama_cpp import StoppingCriteriaList
 
-from ..llama import Llama
+from ..compat.llama import Llama
 from ..openai.completion import CompletionRequest, completion_tokens, token_limit
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Terms:
 
 
 class Completions:
-    """A model whose completions are made by an engine; what is not here is the model's own.
+    """Completions that are made by an engine.
 
     llama_cpp's chat handlers call `create_completion` with the prompt that they made.
     """
@@ -47,9 +47,22 @@ class Completions:
     def __init__(self, engine: Engine, terms: Terms) -> None:
         self._engine = engine
         self._terms = terms
+        self.model = engine.model
+        self.chat_format, self.chat_handler = self.model.chat.name, self.model.chat.handler
+        self._chat_handlers = self.model.chat.handlers
+        self.verbose = self.model.verbose
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine.model, name)
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As `Llama.tokenize`."""
+        return self.model.tokenize(text, add_bos, special)
+
+    def token_bos(self) -> int:
+        """As `Llama.token_bos`."""
+        return self.model.token_bos()
+
+    def token_eos(self) -> int:
+        """As `Llama.token_eos`."""
+        return int(self.model.native.token_eos())
 
     def create_completion(
         self,
@@ -68,8 +81,7 @@ class Completions:
             BaseException: what `check` of the terms raises.
             PyH2OError: as `Llama.create_completion` does.
         """
-        model = self._engine.model
-        tokens = completion_tokens(model, prompt, suffix)
+        tokens = completion_tokens(self.model, prompt, suffix)
         chunks = self._completed(tokens, prompt, suffix, stream=stream, **arguments)
         if not stream:
             return next(chunks)
@@ -102,10 +114,7 @@ class Completions:
             wait_seconds=terms.wait_seconds,
             check=terms.check,
         ) as llm:
-            llm.prompt_progress = on_read
-            n_cached = llm.begin_prompt(tokens)
+            llm.text.prompt_progress = on_read
+            llm.begin_prompt(tokens)
             done = llm.create_completion(*args, stream=stream, **arguments)
-            for chunk in done if stream else [done]:
-                if "usage" in chunk:
-                    chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": n_cached}
-                yield chunk
+            yield from done if stream else [done]

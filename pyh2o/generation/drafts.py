@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 if TYPE_CHECKING:
-    from ..llama import Llama
+    from ..core.text import Text
 
 
 class FittingDrafts(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp is not typed
@@ -24,14 +23,13 @@ class FittingDrafts(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp is not 
         model: the draft model it stands for.
     """
 
-    def __init__(self, model: Any, llama: Llama) -> None:
+    def __init__(self, model: Any, text: Text) -> None:
         self.model = model
-        # No cycle: a model's memory is freed with its last reference.
-        self._llama = weakref.proxy(llama)
+        self._text = text
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
         """Guess how the tokens go on; the last of them are not evaluated yet."""
-        n_certain = len(input_ids) - self._llama.n_tokens
-        room = self._llama.room_in_batch() - n_certain
+        n_certain = len(input_ids) - self._text.n_tokens
+        room = self._text.room_in_batch() - n_certain
         drafts: npt.NDArray[np.intc] = self.model(input_ids, **kwargs)[: max(0, room)]
         return drafts

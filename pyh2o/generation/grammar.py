@@ -17,8 +17,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama, LlamaGrammar
+from llama_cpp import LlamaGrammar
 
+from ..core.model import Model
 from ..errors import GrammarError
 from .candidates import Candidates
 from .grammar_rules import check_rules, unreadable
@@ -33,13 +34,13 @@ _LITERALS = re.compile(rb'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DO
 class GrammarGuard:
     """A grammar that masks logits, and takes the tokens that are drawn from the rest."""
 
-    def __init__(self, llama: Llama, grammar: LlamaGrammar) -> None:
+    def __init__(self, model: Model, grammar: LlamaGrammar) -> None:
         """Read a grammar; no text has been generated yet.
 
         Raises:
             GrammarError: it is wrong, or too large.
         """
-        self._sampler = _read(llama, grammar)
+        self._sampler = _read(model, grammar)
         weakref.finalize(self, llama_cpp.llama_sampler_free, self._sampler)
         self._allowed = np.zeros(0, dtype=np.bool_)
 
@@ -67,28 +68,7 @@ class GrammarGuard:
         llama_cpp.llama_sampler_accept(self._sampler, token)
 
 
-class GuardedSampler:
-    """llama_cpp's sampler of tokens, whose grammar takes every one that is drawn."""
-
-    def __init__(self, sampler: Any, guard: GrammarGuard) -> None:
-        self._sampler = sampler
-        self._guard = guard
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-    def sample(self, *args: Any, **kwargs: Any) -> int:
-        """Draw a token.
-
-        Raises:
-            GrammarError: there is none that the grammar allows.
-        """
-        token = int(self._sampler.sample(*args, **kwargs))
-        self._guard.take(token)
-        return token
-
-
-def _read(llama: Llama, grammar: LlamaGrammar) -> Any:
+def _read(model: Model, grammar: LlamaGrammar) -> Any:
     """llama.cpp's sampler for a grammar."""
     try:
         text, root = grammar._grammar.encode(), grammar._root.encode()
@@ -102,8 +82,8 @@ def _read(llama: Llama, grammar: LlamaGrammar) -> Any:
     if b"\0" in text:
         raise GrammarError("the grammar has a zero byte, where it would end: write it as \\x00")
     check_rules(grammar._grammar, grammar._root)
-    with contextlib.nullcontext() if llama.verbose else _quiet():
-        sampler = llama_cpp.llama_sampler_init_grammar(llama._model.vocab, text, root)
+    with contextlib.nullcontext() if model.verbose else _quiet():
+        sampler = llama_cpp.llama_sampler_init_grammar(model.native.vocab, text, root)
     if not sampler:
         raise unreadable(grammar._root)
     return sampler

@@ -1,121 +1,124 @@
-"""Draws tokens after the text in a model's cache, and can go on with what another run has drawn.
-
-The random numbers of llama.cpp's `dist` sampler come from a Mersenne twister that cannot be read or
-set. But the sampler takes exactly one number for each token, whatever the choice is
-(`llama_sampler_dist_apply` in llama-sampler.cpp), so its state after n tokens is reached by letting
-it draw n times from a single candidate.
-"""
+"""The one loop that draws tokens: for completions, chats, stories, batches and the server."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
-import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import LlamaGrammar
 
-from ..llama import Llama
-from ..text.vocabulary import is_end_token
-from .logits import LogitsProcessor
+from ..core.text import HasText, Text, last_logits, text_of
+from ..errors import EvictedError, SettingsError
+from .sampler import Draws, LogitsProcessor, Sampler
 from .sampling import Sampling
+
+# Guesses how the tokens go on: [n_tokens] to [n_guessed].
+Drafts = Callable[[npt.NDArray[np.intc]], npt.NDArray[np.intc]]
 
 
 class Writer:
-    """Draws tokens after the text in a model's cache, feeding it only what is new.
-
-    The draws are those of `Llama.generate` with the same sampling and seed.
+    """Draws tokens after a text, evaluating only what is new.
 
     Attributes:
-        before_end: called when all but the end of the first tokens is evaluated (see `Llama.read`).
+        logits: that the newest token was drawn from; [n_vocab].
+        before_end: called when all but the end of the first tokens is evaluated (see `Text.read`).
     """
 
     def __init__(
         self,
-        llm: Llama,
-        sampling: Sampling,
+        text: Text | HasText,
+        sampling: Sampling | Draws,
         *,
         written: Sequence[int] = (),
         logits_processor: LogitsProcessor | None = None,
+        grammar: LlamaGrammar | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """Start drawing, or go on after what an earlier writer of the same sampling has drawn.
 
         Args:
-            llm: the model; nothing is evaluated yet.
-            sampling: how tokens are drawn.
+            text: after which tokens are drawn; nothing is evaluated yet.
+            sampling: how they are drawn.
             written: all tokens that the earlier writer has drawn: penalties and random numbers go
                 on exactly after them.
             logits_processor: called before each draw.
+            grammar: that the tokens have to follow.
+            drafts: guesses tokens that are evaluated together with the one before them, and are
+                taken if they are drawn; the text has to keep all logits.
 
         Raises:
-            BusyError: another thread uses the model.
+            GrammarError: the grammar is wrong, or too large.
         """
-        self._llm = llm
+        self._text = text_of(text)
+        self._drafts = drafts
         self.before_end: Callable[[], None] | None = None
-        self._sampler = _sampler(llm, sampling, logits_processor)
-        if sampling.temperature > 0:
-            _skip_random_numbers(self._sampler, len(written))
-        for token in written[-llm.last_n_tokens_size :]:
-            self._sampler.accept(token)
+        processors = [] if logits_processor is None else [logits_processor]
+        model = self._text.model
+        self._sampler = Sampler(model, sampling, processors=processors, grammar=grammar)
+        self._sampler.go_on_after(written)
 
-    def write(self, tokens: Sequence[int]) -> Generator[int, None, None]:
-        """Evaluate `tokens`, then draw one token after the other, for ever.
+    def write(self, tokens: Sequence[int]) -> Generator[int, Sequence[int] | None, None]:
+        """Evaluate `tokens`, then draw one token after the other, until no position is left.
 
         A drawn token is evaluated when the next one is asked for. So when this is closed early, the
-        last token is still to be evaluated: begin the next call with it. The tokens end
-        with one that means "end of text", which is not evaluated, or when no position is left.
+        last token is still to be evaluated: begin the next call with it. What is sent in goes
+        behind the drawn token as a draft does: it is evaluated with it, and is taken back from
+        where something else is drawn.
 
         Args:
-            tokens: at least one.
+            tokens: none if the logits behind the text are there.
 
         Raises:
-            ValueError: no tokens.
             ContextLimitError: there are no positions for `tokens`.
-            BusyError: another thread uses the model.
+            StateError: there are no logits to draw from.
+            BusyError: another thread uses the text.
         """
-        if not tokens:
-            raise ValueError("there are no logits to draw from: evaluate at least one token")
-        llm = self._llm
-        read: Callable[..., None] = functools.partial(llm.read, before_end=self.before_end)
+        text = self._text
+        with text.guard:  # until a token is drawn, the logits must stay those of this text
+            text.read(tokens, before_end=self.before_end)
+            token = self.draw(-1)
         while True:
-            with llm.guard:  # until a token is drawn, the logits must stay those of this text
-                read(tokens)
-                token = int(self._sampler.sample(llm._ctx, -1))
-            read = llm.eval
-            yield token
-            if is_end_token(llm, token) or llm.n_tokens >= llm.position_limit:
+            sent = yield token
+            guessed = self._guessed([token, *(sent or ())])
+            start, n = text.n_tokens, len(guessed)
+            if start + 1 + len(sent or ()) > text.position_limit:
                 return
-            tokens = [token]
+            with text.guard:
+                text.eval(guessed)
+                token = self.draw(-n)
+            n_right = 1
+            while n_right < n and token == guessed[n_right]:
+                yield token
+                n_right += 1
+                token = self.draw(n_right - 1 - n)
+            if n_right < n and not text.remove_tail(start + n_right):
+                raise EvictedError(
+                    "rows were evicted for tokens that were only guessed: call reset() and "
+                    "evaluate the text again"
+                )
 
+    def _guessed(self, certain: list[int]) -> list[int]:
+        """The next tokens of the text, with those that a draft adds."""
+        if self._drafts is None:
+            return certain
+        before = np.concatenate([self._text.tokens, np.array(certain, np.intc)])
+        guessed: list[int] = self._drafts(before).tolist()
+        return certain + guessed
 
-def _sampler(llm: Llama, sampling: Sampling, logits_processor: LogitsProcessor | None) -> Any:
-    """The chain of samplers that `Llama.generate` would use."""
-    with llm.guard:  # another thread would draw with this seed
-        seed_of_model = llm._seed
-        llm.set_seed(sampling.seed)
-        try:
-            return llm._init_sampler(
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                typical_p=sampling.typical_p,
-                temp=sampling.temperature,
-                repeat_penalty=sampling.repeat_penalty,
-                frequency_penalty=sampling.frequency_penalty,
-                presence_penalty=sampling.presence_penalty,
-                logits_processor=None if logits_processor is None else [logits_processor],
-            )
-        finally:
-            llm.set_seed(seed_of_model)
-
-
-def _skip_random_numbers(sampler: Any, count: int) -> None:
-    """Let the `dist` sampler, the last of the chain, draw `count` times."""
-    last = llama_cpp.llama_sampler_chain_n(sampler.sampler) - 1
-    dist = llama_cpp.llama_sampler_chain_get(sampler.sampler, last)
-    candidate = llama_cpp.llama_token_data(id=0, logit=0.0, p=0.0)
-    candidates = llama_cpp.llama_token_data_array(
-        data=ctypes.pointer(candidate), size=1, selected=-1, sorted=False
-    )
-    for _ in range(count):
-        llama_cpp.llama_sampler_apply(dist, ctypes.byref(candidates))
+    def draw(self, at: int) -> int:
+        """Draw from the logits of the last evaluation at an index below 0."""
+        text = self._text
+        with text.guard:
+            last_logits(text)
+            if -at > len(text.logits):
+                raise SettingsError(
+                    f"of the last {-at} tokens only {len(text.logits)} have logits to draw from: "
+                    "give logits_all=True, and send fewer tokens to a generator at once"
+                )
+            self.logits = logits = text.logits[at]
+            n_tokens = text.n_tokens + 1 + at
+            with text.guard.without_context():  # they are a copy: others can be drawn meanwhile
+                token = self._sampler.draw(logits, text.record[:n_tokens])
+            text.n_drawn += 1
+            return token

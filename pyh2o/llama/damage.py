@@ -32,6 +32,30 @@ _RECURRENT_TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _EXPERTS_MAY_BE_ONE = ("hunyuan-dense", "hunyuan_vl")
 
 
+def check_file(path: str) -> None:
+    """Refuse what is no model file, before anything is loaded.
+
+    Raises:
+        ModelError: it is missing, or no GGUF file.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise ModelError(f"there is no model file {path}: check the path")
+    if not file.is_file():
+        raise ModelError(f"{path} is not a file: give the path of a GGUF file")
+    with file.open("rb") as data:
+        if data.read(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file: convert the model to GGUF first")
+
+
+def load_failure(path: str) -> str:
+    """That llama.cpp could not load a model, and what may be wrong, in a line."""
+    return (
+        f"llama.cpp cannot load {path}: the file is damaged or of an unknown architecture; "
+        "verbose=True (--verbose) shows its log"
+    )
+
+
 def check_header(
     model_path: str, *, on_cpu: bool = False, verbose: bool = False
 ) -> tuple[bool, set[int]]:

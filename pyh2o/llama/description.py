@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import llama_cpp
-from llama_cpp import _internals as internals
 
 from ..cache.kv_cache import MOST_POSITIONS, Counters, KVCache, Layer
 from ..cache.loaded_model import learned_positions, least_cell_bytes, why_refused
 from ..cache.settings import Budget, EvictionSettings
+from ..core.model import Model, address
+from ..core.parameters import KV_TYPES, Parameters
+from ..core.text import Text
 from ..errors import NativeError, SettingsError, UnsupportedModelError
-from .arguments import KV_TYPES
 from .damage import LOGGER
-from .evicting import QUANTIZED_KV_TYPES, EvictingLlama, address
 
 # The window where none is asked for, if the trained context is larger.
 LARGEST_WINDOW_BY_DEFAULT = 32_768
@@ -124,13 +124,13 @@ def describe_model(
     evicting, budget, goes_on = None, None, None
     with _log_level_as_before():
         try:
-            llm = _Weightless(
+            rows = KV_TYPES[kv_type]
+            model = _Weightless(
                 os.fspath(path),
                 found,
-                settings=settings or EvictionSettings(),
+                settings=settings,
                 n_ctx=n_ctx,
-                type_k=KV_TYPES[kv_type],
-                type_v=KV_TYPES[kv_type],
+                parameters=Parameters(type_k=rows, type_v=rows),
                 verbose=verbose,
             )
         except UnsupportedModelError:
@@ -141,9 +141,10 @@ def describe_model(
                 raise
             found.refused = str(error.__cause__)
         else:
-            with llm:
-                kv, budget = llm.kv, llm.budget
-                goes_on = llm.position_limit == MOST_POSITIONS
+            with contextlib.closing(model):
+                text = Text(model)
+                kv, budget = text.kv, model.budget
+                goes_on = text.position_limit == MOST_POSITIONS
                 evicting = CacheBytes(
                     kv.cells,
                     kv.bytes_k + kv.bytes_v,
@@ -170,54 +171,37 @@ class _Found:
     full: CacheBytes | None = None
 
 
-class _Weightless(EvictingLlama):
+class _Weightless(Model):
     """A model and contexts that have sizes and no memory. Nothing must be evaluated.
 
     Args:
         found: is filled in when the model is known, before eviction is refused.
-        **kwargs: as for `EvictingLlama`.
+        **kwargs: as for `Model`.
     """
 
-    def __init__(self, model_path: str, found: _Found, **kwargs: Any) -> None:
+    def __init__(self, path: str, found: _Found, **kwargs: Any) -> None:
         self._found = found
-        super().__init__(
-            model_path,
-            evict=True,
-            weights=False,
-            on_exact_prefill=None,
-            recall_archive=None,
-            load_progress=None,
-            **kwargs,
-        )
+        super().__init__(path, weights=False, **kwargs)
 
-    def _model_loaded(self) -> None:
-        model, found = self._loaded_model, self._found
-        found.architecture = model.metadata().get("general.architecture", "")
-        found.n_layer = int(llama_cpp.llama_model_n_layer(model.model))
-        found.trained_context = int(model.n_ctx_train())
-        found.positions = _position_kind(model.model)
-        found.refused = why_refused(address(model.model))
-        self._window = self._window or min(found.trained_context, LARGEST_WINDOW_BY_DEFAULT)
-        found.window = self._window
+    def _open_context(self) -> None:
+        native, found = self.native, self._found
+        found.architecture = self.metadata.get("general.architecture", "")
+        found.n_layer = self.n_layer
+        found.trained_context = int(native.n_ctx_train())
+        found.positions = _position_kind(native.model)
+        found.refused = why_refused(address(native.model))
+        self.window = self.window or min(found.trained_context, LARGEST_WINDOW_BY_DEFAULT)
+        found.window = self.window
         self._check_full_window()
-        self._check_memory()
         self._look_at_full_cache()
-        super()._model_loaded()
+        super()._open_context()
 
     def _look_at_full_cache(self) -> None:
         """Make the context that there would be with evict=False."""
-        params = type(self.context_params).from_buffer_copy(self.context_params)
-        params.n_ctx = self._window
-        params.n_batch = params.n_ubatch = min(self._window, self.n_batch)
-        params.flash_attn_type = (
-            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if params.type_v in QUANTIZED_KV_TYPES
-            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        context = internals.LlamaContext(
-            model=self._loaded_model, params=params, verbose=self.verbose
-        )
-        with contextlib.closing(context):
+        params = self.parameters.for_context(self.window)
+        params.n_batch = params.n_ubatch = min(self.window, params.n_batch)
+        self._check_memory(params)
+        with contextlib.closing(self._new_context(params)) as context:
             kv = KVCache(address(context.ctx))
             layers = [kv.layer(number) for number in range(self._found.n_layer)]
             self._found.layers = tuple(layer for layer in layers if layer is not None)
@@ -231,11 +215,9 @@ class _Weightless(EvictingLlama):
                 0,
             )
 
-    def _least_cell_bytes(self) -> int:
+    def _least_cell_bytes(self, params: Any) -> int:
         # what llama.cpp notes of the cells is really allocated
-        return least_cell_bytes(
-            address(self._loaded_model.model), _NO_ROWS, _NO_ROWS, offload=False
-        )
+        return least_cell_bytes(address(self.native.model), _NO_ROWS, _NO_ROWS, offload=False)
 
 
 def _position_kind(model: Any) -> PositionKind:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp
 import numpy as np
+from llama_cpp import _internals as internals
 
 from ..cache.kv_cache import FloatArray
+from ..core.model import Model
+from ..core.parameters import Parameters
 from ..errors import UnsupportedModelError
-from . import Llama
 from .header import ModelHeader, read_header
 
 # The window where none is asked for, if the trained context is larger: attention takes memory by
@@ -19,40 +22,53 @@ from .header import ModelHeader, read_header
 LARGEST_WINDOW_BY_DEFAULT = 2048
 
 
-class EmbeddingLlama(Llama):
-    """`Llama` for embeddings: a text is read at once and in full, so the window is the batch.
+class Embedder(Model):
+    """A model for embeddings: a text is read at once and in full, so the window is the batch.
 
     Args:
-        model_path: a GGUF file that says how the vectors of its tokens become one.
+        path: a GGUF file that says how the vectors of its tokens become one.
         n_ctx: most tokens of a text, the trained context at most; 0 for that, or for
             `LARGEST_WINDOW_BY_DEFAULT` if it is larger.
-        **settings: as for `Llama`, but for what belongs to eviction.
+        parameters: what llama.cpp gets, but for the batch.
+        **settings: as for `Model`, but for what belongs to eviction.
 
     Raises:
         UnsupportedModelError: the model was not made for embeddings.
-        PyH2OError: as for `Llama`.
+        PyH2OError: as for `Model`.
+
+    Attributes:
+        n_values: of a vector.
     """
 
     def __init__(
-        self, model_path: str | os.PathLike[str], *, n_ctx: int = 0, **settings: Any
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int = 0,
+        parameters: Parameters | None = None,
+        **settings: Any,
     ) -> None:
-        header = read_header(model_path)
+        header = read_header(path)
         if not header.has_embeddings:
             raise UnsupportedModelError(
-                f"{os.fspath(model_path)} does not say how it makes one vector of a text: take a "
+                f"{os.fspath(path)} does not say how it makes one vector of a text: take a "
                 "model that was made for embeddings, whose file has a pooling type"
             )
         window = embedding_window(header, n_ctx)
         super().__init__(
-            os.fspath(model_path),
-            embedding=True,
+            os.fspath(path),
             evict=False,
             n_ctx=window,
-            n_batch=window,
-            n_ubatch=window,
+            parameters=replace(
+                parameters or Parameters(), embedding=True, n_batch=window, n_ubatch=window
+            ),
             **settings,
         )
-        self.n_values = int(llama_cpp.llama_model_n_embd_out(self.model))
+        self.n_values = int(llama_cpp.llama_model_n_embd_out(self.native.model))
+        self._embedded = internals.LlamaBatch(
+            n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=self.verbose
+        )
+        self._stack.callback(self._embedded.close)
 
     def embed_tokens(self, tokens: Sequence[int]) -> FloatArray:
         """The vector of a text, of length 1; [n_values].
@@ -64,8 +80,8 @@ class EmbeddingLlama(Llama):
         Raises:
             RuntimeError: llama.cpp failed, or some of the values are no numbers.
         """
-        with self.guard:
-            batch, context = self._batch, self._ctx
+        with self.guard.context():
+            batch, context = self._embedded, self.context
             batch.reset()
             batch.add_sequence(tokens, 0, True)
             context.kv_cache_clear()
@@ -79,7 +95,7 @@ class EmbeddingLlama(Llama):
 
 
 def embedding_window(header: ModelHeader, n_ctx: int = 0) -> int:
-    """Most tokens of a text whose embedding is asked for (see `EmbeddingLlama`)."""
+    """Most tokens of a text whose embedding is asked for (see `Embedder`)."""
     return min(n_ctx or LARGEST_WINDOW_BY_DEFAULT, header.trained_context)
 
 

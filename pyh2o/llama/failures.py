@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
@@ -69,21 +66,3 @@ def decode_error(status: int) -> BaseException:
         f"llama.cpp could not evaluate the tokens (llama_decode returned {status}){cause}; "
         "verbose=True (--verbose) shows its log"
     )
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Say why a batch fails that llama_cpp's class decodes inside, in this thread.
-
-    Raises:
-        DecodeError: it did.
-        BaseException: the policy has raised this.
-    """
-    listen_anew()
-    try:
-        yield
-    except RuntimeError as error:
-        failed = re.fullmatch(r"llama_decode returned (-?\d+)", str(error))
-        if failed is None:
-            raise
-        raise decode_error(int(failed[1])) from None

@@ -12,8 +12,7 @@ import llama_cpp
 from llama_cpp import _internals as internals
 
 from ..errors import ModelError
-from .damage import check_header
-from .drop_in import check_file, load_failure
+from .damage import check_file, check_header, load_failure
 from .gguf_file import files_of
 
 # The kinds of pooling that make one vector of a text, by llama.cpp's numbers. RANK makes a score.
@@ -62,12 +61,12 @@ def read_header(path: str | os.PathLike[str]) -> ModelHeader:
     try:
         model = internals.LlamaModel(path_model=name, params=params, verbose=False)
     except ValueError as error:
-        raise ModelError(load_failure(name, error)) from error
+        raise ModelError(load_failure(name)) from error
     with contextlib.closing(model):
         try:
             metadata = model.metadata()
         except UnicodeDecodeError as error:
-            raise ModelError(load_failure(name, error)) from error
+            raise ModelError(load_failure(name)) from error
         architecture = metadata.get("general.architecture", "")
         pooling = metadata.get(f"{architecture}.pooling_type", "")
         # llama.cpp computes no embeddings of models that have an encoder and a decoder

@@ -9,14 +9,18 @@ import ctypes
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..cache.settings import EvictionSettings
+from ..core.model import Model
+from ..core.parameters import Parameters
+from ..core.text import Text
 from ..system.backends import Traits, cpu_library, ggml_function, traits_of
-from . import Llama
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 256, 512, 4, 2, 64
 N_READ, N_SINGLE = 40, 4
@@ -48,12 +52,12 @@ _quantize = ggml_function(
 _row_size = ggml_function("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
-class _TriedLlama(Llama):
-    """`Llama`, before which no other is tried."""
+class _TriedModel(Model):
+    """A model, before which no other is tried."""
 
-    def __init__(self, path: str, *, rearranged: bool, **settings: Any) -> None:
+    def __init__(self, path: str, *args: Any, rearranged: bool, **settings: Any) -> None:
         self._may = rearranged
-        super().__init__(path, **settings)
+        super().__init__(path, *args, **settings)
 
     def _may_rearrange(self, *_: object, **__: object) -> bool:
         return self._may
@@ -81,23 +85,22 @@ def error_of(
 ) -> float:
     """How far logits are from NumPy's, as a part of their size: the largest of all tokens'."""
     tokens = np.random.default_rng(seed).integers(0, N_VOCAB, N_READ + N_SINGLE)
-    with _TriedLlama(
+    model = _TriedModel(
         str(path),
-        rearranged=rearranged,
         # nothing is evicted yet, and our kernels attend
+        EvictionSettings(hh=64, recent=64, slack=64),
+        rearranged=rearranged,
         n_ctx=256,
-        hh=64,
-        recent=64,
-        slack=64,
-        n_gpu_layers=-1 if on_gpus else 0,
-        n_threads=1,
-        n_threads_batch=1,
-        logits_all=True,
-    ) as llm:
-        llm.eval(tokens[:N_READ].tolist())
+        parameters=Parameters(
+            n_gpu_layers=-1 if on_gpus else 0, n_threads=1, n_threads_batch=1, logits_all=True
+        ),
+    )
+    with closing(model):
+        text = Text(model, keeps_logits=True)
+        text.eval(tokens[:N_READ].tolist())
         for token in tokens[N_READ:].tolist():
-            llm.eval([token])
-        logits = llm.scores[: len(tokens)].copy()
+            text.eval([token])
+        logits = text.all_logits[: len(tokens)].copy()
     expected = logits_of(weights, tokens)
     errors = np.linalg.norm(logits - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     return float(errors.max())

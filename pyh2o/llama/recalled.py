@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ..cache.kv_cache import WeightArray
-    from .reading import ReadingLlama
+    from ..core.text import Text
 
 MOST_PASSAGES = 8
 # Tokens of a passage around a peak, and those that the peak is looked for in: a head looks at one
@@ -38,20 +38,20 @@ class RecalledSpan:
     weight: float
 
 
-def passages(llm: ReadingLlama) -> list[RecalledSpan]:
+def passages(text: Text) -> list[RecalledSpan]:
     """Those that were looked at most since the last prompt began to be read, in their order."""
-    n_tokens = llm.n_tokens
-    weights = llm._cache.found(n_tokens)
+    n_tokens = text.n_tokens
+    weights = text.cache.found(n_tokens)
     found: list[RecalledSpan] = []
     for start, end in spans_around_peaks(weights):
         first, last = max(0, start - MOST_OF_A_WORD), min(n_tokens, end + MOST_OF_A_WORD)
-        pieces = [llm.detokenize([token]) for token in llm.input_ids[first:last].tolist()]
+        pieces = [text.model.detokenize([token]) for token in text.tokens[first:last].tolist()]
         start, end = (first + at for at in whole_words(pieces, start - first, end - first))
         if found and start < found[-1].end:  # of the same word
             start = found[-1].end
-        text = b"".join(pieces[start - first : end - first]).decode("utf-8", errors="replace")
-        if text.strip():
-            found.append(RecalledSpan(start, end, text.strip(), float(weights[start:end].sum())))
+        words = b"".join(pieces[start - first : end - first]).decode("utf-8", errors="replace")
+        if words.strip():
+            found.append(RecalledSpan(start, end, words.strip(), float(weights[start:end].sum())))
     return found
 
 

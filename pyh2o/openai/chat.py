@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..generation.finish import FINISH_LENGTH, FINISH_TRAINED_CONTEXT
 
 if TYPE_CHECKING:
-    from ..llama import Llama
+    from ..compat.llama import Llama
 
 
 def as_json_object(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

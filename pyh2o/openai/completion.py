@@ -30,12 +30,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
-from llama_cpp.llama import LogitsProcessor
+from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_types import (
     CompletionLogprobs,
     CompletionUsage,
@@ -44,12 +43,17 @@ from llama_cpp.llama_types import (
 
 from ..generation.finish import FINISH_STOP, finish_without_room
 from ..generation.generation import Generation
+from ..generation.sampler import LogitsProcessor
+from ..text.beginnings import n_common
 from ..text.detokenizer import detokenizer
 from ..text.drawn import is_text
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
-from ..text.vocabulary import is_end_token
 from .logprobs import LogprobRecorder, RecordedDetokenizer, TokenLogprobs, completion_logprobs
+
+if TYPE_CHECKING:
+    from ..compat.llama import Llama
+    from ..core.model import Model
 
 
 @dataclass(frozen=True)
@@ -103,62 +107,59 @@ def complete(
     llama: Llama,
     request: CompletionRequest,
     *,
-    position_limit: int,
-    evicting: bool,
     tokens: list[int] | None = None,
-    usage_in_stream: bool = False,
+    n_cached: int | None = None,
 ) -> Iterator[CreateCompletionResponse]:
     """Complete a prompt: yields the chunks of a stream, or the one result.
 
     A stream carries new text only: neither an echo nor a suffix to append is in it.
 
     Args:
-        llama: the model. Its `generate` ends when `position_limit` positions are used up.
+        llama: the text that the prompt takes the place of.
         request: what to complete, and how.
-        position_limit: positions there are: `n_ctx`, or with eviction what the model was trained
-            for.
-        evicting: whether the KV cache evicts rows. If so, the end of the positions is reported
-            as "trained_context".
         tokens: of the prompt, as `completion_tokens` gave them; None to cut it here.
-        usage_in_stream: whether the last chunk of a stream has the number of tokens used, which
-            llama_cpp's has not.
+        n_cached: how many of them are in the cache already, if that is to be told. The last chunk
+            of a stream has the number of tokens used then, which llama_cpp's has not.
 
     Raises:
         ContextLimitError: the prompt leaves no position to generate at.
         ValueError: the prompt has no token, log probabilities are asked for that the model does
             not keep, or a logit bias for a token that is not in the vocabulary.
     """
-    envelope = _Envelope(llama.model_path if request.model is None else request.model)
+    envelope = _Envelope(llama.model_path if request.model is None else request.model, n_cached)
+    text, model = llama.text, llama.text.model
     if tokens is None:
-        tokens = completion_tokens(llama, request.prompt, request.suffix)
-    check_prompt(llama, tokens, position_limit, evicting)
-    _check_logprobs(llama, request)
+        tokens = completion_tokens(model, request.prompt, request.suffix)
+    check_prompt(text, tokens)
+    if request.logprobs is not None and not text.keeps_logits:
+        raise ValueError(
+            "logprobs is not supported for models created with logits_all=False: create this one "
+            "with logits_all=True"
+        )
     if llama.cache is not None:
         _load_state(llama, tokens)
-    if request.echo and request.logprobs is not None and not llama.has_all_logits:
-        llama.reset()  # the prompt is read for its log probabilities
+    if request.echo and request.logprobs is not None and not text.has_all_logits:
+        text.reset()  # the prompt is read for its log probabilities
     _set_seed(llama, request.seed)
 
-    room = None if evicting else position_limit - len(tokens)
+    room = None if text.evicting else text.position_limit - len(tokens)
     completion = Completion(llama, request, tokens, room)
     if request.stream:
-        yield from _chunks(completion, envelope, usage_at_end=usage_in_stream)
-        if llama.cache is not None:
-            _save_state(llama, tokens + completion.generation.tokens)
-        return
-    fills_gap = InfillTokens.of(llama) is not None
-    appended = request.suffix if request.suffix is not None and not fills_gap else ""
-    result = _result(completion, envelope, appended)
+        yield from _chunks(completion, envelope)
+    else:
+        fills_gap = InfillTokens.of(model) is not None
+        appended = request.suffix if request.suffix is not None and not fills_gap else ""
+        result = _result(completion, envelope, appended)
     if llama.cache is not None:
         _save_state(llama, tokens + completion.generation.tokens)
-    yield result
+    if not request.stream:
+        yield result
 
 
-def completion_tokens(llama: Llama, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
+def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
     """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
-    tokens = prompt_tokens(llama, prompt, suffix, InfillTokens.of(llama))
-    drawn: list[int] = llama.drawn.as_drawn(llama, tokens) if is_text(prompt, suffix) else tokens
-    return drawn
+    tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+    return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,14 +185,15 @@ class Completion:
         self.prompt = prompt
         self.finish_reason = ""
         self._evicting = room is None
+        model = llama.text.model
         criteria = request.stopping_criteria
         self._criteria = None if criteria is None else _WatchedCriteria(criteria)
-        parts = detokenizer(llama, prompt, starts_text=len(request.prompt) == 0)
+        parts = detokenizer(model, prompt, starts_text=len(request.prompt) == 0)
         tokens: list[int] = []
         self.logprobs: LogprobRecorder | None = None
         if request.logprobs is not None:
-            offset = len(prompt_text(llama, request.prompt))
-            self.logprobs = LogprobRecorder(parts, llama.token_bos(), request.logprobs, offset)
+            offset = len(prompt_text(model, request.prompt))
+            self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
             newest_logits = partial(_newest_logits, llama, len(prompt), tokens)
             parts = RecordedDetokenizer(parts, self.logprobs, newest_logits)
         limits = [limit for limit in (request.token_limit, room) if limit is not None]
@@ -199,7 +201,7 @@ class Completion:
             tokens,
             parts,
             TextPieces(request.stops),
-            is_end=partial(is_end_token, llama),
+            is_end=model.is_end,
             limit=min(limits, default=None),
         )
 
@@ -212,7 +214,8 @@ class Completion:
                 yield from pieces
         finally:  # a stream may be left at any token
             if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
-                self.llama.drawn.note(self.prompt, self.generation.tokens)
+                drawn = self.llama.text.model.drawn
+                drawn.note(self.prompt, self.generation.tokens)
         self.finish_reason = self.generation.finish or self._why_generate_ended()
         if self.llama.verbose:
             self.llama._ctx.print_timings()
@@ -240,7 +243,7 @@ class Completion:
             presence_penalty=request.presence_penalty,
             repeat_penalty=request.repeat_penalty,
             stopping_criteria=self._criteria,
-            logits_processor=_logits_processors(request, self.llama.n_vocab()),
+            logits_processor=_logits_processors(request, self.llama.text.model.n_vocab),
             grammar=request.grammar,
         )
         return tokens
@@ -249,7 +252,7 @@ class Completion:
 def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArray[np.single]:
     """Logits that the newest of the tokens after a prompt was drawn from; [n_vocab]."""
     # The token that predicts a position is the one before it.
-    logits: npt.NDArray[np.single] = llama.scores[n_prompt + len(tokens) - 2]
+    logits: npt.NDArray[np.single] = llama.text.all_logits[n_prompt + len(tokens) - 2]
     return logits
 
 
@@ -300,10 +303,11 @@ def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
 class _Envelope:
     """What all responses to one request have in common."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, n_cached: int | None) -> None:
         self.id = f"cmpl-{uuid.uuid4()}"
         self.created = int(time.time())
         self.model = model
+        self.n_cached = n_cached
 
     def response(
         self, text: str, logprobs: CompletionLogprobs | None, finish_reason: str | None
@@ -325,17 +329,15 @@ class _Envelope:
         }
 
 
-def _chunks(
-    completion: Completion, envelope: _Envelope, *, usage_at_end: bool
-) -> Iterator[CreateCompletionResponse]:
+def _chunks(completion: Completion, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
     """One chunk for each piece of text, and an empty one with the finish reason."""
     recorder = completion.logprobs
     for piece in completion.pieces():
         logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
         yield envelope.response(piece.text, logprobs, None)
     last = envelope.response("", None, completion.finish_reason)
-    if usage_at_end:
-        last["usage"] = _usage(completion)
+    if envelope.n_cached is not None:
+        last["usage"] = _usage(completion, envelope.n_cached)
     yield last
 
 
@@ -344,32 +346,27 @@ def _result(completion: Completion, envelope: _Envelope, appended: str) -> Creat
     request = completion.request
     text = "".join(piece.text for piece in completion.pieces()) + appended
     if request.echo:
-        text = prompt_text(completion.llama, request.prompt) + text
+        text = prompt_text(completion.llama.text.model, request.prompt) + text
     response = envelope.response(text, _all_logprobs(completion), completion.finish_reason)
-    response["usage"] = _usage(completion)
+    response["usage"] = _usage(completion, envelope.n_cached)
     return response
 
 
-def _usage(completion: Completion) -> CompletionUsage:
+def _usage(completion: Completion, n_cached: int | None) -> CompletionUsage:
     n_prompt, n_completion = len(completion.prompt), len(completion.generation.tokens)
-    return {
+    usage: Any = {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
     }
+    if n_cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": n_cached}
+    return cast(CompletionUsage, usage)
 
 
 # ---------------------------------------------------------------------------------------------
 # Log probabilities
 # ---------------------------------------------------------------------------------------------
-
-
-def _check_logprobs(llama: Llama, request: CompletionRequest) -> None:
-    if request.logprobs is not None and not llama._logits_all:
-        raise ValueError(
-            "logprobs is not supported for models created with logits_all=False: create this one "
-            "with logits_all=True"
-        )
 
 
 def _all_logprobs(completion: Completion) -> CompletionLogprobs | None:
@@ -385,11 +382,11 @@ def _all_logprobs(completion: Completion) -> CompletionLogprobs | None:
 
 
 def _prompt_records(completion: Completion) -> list[TokenLogprobs]:
-    llama = completion.llama
-    parts = detokenizer(llama, [], starts_text=False)
-    recorder = LogprobRecorder(parts, llama.token_bos(), completion.request.logprobs or 0, 0)
+    text = completion.llama.text
+    parts = detokenizer(text.model, [], starts_text=False)
+    recorder = LogprobRecorder(parts, text.model.token_bos(), completion.request.logprobs or 0, 0)
     for position, token in enumerate(completion.prompt):
-        recorder.record(token, llama.scores[max(position - 1, 0)])
+        recorder.record(token, text.all_logits[max(position - 1, 0)])
         recorder.advance(parts.feed(token))
     return recorder.take()
 
@@ -417,8 +414,8 @@ def _load_state(llama: Llama, prompt: list[int]) -> None:
     except KeyError:
         _log(llama, "prompt cache: nothing to re-use")
         return
-    spared = Llama.longest_token_prefix(state.input_ids[: state.n_tokens].tolist(), prompt)
-    if spared <= Llama.longest_token_prefix(llama._input_ids.tolist(), prompt):
+    spared = n_common(state.input_ids[: state.n_tokens], prompt)
+    if spared <= n_common(llama.text.tokens, prompt):
         return
     try:
         llama.load_state(state)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama
+from llama_cpp import Llama as StockLlama
 from llama_cpp.llama_types import CompletionLogprobs
 
 from ..text.detokenizer import Detokenizer
@@ -49,7 +49,7 @@ class LogprobRecorder:
         if token == self._bos:
             self._records.append(None)  # BOS is no text, so nothing is reported of it.
             return
-        logprobs = Llama.logits_to_logprobs(logits)
+        logprobs = StockLlama.logits_to_logprobs(logits)
         # Of two equal ones the higher token first: the order llama_cpp has.
         order = np.argsort(logprobs, kind="stable")[::-1][: self._top]
         top = {self._text(other): float(logprobs[other]) for other in order.tolist()}

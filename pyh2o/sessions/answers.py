@@ -9,16 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.text import Text
 from ..errors import PyH2OError
 from ..generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 from ..generation.generation import Generation
 from ..generation.repetition import EndlessText
 from ..generation.sampling import LARGEST_SEED
-from ..llama import Llama
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import detokenizer
 from ..text.pieces import Piece, TextPieces
-from ..text.vocabulary import is_end_token
 from .turns import Turn
 
 
@@ -34,7 +33,7 @@ class Answer:
 
     def __init__(
         self,
-        llm: Llama,
+        llm: Text,
         template: ChatTemplate,
         text: list[int],
         turn: Turn,
@@ -57,9 +56,9 @@ class Answer:
         self.turn = turn
         self.generation = generation = Generation(
             text,
-            detokenizer(llm, lead, starts_text=False),
+            detokenizer(llm.model, lead, starts_text=False),
             TextPieces(template.stops),
-            is_end=lambda token: is_end_token(llm, token) or template.ends(token),
+            is_end=lambda token: llm.model.is_end(token) or template.ends(token),
             limit=limit,
             watch=lambda token: FINISH_REPETITION if endless.add(token) else None,
         )

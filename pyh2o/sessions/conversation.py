@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
 from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
-from ..llama import Llama
 from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB, CacheCopies
 from ..text.cached_text import CachedText
@@ -80,13 +80,13 @@ class Conversation(TextSession):
         UnsupportedModelError: the chat template cannot be applied turn by turn.
 
     Attributes:
-        llm: the model.
+        llm: the text of the model that it is in.
         sampling: how answers are drawn; may be set between two answers.
     """
 
     def __init__(
         self,
-        llm: Llama,
+        llm: Text | HasText,
         *,
         system: str | None = None,
         sampling: Sampling = _DEFAULT_SAMPLING,
@@ -95,12 +95,14 @@ class Conversation(TextSession):
         on_recompute: Callable[[int], None] | None = None,
         copies_mib: int = DEFAULT_MIB,
     ) -> None:
-        places = Places(pin_system, fair_turns)
-        self._set_up(llm, ChatTemplate(llm, system), sampling, places, on_recompute, copies_mib)
+        llm, places = text_of(llm), Places(pin_system, fair_turns)
+        self._set_up(
+            llm, ChatTemplate(llm.model, system), sampling, places, on_recompute, copies_mib
+        )
 
     def _set_up(
         self,
-        llm: Llama,
+        llm: Text,
         template: ChatTemplate,
         sampling: Sampling,
         places: Places,
@@ -405,7 +407,7 @@ class Conversation(TextSession):
                 for one.
         """
         self._settle()
-        template = ChatTemplate(self.llm, text)
+        template = ChatTemplate(self.llm.model, text)
         layout = lay_out(
             self.llm, template, self._places, self._turns, self._text.tokens, self.pins
         )
@@ -459,8 +461,8 @@ class Conversation(TextSession):
         """
         self._settle()
         saved = SavedConversation(
-            model=model_identity(self.llm),
-            settings=settings_identity(self.llm),
+            model=model_identity(self.llm.model),
+            settings=settings_identity(self.llm.model),
             template=self._template.fingerprint,
             system=self.system,
             sampling=self.sampling,
@@ -479,7 +481,7 @@ class Conversation(TextSession):
     def load(
         cls,
         path: str | Path,
-        llm: Llama,
+        llm: Text | HasText,
         *,
         reread: bool = False,
         fair_turns: bool = False,
@@ -508,11 +510,12 @@ class Conversation(TextSession):
                 another model, other settings or another template.
             SettingsError: with `reread`: there is no room for what is pinned.
         """
+        llm = text_of(llm)
         session, saved, template = open_saved_conversation(path, llm, reread=reread)
         places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
         layout, kept = None, saved.kept
         # All that may be refused is looked at while the cache is still what it was.
-        if reread and saved.model.is_same(model_identity(llm)):
+        if reread and saved.model.is_same(model_identity(llm.model)):
             layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
         elif reread:
             turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..cache.settings import saved_names
+from ..core.model import Model
+from ..core.parameters import KV_TYPES
 from ..errors import OtherSettingsError, SessionError
-from ..llama import KV_TYPES, Llama
 from ..llama.file_identity import identify
 from .records import Count, Range, Scalar, in_one_line, record_of, value_of
 from .session_file import damage_found
@@ -61,9 +62,9 @@ class ModelIdentity:
         return (self.sha256, self.bytes) == (other.sha256, other.bytes)
 
 
-def model_identity(llm: Llama) -> ModelIdentity:
-    """What tells the model of `llm` from others."""
-    file = llm.model_file
+def model_identity(model: Model) -> ModelIdentity:
+    """What tells a model from others."""
+    file = model.file
     return ModelIdentity(**file.record(), path=str(file.path))
 
 
@@ -81,25 +82,28 @@ def file_identity(path: str) -> dict[str, Any]:
         ) from error
 
 
-def settings_identity(llm: Llama) -> dict[str, Any]:
+def settings_identity(model: Model) -> dict[str, Any]:
     """The settings that a state of the cache depends on, and how the text goes on after it.
 
     Threads, batch sizes and devices may differ: they change the rounding of a result, no more.
     """
-    params = llm.context_params
-    lora = None if llm.lora_file is None else llm.lora_file.record() | {"scale": llm.lora_scale}
+    params = model.context_params
+    lora = (
+        None
+        if model.lora_file is None
+        else model.lora_file.record() | {"scale": model.parameters.lora_scale}
+    )
     types = {number: name for name, number in KV_TYPES.items()}
     return {
-        "evict": llm.evicting,
-        "ctx": llm.n_ctx(),
-        **({} if llm.budget is None else llm.budget.saved()),
+        "evict": model.evicting,
+        "ctx": model.window,
+        **({} if model.budget is None else model.budget.saved()),
         "type_k": types.get(params.type_k, str(params.type_k)),
         "type_v": types.get(params.type_v, str(params.type_v)),
         "flash_attn": int(params.flash_attn_type),
         **{name: getattr(params, name) for name in _ROPE},
         "lora": lora,
-        "kv_overrides": llm.kv_overrides,
-        "last_n_tokens_size": llm.last_n_tokens_size,
+        "kv_overrides": model.parameters.kv_overrides,
     }
 
 
@@ -113,18 +117,18 @@ def check_settings(settings: Settings) -> None:
         value_of(_SETTING_TYPES[name], settings[name], name)
 
 
-def check_tokens(llm: Llama, *texts: Sequence[int]) -> None:
+def check_tokens(model: Model, *texts: Sequence[int]) -> None:
     """Refuse texts with tokens that a model does not have.
 
     Raises:
         ValueError: there are some.
     """
-    n_vocab = llm.n_vocab()
+    n_vocab = model.n_vocab
     if any(not 0 <= token < n_vocab for tokens in texts for token in tokens):
         raise ValueError("it has tokens the model does not know")
 
 
-def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
+def check_same_header(header: Mapping[str, Any], model: Model) -> None:
     """Refuse the header of a session that was made with another model or other settings.
 
     Raises:
@@ -133,13 +137,13 @@ def check_same_header(header: Mapping[str, Any], llm: Llama) -> None:
     with damage_found():
         theirs = value_of(Settings, header.get("settings"), "settings")
         check_settings(theirs)
-    model, mine = saved_model(header), model_identity(llm)
-    if not model.is_same(mine):
+    saved, mine = saved_model(header), model_identity(model)
+    if not saved.is_same(mine):
         raise OtherSettingsError(
-            f"this session was made with the model {in_one_line(model.file)}, which is another "
+            f"this session was made with the model {in_one_line(saved.file)}, which is another "
             f"than {mine.file}: give that one (--model), or start a new session"
         )
-    now = settings_identity(llm)
+    now = settings_identity(model)
     for name in {**now, **theirs}:
         if name not in now or name not in theirs or theirs[name] != now[name]:
             raise OtherSettingsError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ..core.text import Text
 from ..errors import SettingsError
-from ..llama import Llama
 from ..text.beginnings import n_common
 from ..text.cached_text import Span
 from ..text.chat_template import ChatTemplate
@@ -26,13 +26,13 @@ class Places:
     pin_system: bool
     fair_turns: bool
 
-    def n_pinned(self, llm: Llama, template: ChatTemplate) -> int:
+    def n_pinned(self, llm: Text, template: ChatTemplate) -> int:
         """How many tokens to pin: the template's opening, unless that is not wanted.
 
         Raises:
             SettingsError: there is no room for a system prompt.
         """
-        budget, n_opening = llm.budget, len(template.opening)
+        budget, n_opening = llm.model.budget, len(template.opening)
         if budget is None:
             return 0
         room = budget.pinned + budget.heavy
@@ -64,7 +64,7 @@ class Layout:
 
 
 def lay_out(
-    llm: Llama,
+    llm: Text,
     template: ChatTemplate,
     places: Places,
     turns: Sequence[Turn],

@@ -89,7 +89,7 @@ def unpin_passages(conversation: Conversation, words: str | None = None) -> None
 
 def _texts_of(conversation: Conversation) -> TokenTexts:
     texts = TokenTexts(special=False)
-    texts.follow(conversation.llm, conversation.tokens)
+    texts.follow(conversation.llm.model, conversation.tokens)
     return texts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..core.text import Text
 from ..errors import SettingsError
-from ..llama import Llama
 from ..text.cached_text import Span
 
 # Spans as a session's header has them.
@@ -29,7 +29,7 @@ def without(spans: Iterable[Span], start: int, end: int) -> Pins:
     return tuple((a, b) for a, b in parts if a < b)
 
 
-def check_room(llm: Llama, n_pinned: int, spans: Iterable[Span]) -> None:
+def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
     """Refuse spans for which there are too few rows.
 
     Args:
@@ -40,7 +40,7 @@ def check_room(llm: Llama, n_pinned: int, spans: Iterable[Span]) -> None:
     Raises:
         SettingsError: there are.
     """
-    budget = llm.budget
+    budget = llm.model.budget
     n_tokens = n_pinned + sum(max(0, end - max(start, n_pinned)) for start, end in spans)
     if budget is not None and n_tokens > budget.pinned + budget.heavy:
         raise SettingsError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from ..core.text import Text
 from ..errors import OtherSettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
@@ -15,7 +16,6 @@ from ..generation.finish import (
     FINISH_TRAINED_CONTEXT,
 )
 from ..generation.sampling import Sampling
-from ..llama import Llama
 from ..text.chat_template import ChatTemplate
 from .identity import (
     ModelIdentity,
@@ -132,7 +132,7 @@ def read_saved_conversation(path: str | Path) -> SavedConversation:
 
 
 def open_saved_conversation(
-    path: str | Path, llm: Llama, *, reread: bool
+    path: str | Path, llm: Text, *, reread: bool
 ) -> tuple[Session, SavedConversation, ChatTemplate]:
     """Read a conversation's session file to go on with it in a model.
 
@@ -152,8 +152,8 @@ def open_saved_conversation(
     with damage_found(path):
         saved = record_of(SavedConversation, session.header)
     if not reread:
-        check_same_header(session.header, llm)
-    template = ChatTemplate(llm, saved.system)
+        check_same_header(session.header, llm.model)
+    template = ChatTemplate(llm.model, saved.system)
     if not reread and template.fingerprint != saved.template:
         raise OtherSettingsError(
             f"the session {path} was made with another chat template: load the model with the "
@@ -161,6 +161,6 @@ def open_saved_conversation(
         )
     with damage_found(path):
         saved.check_text(session.tokens, session.tokens if reread else template.opening)
-        if saved.model.is_same(model_identity(llm)):
-            check_tokens(llm, session.tokens, *(each.tokens for each in saved.kept))
+        if saved.model.is_same(model_identity(llm.model)):
+            check_tokens(llm.model, session.tokens, *(each.tokens for each in saved.kept))
     return session, saved, template

@@ -24,6 +24,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,7 +77,7 @@ class Session:
     kind: str
     header: dict[str, Any]
     tokens: list[int]
-    kv: bytes
+    kv: bytes | mmap
     path: Path | None = field(default=None, compare=False)
 
 

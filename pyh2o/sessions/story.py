@@ -18,7 +18,6 @@ import codecs
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.text import HasText, Text, text_of
 from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
 from ..generation.finish import (
     FINISH_INTERRUPTED,
@@ -38,14 +38,12 @@ from ..generation.generation import Generation
 from ..generation.repetition import Loop, RepetitionGuard
 from ..generation.sampling import Sampling
 from ..generation.writer import Writer
-from ..llama import Llama
 from ..text.beginnings import n_common
 from ..text.cache_copies import DEFAULT_MIB
 from ..text.cached_text import CachedText
 from ..text.detokenizer import Detokenizer, detokenizer
 from ..text.pieces import Piece, TextPieces
 from ..text.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
-from ..text.vocabulary import end_tokens, is_end_token
 from .identity import check_same_header, check_tokens, model_identity, settings_identity
 from .pins import check_room
 from .records import in_one_line, record_of
@@ -76,7 +74,7 @@ class Story(TextSession):
 
     def __init__(
         self,
-        llm: Llama,
+        llm: Text | HasText,
         prompt: str | Sequence[int],
         *,
         sampling: Sampling | None = None,
@@ -106,8 +104,9 @@ class Story(TextSession):
             ValueError: the prompt has no token.
             ContextLimitError: the prompt leaves no position to write at.
         """
-        tokens = prompt_tokens(llm, prompt, None, None)
-        check_prompt(llm, tokens, llm.position_limit, llm.evicting)
+        llm = text_of(llm)
+        tokens = prompt_tokens(llm.model, prompt, None, None)
+        check_prompt(llm, tokens)
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
         self.finish: str | None = None
@@ -120,7 +119,7 @@ class Story(TextSession):
         self._text = CachedText(llm, copies_mib=copies_mib)
         self._text.take_model()
         self._text.begin(tokens)
-        self._opening = prompt_text(llm, prompt) if echo else ""
+        self._opening = prompt_text(llm.model, prompt) if echo else ""
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
@@ -157,7 +156,7 @@ class Story(TextSession):
 
     def begins_with(self, prompt: str) -> bool:
         """Whether this is the prompt that the story goes on after."""
-        return prompt_tokens(self.llm, prompt, None, None) == self.tokens[: self.n_prompt]
+        return prompt_tokens(self.llm.model, prompt, None, None) == self.tokens[: self.n_prompt]
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -197,13 +196,13 @@ class Story(TextSession):
         # The token written last is always unread; to read more, or the prompt, is no writing.
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
-        self._refused = end_tokens(llm) if self._ended or self._ignore_eos else []
+        self._refused = llm.model.end_tokens() if self._ended or self._ignore_eos else []
         self._writer = self._writer or self._new_writer()
         generation = Generation(
             text.tokens,
             self._parts,
             self._pieces,
-            is_end=partial(is_end_token, llm),
+            is_end=llm.model.is_end,
             limit=max_tokens,
             at_stop=FINISH_UNTIL,
             watch=self._watch,
@@ -305,15 +304,15 @@ class Story(TextSession):
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
             n_same, n_characters = self._tokens_in(text[len(opening) : sum(1 for _ in same)])
-            end = suffix_tokens(self.llm, text[len(opening) + n_characters :])
+            end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
             tokens = [*self.tokens[:n_same], *end]
         else:
             opening = text[: len(opening)]
-            tokens = prompt_tokens(self.llm, opening, None, None)
+            tokens = prompt_tokens(self.llm.model, opening, None, None)
             n_prompt = len(tokens)
-            tokens += suffix_tokens(self.llm, text[len(opening) :])
+            tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
-        check_prompt(self.llm, tokens, self.llm.position_limit, self.llm.evicting)
+        check_prompt(self.llm, tokens)
         parts = _parts_after(self.llm, tokens[:n_prompt])
         if b"".join(map(parts.feed, tokens[n_prompt:])) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
@@ -372,8 +371,8 @@ class Story(TextSession):
         """
         is_there = self._text.is_there()
         saved = SavedStory(
-            model=model_identity(self.llm),
-            settings=settings_identity(self.llm),
+            model=model_identity(self.llm.model),
+            settings=settings_identity(self.llm.model),
             prompt_tokens=self.n_prompt,
             cached=self.llm.n_tokens if is_there else 0,
             opening=self._opening,
@@ -397,7 +396,7 @@ class Story(TextSession):
     def load(
         cls,
         path: str | Path,
-        llm: Llama,
+        llm: Text | HasText,
         *,
         reread: bool = False,
         until: Sequence[str] | None = None,
@@ -429,21 +428,23 @@ class Story(TextSession):
                 another model or other settings; with `reread` its notes do not have its text.
             SettingsError: with `reread`: there is no room for what is pinned.
         """
-        session = read_session(path, KIND)
+        llm, session = text_of(llm), read_session(path, KIND)
         with damage_found(path):
             saved = record_of(SavedStory, session.header)
         if not reread:
-            check_same_header(session.header, llm)
+            check_same_header(session.header, llm.model)
         tokens, text = session.tokens, saved.notes.get("text")
-        is_same_model = saved.model.is_same(model_identity(llm))
+        is_same_model = saved.model.is_same(model_identity(llm.model))
         if is_same_model:
             with damage_found(path):
-                check_tokens(llm, tokens)
+                check_tokens(llm.model, tokens)
                 parts = _parts_after(llm, tokens[: saved.prompt_tokens])
                 written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
                 saved.check_text(tokens, written)
             if reread:
-                check_room(llm, 0 if llm.budget is None else llm.budget.pinned, saved.pins)
+                check_room(
+                    llm, 0 if llm.model.budget is None else llm.model.budget.pinned, saved.pins
+                )
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
@@ -485,6 +486,6 @@ class Story(TextSession):
         self._follow_written()
 
 
-def _parts_after(llm: Llama, prompt: Sequence[int]) -> Detokenizer:
+def _parts_after(llm: Text, prompt: Sequence[int]) -> Detokenizer:
     """The bytes of the tokens that a story has after its prompt."""
-    return detokenizer(llm, prompt, starts_text=list(prompt) == [llm.token_bos()])
+    return detokenizer(llm.model, prompt, starts_text=list(prompt) == [llm.model.token_bos()])

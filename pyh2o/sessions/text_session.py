@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..core.text import Text
 from ..errors import SettingsError
-from ..llama import Llama
 from ..text.cached_text import CachedText
 from .pins import Pins, check_room, merged, without
 from .session_file import Session, write_session
@@ -20,7 +20,7 @@ class TextSession:
         llm: the model.
     """
 
-    llm: Llama
+    llm: Text
     _text: CachedText
 
     @property

@@ -6,7 +6,7 @@ import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from ..llama import Llama
+from ..core.model import Model
 from ..text.cached_text import Span
 from ..text.detokenizer import PieceDetokenizer, detokenizer
 
@@ -28,11 +28,11 @@ class TokenTexts:
         self._special = special
         self._tokens: list[int] = []
 
-    def follow(self, llm: Llama, tokens: Sequence[int]) -> None:
+    def follow(self, model: Model, tokens: Sequence[int]) -> None:
         """Be those of these tokens; only what is new is looked at."""
         n = len(self._tokens)
         if n == 0 or list(tokens[:n]) != self._tokens:
-            self._begin(llm)
+            self._begin(model)
             n = 0
         for token in tokens[n:]:
             text = self._decoder.decode(self._parts.feed(token))
@@ -40,13 +40,13 @@ class TokenTexts:
             self.ends.append((self.ends[-1] if self.ends else 0) + len(text))
         self._tokens = list(tokens)
 
-    def _begin(self, llm: Llama) -> None:
+    def _begin(self, model: Model) -> None:
         self.texts, self.ends = [], []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        parts = detokenizer(llm, [], starts_text=True)
+        parts = detokenizer(model, [], starts_text=True)
         if self._special and isinstance(parts, PieceDetokenizer):
             parts = PieceDetokenizer(
-                llm._model.vocab, llm.token_bos(), starts_text=True, special=True
+                model.native.vocab, model.token_bos(), starts_text=True, special=True
             )
         self._parts = parts
 

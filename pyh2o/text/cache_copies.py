@@ -23,7 +23,7 @@ from ..errors import SettingsError, StateError
 if TYPE_CHECKING:
     from ..cache.kv_cache import IntArray
     from ..cache.statistics import KVStatistics
-    from ..llama import Llama
+    from ..core.text import Text
 
 DEFAULT_MIB = 512
 
@@ -94,7 +94,7 @@ class CacheCopies:
         mib: most MiB that they may take.
     """
 
-    def __init__(self, llm: Llama, mib: int) -> None:
+    def __init__(self, llm: Text, mib: int) -> None:
         """None yet.
 
         Args:
@@ -150,11 +150,11 @@ class CacheCopies:
         llm = self._llm
         if not self.may_be_needed(n_new) or self._likely_bytes() > self._limit // AT_ONCE:
             return
-        tokens = llm.input_ids[: llm.n_tokens].copy()
+        tokens = llm.tokens.copy()
         if self.n_to_read(tokens) < WORTH:
             return
         try:
-            state = llm.mapped_kv_state()
+            state = llm.kv_state()
         except (StateError, MemoryError):
             return
         copy = CacheCopy(tokens, state, self._reach(), llm.kv.archived, is_start)

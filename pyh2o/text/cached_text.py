@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.text import HasText, Text, text_of
 from ..errors import StateError
 from .cache_copies import WORTH, CacheCopies
 
 if TYPE_CHECKING:
     from ..generation.writer import Writer
-    from ..llama import Llama
 
 # Tokens at the end of the cached text by which it is recognised.
 SEEN_TOKENS = 16
@@ -22,7 +23,7 @@ SEEN_TOKENS = 16
 Span = tuple[int, int]
 
 # A model has one text: the one that was begun, loaded or read last.
-_owners: weakref.WeakKeyDictionary[Llama, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Text, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
 
 
 class CachedText:
@@ -39,7 +40,11 @@ class CachedText:
     """
 
     def __init__(
-        self, llm: Llama, on_taken: Callable[[], None] | None = None, *, copies_mib: int = 0
+        self,
+        llm: Text | HasText,
+        on_taken: Callable[[], None] | None = None,
+        *,
+        copies_mib: int = 0,
     ) -> None:
         """An empty text; the cache is not touched before `begin`.
 
@@ -51,12 +56,12 @@ class CachedText:
         Raises:
             SettingsError: that is no count.
         """
-        self.llm = llm
+        self.llm = text_of(llm)
         self.tokens: list[int] = []
         self.n_known = 0
         self.evaluated = 0
         self.pins: tuple[Span, ...] = ()
-        self.copies = CacheCopies(llm, copies_mib)
+        self.copies = CacheCopies(self.llm, copies_mib)
         self._n_pinned: int | None = None
         self._n_cached = 0
         self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
@@ -78,7 +83,7 @@ class CachedText:
         """Whether the cache holds what it held when `look` was called last."""
         n_cached = self.llm.n_tokens
         start = max(0, n_cached - SEEN_TOKENS)
-        newest: list[int] = self.llm.input_ids[start:n_cached].tolist()
+        newest: list[int] = self.llm.record[start:n_cached].tolist()
         is_same = n_cached == self._n_cached and newest == self.tokens[start:n_cached]
         return is_same and self._has_model()
 
@@ -90,7 +95,7 @@ class CachedText:
         """Whether all that is in the cache is the beginning of this text."""
         n_cached = self.llm.n_tokens
         return n_cached <= len(self.tokens) and np.array_equal(
-            self.llm.input_ids[:n_cached], self.tokens[:n_cached]
+            self.llm.record[:n_cached], self.tokens[:n_cached]
         )
 
     def is_there(self) -> bool:
@@ -177,7 +182,7 @@ class CachedText:
     @property
     def n_pinned(self) -> int:
         """First tokens that are never evicted."""
-        budget = self.llm.budget
+        budget = self.llm.model.budget
         by_settings = 0 if budget is None else budget.pinned
         return by_settings if self._n_pinned is None else self._n_pinned
 
@@ -207,7 +212,7 @@ class CachedText:
         tokens: Sequence[int],
         n_cached: int,
         n_known: int,
-        kv_state: bytes,
+        kv_state: bytes | mmap,
         pins: Sequence[Span] = (),
     ) -> None:
         """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.

@@ -24,8 +24,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from ..core.model import Model
 from ..errors import PyH2OError, SettingsError, UnsupportedModelError
-from ..llama import Llama
 
 # Stand for messages. No template and no person writes them.
 QUESTION, NEXT_QUESTION, LAST_QUESTION = "question-x8qr1f", "question-x8qr2f", "question-x8qr3f"
@@ -70,26 +70,26 @@ class ChatTemplate:
         fingerprint: differs between templates.
     """
 
-    def __init__(self, llm: Llama, system: str | None) -> None:
+    def __init__(self, model: Model, system: str | None) -> None:
         """Ask the template what it writes.
 
         Args:
-            llm: the model; its `chat_format` or `chat_handler` count as in llama_cpp.
+            model: its chat format or handler counts as in llama_cpp.
             system: system prompt; None for the template's own, if it has one.
 
         Raises:
             SettingsError: the template has no place for a system prompt.
             UnsupportedModelError: the template cannot be applied turn by turn.
         """
-        if llm.tokenize(b"", add_bos=False, special=True):
+        if model.tokenize(b"", add_bos=False, special=True):
             raise UnsupportedModelError(
                 "a conversation cannot be kept with this tokenizer, which adds tokens to every "
                 "piece of text: use the model's own"
             )
-        self._llm = llm
+        self._model = model
         self.system = system
         self._is_sentencepiece = (
-            llama_cpp.llama_vocab_type(llm._model.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
+            llama_cpp.llama_vocab_type(model.native.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_SPM
         )
         if system is not None:
             self._check_system()
@@ -141,9 +141,9 @@ class ChatTemplate:
     def _check_system(self) -> None:
         cure = "put what it says into your first message"
         try:
-            prompt = _render(self._llm, _messages(SYSTEM, QUESTION))
+            prompt = _render(self._model, _messages(SYSTEM, QUESTION))
         except _RefusedError as error:
-            _render_or_refuse(self._llm, _messages(None, QUESTION))
+            _render_or_refuse(self._model, _messages(None, QUESTION))
             raise SettingsError(
                 f"the model's chat template refuses a system prompt ({error}): {cure}"
             ) from error
@@ -180,14 +180,14 @@ class ChatTemplate:
             "the model's chat template changes earlier turns when later ones come, which a text "
             "that is read once cannot follow"
         )
-        if self.system is not None and _is_usable(self._llm):
+        if self.system is not None and _is_usable(self._model):
             return SettingsError(
                 f"with a system prompt {reason}: put what it says into your first message"
             )
         return UnsupportedModelError(f"{reason}: choose another (chat_format)")
 
     def _render(self, *contents: str) -> _Prompt:
-        return _render_or_refuse(self._llm, _messages(self.system, *contents))
+        return _render_or_refuse(self._model, _messages(self.system, *contents))
 
     # ---------------------------------------------------------------------------------------------
     # Tokens
@@ -237,11 +237,11 @@ class ChatTemplate:
         return self._llm_tokens(sign + text, special=special)[len(self._llm_tokens(sign)) :]
 
     def _llm_tokens(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
-        tokens: list[int] = self._llm.tokenize(text.encode(), add_bos=add_bos, special=special)
+        tokens: list[int] = self._model.tokenize(text.encode(), add_bos=add_bos, special=special)
         return tokens
 
     def _is_mark(self, token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_get_attr(self._llm._model.vocab, token) & _MARK)
+        return bool(llama_cpp.llama_vocab_get_attr(self._model.native.vocab, token) & _MARK)
 
     def _looks_special(self, message: str) -> bool:
         plain = self._llm_tokens(message, special=False)
@@ -254,7 +254,9 @@ class ChatTemplate:
         """
         texts = (self._first.before, self._next.before, self._next.after)
         tokens = {token for text in texts for token in self._llm_tokens(text, special=False)}
-        marks = [self._llm._model.token_get_text(token) for token in tokens if self._is_mark(token)]
+        marks = [
+            self._model.native.token_get_text(token) for token in tokens if self._is_mark(token)
+        ]
         return sorted(mark for mark in marks if len(mark) > 1)
 
     def _without_marks(self, text: str) -> list[str]:
@@ -276,7 +278,7 @@ class _RefusedError(Exception):
 class _Prompt:
     """Stands in for the model in llama_cpp's chat completion, and takes down what it is fed."""
 
-    chat_format: str
+    chat_format: str | None
     chat_handler: Any
     _chat_handlers: dict[str, Any]
     verbose: bool = False
@@ -301,13 +303,13 @@ class _Prompt:
         return iter(())
 
 
-def _render(llm: Llama, messages: list[dict[str, str]]) -> _Prompt:
+def _render(model: Model, messages: list[dict[str, str]]) -> _Prompt:
     """What `create_chat_completion` would feed for the messages.
 
     Raises:
         _RefusedError: the template raised an error.
     """
-    prompt = _Prompt(llm.chat_format, llm.chat_handler, llm._chat_handlers)
+    prompt = _Prompt(model.chat.name, model.chat.handler, model.chat.handlers)
     try:
         llama_cpp.Llama.create_chat_completion(prompt, messages=messages, stream=True)
     except Exception as error:
@@ -316,9 +318,9 @@ def _render(llm: Llama, messages: list[dict[str, str]]) -> _Prompt:
     return prompt
 
 
-def _render_or_refuse(llm: Llama, messages: list[dict[str, str]]) -> _Prompt:
+def _render_or_refuse(model: Model, messages: list[dict[str, str]]) -> _Prompt:
     try:
-        return _render(llm, messages)
+        return _render(model, messages)
     except _RefusedError as error:
         raise UnsupportedModelError(
             f"the model's chat template refuses the conversation: {error}"
@@ -367,10 +369,10 @@ def _fit(call: str, before_answer: str) -> bool:
     return call.startswith(before_answer) or before_answer.startswith(call)
 
 
-def _is_usable(llm: Llama) -> bool:
+def _is_usable(model: Model) -> bool:
     """Whether the template can be applied turn by turn without a system prompt."""
     try:
-        ChatTemplate(llm, None)
+        ChatTemplate(model, None)
     except PyH2OError:
         return False
     return True

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from llama_cpp import Llama
 from llama_cpp.llama_cpp import llama_token_to_piece, llama_vocab_n_tokens, llama_vocab_p
-from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 from ..errors import SettingsError
 from .vocabulary import check_vocabulary
+
+if TYPE_CHECKING:
+    from ..core.model import Model
 
 # A token's piece longer than this is fetched in a second call.
 PIECE_BYTES = 64
@@ -38,18 +40,17 @@ class Detokenizer(Protocol):
         """Bytes of a token that might come next, without adding it."""
 
 
-def detokenizer(llama: Llama, before: Sequence[int], *, starts_text: bool) -> Detokenizer:
+def detokenizer(model: Model, before: Sequence[int], *, starts_text: bool) -> Detokenizer:
     """A detokenizer for the tokens that follow `before` in the model's tokenizer.
 
     Args:
-        llama: the model; its tokenizer may have been replaced by the user.
+        model: its tokenizer may have been replaced by the user.
         before: tokens of the text so far.
         starts_text: True if no text was before, only a BOS token perhaps.
     """
-    tokenizer: BaseLlamaTokenizer = llama.tokenizer_
-    if type(tokenizer) is LlamaTokenizer:
-        return PieceDetokenizer(llama._model.vocab, llama.token_bos(), starts_text=starts_text)
-    return ContextDetokenizer(tokenizer, before)
+    if model.tokenizer is None:
+        return PieceDetokenizer(model.native.vocab, model.token_bos(), starts_text=starts_text)
+    return ContextDetokenizer(model.tokenizer, before)
 
 
 def detokenize(parts: Detokenizer, tokens: Iterable[int]) -> bytes:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import Llama
-from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from .beginnings import n_common
 from .detokenizer import PieceDetokenizer
+
+if TYPE_CHECKING:
+    from ..core.model import Model
 
 # Of all texts together; each takes some 14 bytes.
 MOST_TOKENS = 2**20
@@ -93,21 +94,21 @@ class DrawnTexts:
             while self._count() > self._most_tokens or len(self._texts) > self._most_texts:
                 del self._texts[0]
 
-    def as_drawn(self, llama: Llama, tokens: list[int]) -> list[int]:
+    def as_drawn(self, model: Model, tokens: list[int]) -> list[int]:
         """The tokens of a prompt, with those of a noted text in place of its first ones.
 
         It is the text of which most that was drawn is in the prompt.
         """
-        if not tokens or type(llama.tokenizer_) is not LlamaTokenizer:
+        if not tokens or model.tokenizer is not None:
             return tokens
         with self._lock:
             if not self._texts:
                 return tokens
-            wanted = self._cut(llama, np.array(tokens, dtype=np.intc))
+            wanted = self._cut(model, np.array(tokens, dtype=np.intc))
             turn_ends = self._turn_ends(wanted)
             best, most_drawn = None, 1
             for noted in self._texts:
-                noted.cut = noted.cut or self._cut(llama, noted.tokens)
+                noted.cut = noted.cut or self._cut(model, noted.tokens)
                 n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends)
                 n_drawn = noted.end_of_drawn(n_noted)
                 if n_drawn >= most_drawn:
@@ -123,10 +124,10 @@ class DrawnTexts:
     def _count(self) -> int:
         return sum(len(each.tokens) for each in self._texts)
 
-    def _cut(self, llama: Llama, tokens: Array) -> _CutText:
+    def _cut(self, model: Model, tokens: Array) -> _CutText:
         listed = tokens.tolist()
         for token in set(listed) - self._pieces.keys():
-            self._pieces[token] = _piece(llama, token)
+            self._pieces[token] = _piece(model, token)
         data = [self._pieces[token].data for token in listed]
         ends = np.cumsum([len(each) for each in data], dtype=np.intc)
         return _CutText(tokens, np.frombuffer(b"".join(data), dtype=np.uint8), ends)
@@ -169,9 +170,9 @@ class _NotedText:
         return int(self.cut.ends[drawn[-1]]) if self.cut is not None and drawn.size else 0
 
 
-def _piece(llama: Llama, token: int) -> _Piece:
-    vocab = llama._model.vocab
-    data = PieceDetokenizer(vocab, llama.token_bos(), starts_text=False).piece(token)
+def _piece(model: Model, token: int) -> _Piece:
+    vocab = model.native.vocab
+    data = PieceDetokenizer(vocab, model.token_bos(), starts_text=False).piece(token)
     is_mark = bool(llama_cpp.llama_vocab_get_attr(vocab, token) & USER_DEFINED)
     is_apart = is_mark or not data.strip()
     if not data:  # a special token is the same as none but itself

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from llama_cpp import Llama
+from typing import TYPE_CHECKING
 
 from ..errors import ContextLimitError, PyH2OError
 from .detokenizer import detokenize, detokenizer
+
+if TYPE_CHECKING:
+    from ..core.model import Model
+    from ..core.text import Text
 
 
 @dataclass(frozen=True)
@@ -21,15 +24,15 @@ class InfillTokens:
     middle: int
 
     @classmethod
-    def of(cls, llama: Llama) -> InfillTokens | None:
+    def of(cls, model: Model) -> InfillTokens | None:
         """Those of the model, or None if it was not made to fill gaps."""
-        model = llama._model
-        tokens = cls(model.token_prefix(), model.token_suffix(), model.token_middle())
+        native = model.native
+        tokens = cls(native.token_prefix(), native.token_suffix(), native.token_middle())
         return tokens if min(tokens.prefix, tokens.suffix, tokens.middle) >= 0 else None
 
 
 def prompt_tokens(
-    llama: Llama, prompt: str | Sequence[int], suffix: str | None, infill: InfillTokens | None
+    model: Model, prompt: str | Sequence[int], suffix: str | None, infill: InfillTokens | None
 ) -> list[int]:
     """Tokens to feed: the prompt, with BOS and EOS where the model's vocabulary asks for them.
 
@@ -38,34 +41,35 @@ def prompt_tokens(
     """
     fills_gap = suffix is not None and infill is not None
     if isinstance(prompt, str):
-        tokens = _tokenize(llama, prompt, special=not fills_gap)
+        tokens = _tokenize(model, prompt, special=not fills_gap)
     else:
         tokens = list(prompt)
         if suffix is None:
             return tokens
     if suffix is not None and infill is not None:
         head = [infill.prefix, *tokens]
-        tail = [infill.suffix, *suffix_tokens(llama, suffix)]
-        tokens = [*tail, *head] if llama.spm_infill else [*head, *tail]
+        tail = [infill.suffix, *suffix_tokens(model, suffix)]
+        tokens = [*tail, *head] if model.spm_infill else [*head, *tail]
         tokens.append(infill.middle)
-    return [*_bos_tokens(llama), *tokens, *_eos_tokens(llama)]
+    return [*_bos_tokens(model), *tokens, *_eos_tokens(model)]
 
 
-def prompt_text(llama: Llama, prompt: str | Sequence[int]) -> str:
+def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:
     """The prompt as the user would read it."""
     if isinstance(prompt, str):
         return prompt
-    parts = detokenizer(llama, [], starts_text=False)
+    parts = detokenizer(model, [], starts_text=False)
     return detokenize(parts, prompt).decode(errors="ignore")
 
 
-def check_prompt(llama: Llama, tokens: Sequence[int], position_limit: int, evicting: bool) -> None:
+def check_prompt(text: Text, tokens: Sequence[int]) -> None:
     """Refuse a prompt that is empty or leaves no position to generate at; warn of two BOS tokens.
 
     Raises:
         ValueError: no tokens.
-        ContextLimitError: `position_limit` tokens or more.
+        ContextLimitError: they are all the positions there are, or more.
     """
+    model, position_limit = text.model, text.position_limit
     if not tokens:
         raise ValueError(
             "the prompt is empty and the model adds no BOS token: give a prompt of at least a token"
@@ -73,28 +77,28 @@ def check_prompt(llama: Llama, tokens: Sequence[int], position_limit: int, evict
     if len(tokens) >= position_limit:
         cure = (
             "the model was trained for no more positions: shorten the prompt"
-            if evicting
+            if text.evicting
             else "shorten the prompt, raise n_ctx, or turn eviction on"
         )
         # Programs, such as llama_cpp's server, recognise the error by its first words.
         raise ContextLimitError(
             f"Requested tokens ({len(tokens)}) exceed context window of {position_limit}: {cure}"
         )
-    bos = llama.token_bos()
+    bos = model.token_bos()
     if list(tokens[:2]) == [bos, bos]:
         warnings.warn(
-            f"the prompt begins with two BOS tokens ({llama._model.token_get_text(bos)}), which "
+            f"the prompt begins with two BOS tokens ({model.native.token_get_text(bos)}), which "
             "makes answers worse: the model adds one itself, so leave yours out",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def check_message(llama: Llama, tokens: Sequence[int], n_before: int) -> None:
+def check_message(text: Text, tokens: Sequence[int], n_before: int) -> None:
     """Refuse a message that is empty or leaves no position for an answer.
 
     Args:
-        llama: the model.
+        text: of the conversation.
         tokens: of the message and what is around it.
         n_before: tokens of the conversation before it.
 
@@ -104,41 +108,41 @@ def check_message(llama: Llama, tokens: Sequence[int], n_before: int) -> None:
     """
     if not tokens:
         raise PyH2OError("the message is empty: say something")
-    if n_before + len(tokens) >= llama.position_limit:
+    if n_before + len(tokens) >= text.position_limit:
         cure = (
             "begin a new conversation, or use a model with a longer context"
-            if llama.evicting
+            if text.evicting
             else "raise n_ctx (--ctx), or turn eviction on"
         )
         raise ContextLimitError(
             f"the conversation has {n_before} tokens and the message {len(tokens)}, which leaves "
-            f"no room for an answer in {llama.position_limit}: {cure}"
+            f"no room for an answer in {text.position_limit}: {cure}"
         )
 
 
-def _tokenize(llama: Llama, text: str, *, special: bool) -> list[int]:
-    return llama.tokenize(text.encode(), add_bos=False, special=special) if text else []
+def _tokenize(model: Model, text: str, *, special: bool) -> list[int]:
+    return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
 
 
-def suffix_tokens(llama: Llama, suffix: str) -> list[int]:
+def suffix_tokens(model: Model, suffix: str) -> list[int]:
     """Tokens of a text that follows another one, without the space some tokenizers put first."""
-    if llama.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
-        return _tokenize(llama, suffix, special=False)
+    if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
+        return _tokenize(model, suffix, special=False)
     # That space goes to a sign put in front, whose tokens are then taken off again.
     sign = "\N{WHITE SMILING FACE}"
-    sign_tokens = _tokenize(llama, sign, special=False)
-    return _tokenize(llama, sign + suffix, special=False)[len(sign_tokens) :]
+    sign_tokens = _tokenize(model, sign, special=False)
+    return _tokenize(model, sign + suffix, special=False)[len(sign_tokens) :]
 
 
-def _bos_tokens(llama: Llama) -> list[int]:
-    bos = llama.token_bos()
-    return [bos] if bos != -1 and llama._model.add_bos_token() else []
+def _bos_tokens(model: Model) -> list[int]:
+    bos = model.token_bos()
+    return [bos] if bos != -1 and model.native.add_bos_token() else []
 
 
-def _eos_tokens(llama: Llama) -> list[int]:
+def _eos_tokens(model: Model) -> list[int]:
     """The end of a prompt, for vocabularies with a separator or an EOS after each text."""
-    separator: int = llama._model.token_sep()
+    separator: int = model.native.token_sep()
     if separator != -1:
         return [separator]
-    eos = llama.token_eos()
-    return [eos] if eos != -1 and llama._model.add_eos_token() else []
+    eos = model.native.token_eos()
+    return [eos] if eos != -1 and model.native.add_eos_token() else []

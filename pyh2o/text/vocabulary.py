@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from llama_cpp import Llama
 from llama_cpp.llama_cpp import (
     LLAMA_VOCAB_TYPE_NONE,
     llama_token,
     llama_tokenize,
     llama_vocab_bos,
     llama_vocab_get_add_bos,
-    llama_vocab_is_eog,
     llama_vocab_p,
     llama_vocab_type,
 )
 
 from ..errors import ModelError
-
-
-def is_end_token(llama: Llama, token: int) -> bool:
-    """Whether a token means "end of text", or the end of an answer."""
-    return bool(llama_vocab_is_eog(llama._model.vocab, token))
-
-
-def end_tokens(llama: Llama) -> list[int]:
-    """The tokens that mean "end of text"."""
-    return [token for token in range(llama.n_vocab()) if is_end_token(llama, token)]
 
 
 def check_vocabulary(vocab: llama_vocab_p, *, add_bos: bool = False) -> None:

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pyh2o.compat.llama import Llama
 from pyh2o.generation.repetition import RepetitionGuard
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
-from pyh2o.llama import Llama
 from pyh2o.system.memory import resident_bytes
-from pyh2o.text.vocabulary import is_end_token
 from research.eval.metrics import log_softmax, surprises
 
 from .common import open_model, parser_of
@@ -65,7 +64,7 @@ def drawn_tokens(llm: Llama, sampling: Sampling) -> Iterator[int]:
     writer = Writer(llm, sampling, logits_processor=break_loops)
     while True:
         for token in writer.write(prompt):
-            if is_end_token(llm, token):
+            if llm.text.model.is_end(token):
                 break
             guard.add(token)
             yield token

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyh2o.compat.llama import Llama
 from pyh2o.engine import Engine
-from pyh2o.llama import Llama
 from pyh2o.models import find_model
 from pyh2o.system.threads import physical_cores
 

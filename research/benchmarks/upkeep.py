@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pyh2o import Llama
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 
 from .common import median_and_range
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pyh2o.cache.settings import ROWS_PER_FOUND, EvictionSettings, Positions
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.llama import Llama
 from pyh2o.policies import Streaming
 
 FULL = "full"

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.llama import Llama
 
 from .caches import FULL, FULL_CACHE, MeasuredCache, check_budgets, check_full
 from .fidelity_figures import fidelity_tables, summed_up

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from pyh2o.cache.settings import Positions
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.llama import Llama, check_file
+from pyh2o.llama.damage import check_file
 from pyh2o.policies import parse_policy
 from pyh2o.sessions.identity import file_identity
 from pyh2o.system.machine import machine_facts

@@ -8,11 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 
+from pyh2o.compat.llama import Llama
 from pyh2o.generation.writer import Writer
-from pyh2o.llama import Llama
 from pyh2o.text.chat_template import ChatTemplate
 from pyh2o.text.detokenizer import detokenize, detokenizer
-from pyh2o.text.vocabulary import is_end_token
 
 from .model import bos_tokens, plain_tokens
 from .reading import GREEDY
@@ -50,7 +49,7 @@ class Prompter:
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
         has_template = "tokenizer.chat_template" in llm.metadata
-        self._template = ChatTemplate(llm, None) if has_template else None
+        self._template = ChatTemplate(llm.text.model, None) if has_template else None
 
     @property
     def is_chat(self) -> bool:
@@ -89,7 +88,7 @@ def _n_common(tokens: Sequence[int], other: Sequence[int]) -> int:
 
 def _spans(llm: Llama, tokens: Sequence[int], pieces: Iterable[str]) -> list[tuple[int, int]]:
     """[first token, one behind the last] of each piece of the text that is there."""
-    parts = detokenizer(llm, [], starts_text=False)
+    parts = detokenizer(llm.text.model, [], starts_text=False)
     texts = [parts.feed(token) for token in tokens]
     text = b"".join(texts)
     ends = list(accumulate(map(len, texts)))  # where the bytes of each token end
@@ -106,10 +105,10 @@ def greedy_answer(llm: Llama, last: int, max_tokens: int) -> str:
     tokens: list[int] = []
     with closing(Writer(llm, GREEDY).write([last])) as drawn:
         for token in drawn:
-            if is_end_token(llm, token):
+            if llm.text.model.is_end(token):
                 break
             tokens.append(token)
             if len(tokens) == max_tokens:
                 break
-    parts = detokenizer(llm, [last], starts_text=False)
+    parts = detokenizer(llm.text.model, [last], starts_text=False)
     return detokenize(parts, tokens).decode(errors="replace")

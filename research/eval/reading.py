@@ -9,10 +9,10 @@ import llama_cpp
 import numpy as np
 
 from pyh2o.cache.scoring import take_error
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import ContextLimitError
 from pyh2o.generation.logits import check_logits
 from pyh2o.generation.sampling import Sampling
-from pyh2o.llama import Llama
 
 from .metrics import FloatArray, log_softmax, surprises
 
@@ -51,12 +51,12 @@ def predictions(
             f"a text of {llm.n_tokens + len(tokens)} tokens needs more than the "
             f"{llm.position_limit} positions there are: give fewer tokens"
         )
-    llm._grow_record(llm.n_tokens + len(tokens))
+    llm.text._grow(llm.n_tokens + len(tokens))
     batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
     try:
         start = 0
         while start < len(tokens):
-            room = llm.room_in_batch() or llm.kv.slack
+            room = llm.text.room_in_batch() or llm.kv.slack
             chunk = tokens[start : start + min(at_once, CHUNK, room)]
             logits = _decode(llm, batch, chunk)
             for row in logits:
@@ -84,19 +84,19 @@ def answer_surprises(llm: Llama, last: int, answer: Sequence[int]) -> FloatArray
         feed = [last, *answer[:-1]]
         parts = [
             surprises(log_probs, answer[start : start + len(log_probs)])
-            for start, log_probs in predictions(llm, feed, 1 if llm.recalls else CHUNK)
+            for start, log_probs in predictions(llm, feed, 1 if llm.text.model.recalls else CHUNK)
         ]
     return np.concatenate(parts)
 
 
 def spans_recalled(llm: Llama) -> list[tuple[int, int]]:
     """Passages that were looked at among the evicted ones since a prompt began to be read."""
-    return [(span.start, span.end) for span in llm.recalled()] if llm.recalls else []
+    return [(span.start, span.end) for span in llm.recalled()] if llm.text.model.recalls else []
 
 
 def found_share(llm: Llama) -> float | None:
     """The share of attention that rows got which were found; None for a cache without recall."""
-    return llm.kv.found_share if llm.recalls else None
+    return llm.kv.found_share if llm.text.model.recalls else None
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def taken_back(llm: Llama) -> Iterator[None]:
         try:
             yield
         finally:
-            llm.remove_tail(n_tokens)
+            llm.text.remove_tail(n_tokens)
         return
     # To remove the tail alone would leave the attention that it paid in the scores.
     state, tokens = llm.kv_state(), llm.input_ids[:n_tokens].tolist()

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.llama import Llama
 
 from .caches import FULL, check_budgets
 from .measurement import (
@@ -152,10 +152,10 @@ class Recall(Measurement[RecallSettings]):
         llm.reset()
         if question == "before":
             # Together, and the cache is compacted behind the question.
-            llm.read([*prompt.context, *prompt.asked[:-1]])
+            llm.text.read([*prompt.context, *prompt.asked[:-1]])
         else:
             llm.eval(prompt.context)
-            llm.read(prompt.asked[:-1])
+            llm.text.read(prompt.asked[:-1])
         return {
             "task": task,
             "tokens": tokens,
@@ -186,7 +186,7 @@ def answered(llm: Llama, sample: Sample, prompt: Prompt, most_tokens: int) -> Un
         attention = found_share(llm)
         kv = llm.kv
     found = None
-    if llm.recalls:
+    if llm.text.model.recalls:
         found = share_within(prompt.places, passages, before=kv.unarchived + kv.archived)
     return {
         "references": list(sample.references),

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
 from pyh2o.generation.sampling import Sampling
-from pyh2o.llama import Llama
 from pyh2o.sessions.story import Story
 from pyh2o.text.prompt import prompt_tokens
 
@@ -78,7 +78,7 @@ class Stories(Measurement[StorySettings]):
     def __init__(self, settings: StorySettings, file: ResultFile) -> None:
         super().__init__(settings, file)
         with open_for_tokens(settings.model) as llm:
-            self._prompt = prompt_tokens(llm, settings.prompt, None, None)
+            self._prompt = prompt_tokens(llm.text.model, settings.prompt, None, None)
             self._trained = trained_context(llm)
         if not self._prompt:
             raise SettingsError("the prompt has no tokens: give --prompt some words")

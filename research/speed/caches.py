@@ -9,8 +9,8 @@ from typing import Any
 
 from pyh2o.bench.process import Cache
 from pyh2o.cache.settings import DEFAULT_POLICY, whole_blocks
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError
-from pyh2o.llama import KV_TYPES
 
 from ..eval.caches import (
     STREAMING,

@@ -52,7 +52,7 @@ def test_an_answer_says_whose_it_is(model: Path) -> None:
     assert again == about
     assert about["settings"]["ctx"] == 256
     assert not answering.failed(answer)
-    assert worker._engine.model.n_threads == physical_cores()
+    assert worker._engine.model.context_params.n_threads == physical_cores()
 
 
 def test_machines_that_would_give_other_answers_refuse(model: Path) -> None:

@@ -102,7 +102,7 @@ def test_heads_of_layers(tmp_path: Path) -> None:
 def test_layers_of_a_loaded_model_are_the_same(tmp_path: Path) -> None:
     path = tiny(tmp_path, "gemma3n")
     with tiny_llama(path) as llm:
-        kv = llm._cache._kv  # type: ignore[attr-defined]
+        kv = llm.text.cache._kv  # type: ignore[attr-defined]
         layers = [kv.layer(number) for number in range(llm.n_layer)]
         for number in (-1, llm.n_layer):
             with pytest.raises(NativeError):

@@ -13,7 +13,7 @@ from broken_weights import POLICY, infinite_model, model_with_infinite_token
 from many_texts import tiny_engine
 from pyh2o import Llama
 from pyh2o.errors import DecodeError
-from pyh2o.generation.logits import check_logits, last_logits
+from pyh2o.generation.logits import check_logits
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
 from tiny_gguf import write_tiny_gguf
@@ -118,7 +118,7 @@ def logits_of(llm: Llama, tokens: list[int]) -> npt.NDArray[np.single]:
     """What comes after a new text of these tokens; of all tokens but the infinite one."""
     llm.reset()
     llm.eval(tokens)
-    return np.delete(last_logits(llm), INFINITE)
+    return np.delete(llm.text.logits[-1], INFINITE)
 
 
 def test_tokens_that_are_never_drawn_do_no_harm() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.settings import ARCHIVE_MIB
+from pyh2o.core.text import Text
 from pyh2o.errors import SettingsError
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
@@ -63,7 +64,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, head_size=18)
     with recalling_llama(path, recall=None, attention="ops") as llm:
         some_answer(llm, random_tokens(rng, 200))
-        assert not llm.recalls
+        assert not llm.text.model.recalls
         assert llm.settings.recall == llm.kv.limits.recall == llm.kv.archived == 0
     with pytest.raises(SettingsError, match="--recall 0"):
         recalling_llama(path, attention="ops")
@@ -76,7 +77,7 @@ def test_heads_that_have_no_codes(tmp_path: Path, rng: np.random.Generator) -> N
 
 def test_it_is_on_by_default(path: Path) -> None:
     llm = Llama(str(path), n_ctx=256, n_threads=1)
-    assert llm.recalls
+    assert llm.text.model.recalls
     assert llm.budget is not None
     assert (llm.budget.rows, llm.budget.recall) == (25 + 25 - 6, 6)
     assert (llm.settings.recall, llm.settings.recall_mib) == (None, ARCHIVE_MIB)
@@ -87,7 +88,7 @@ def test_found_rows_get_a_share_of_the_attention(path: Path, rng: np.random.Gene
     assert (llm.kv.n_looked, llm.kv.found_share) == (0, 0)
     llm.eval(random_tokens(rng, 60))
     assert (llm.kv.n_looked, llm.kv.found_share) == (60, 0)
-    llm.read(random_tokens(rng, 200))
+    llm.text.read(random_tokens(rng, 200))
     kv = llm.kv
     assert kv.n_looked == 200
     assert 0 < kv.found_share < 1
@@ -114,7 +115,7 @@ def test_a_text_that_finds_all_is_that_of_the_full_cache(
 
 def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Generator) -> None:
     llm = recalling_llama(path)
-    llm.read(random_tokens(rng, 200))
+    llm.text.read(random_tokens(rng, 200))
     first = llm.recalled()
     assert first
     for token in random_tokens(rng, 20):
@@ -122,7 +123,7 @@ def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Gene
     assert llm.kv.n_looked == 220
     both = llm.recalled()
     assert sum(span.weight for span in both) > sum(span.weight for span in first)
-    llm.read(random_tokens(rng, 50))
+    llm.text.read(random_tokens(rng, 50))
     assert llm.kv.n_looked == 50
     some_answer(llm, random_tokens(rng, 40), n=5)
     assert llm.kv.n_looked == 44
@@ -132,7 +133,7 @@ def test_what_is_found_is_known_since_the_prompt(path: Path, rng: np.random.Gene
 def test_passages_are_of_the_text(path: Path) -> None:
     llm = recalling_llama(path)
     text = "a needle that nobody found in all of this hay, which is yellow. "
-    llm.read(llm.tokenize((text * 6).encode()))
+    llm.text.read(llm.tokenize((text * 6).encode()))
     spans = llm.recalled()
     assert spans
     for span in spans:
@@ -153,7 +154,7 @@ def test_progress_only_goes_on(
     for _ in range(2):  # in an empty cache, and in a full one
         seen: list[tuple[int, int]] = []
         llm.prompt_progress = lambda *progress, seen=seen: seen.append(progress)
-        llm.read(random_tokens(rng, n))
+        llm.text.read(random_tokens(rng, n))
         done = [part for part, _ in seen]
         assert {whole for _, whole in seen} == {n}
         assert all(before < after for before, after in pairwise(done)), done
@@ -167,13 +168,13 @@ def test_tokens_that_look_together_stay_together_over_pauses(
     path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_head_kv=n_head_kv)
     wide = {"slack": 150, "logits_all": True, **EXACT}
     llm, paused = recalling_llama(path, **wide), recalling_llama(path, **wide)
-    assert llm.search_group == 64 // (4 // n_head_kv)
+    assert llm.text.model.search_group == 64 // (4 // n_head_kv)
     tokens = random_tokens(rng, 600)
     llm.eval(tokens)
     pauses = sorted(rng.integers(1, 600, 9).tolist())
     made: list[int] = []
     for pause in pauses:
-        paused.pauses[pause] = lambda: made.append(paused.n_tokens)
+        paused.text.pauses[pause] = lambda: made.append(paused.n_tokens)
     paused.eval(tokens)
     assert len(made) > 2
     np.testing.assert_allclose(paused.scores[:600], llm.scores[:600], atol=1e-4)
@@ -188,19 +189,19 @@ def test_without_recall_there_is_no_archive(path: Path, rng: np.random.Generator
     reading, evaluating = (recalling_llama(path, recall=0, logits_all=True) for _ in range(2))
     tokens = random_tokens(rng, 200)
     for part in (tokens[:150], tokens[150:]):
-        reading.read(part)
+        reading.text.read(part)
         evaluating.eval(part)
     np.testing.assert_array_equal(reading.scores[:200], evaluating.scores[:200])
     kv = reading.kv
     assert (kv.found_share, kv.archived, kv.bytes_archive) == (0, 0, 0)
     assert reading.recalled() == []
-    assert not reading.recalls
+    assert not reading.text.model.recalls
 
 
 def test_a_full_cache_has_nothing_to_find(path: Path, rng: np.random.Generator) -> None:
     llm = recalling_llama(path, evict=False)
-    llm.read(random_tokens(rng, 200))
-    assert not llm.recalls
+    llm.text.read(random_tokens(rng, 200))
+    assert not llm.text.model.recalls
     assert llm.recalled() == []
     assert (llm.kv.limits.recall, llm.kv.found_share) == (0, 0)
 
@@ -214,7 +215,7 @@ def test_an_archive_may_be_larger_than_any_memory(path: Path, rng: np.random.Gen
     archived = []
     for recall_mib in (None, 10**13, 10**20):
         llm = recalling_llama(path, recall_mib=recall_mib)
-        llm.read(tokens)
+        llm.text.read(tokens)
         archived.append(llm.kv.archived)
     assert archived[0] > 0
     assert archived == archived[:1] * 3
@@ -240,34 +241,34 @@ def test_pickling_keeps_the_settings(path: Path, rng: np.random.Generator) -> No
     assert copy.budget == llm.budget
     tokens = random_tokens(rng, 150)
     for each in (llm, copy):
-        each.read(tokens)
+        each.text.read(tokens)
     np.testing.assert_array_equal(next_logits(llm), next_logits(copy))
     copy.close()
 
 
 def test_a_removed_tail_leaves_the_archive(path: Path, rng: np.random.Generator) -> None:
     llm = recalling_llama(path)
-    llm.read(random_tokens(rng, 200))
-    assert llm.remove_tail(190)
+    llm.text.read(random_tokens(rng, 200))
+    assert llm.text.remove_tail(190)
     assert llm.recalled() != []
-    assert llm.remove_tail(0)
+    assert llm.text.remove_tail(0)
     assert llm.recalled() == []
     assert (llm.kv.archived, llm.kv.used) == (0, 0)
 
 
-@pytest.mark.parametrize("go_on", [Llama.eval, Llama.read])
+@pytest.mark.parametrize("go_on", [Text.eval, Text.read])
 def test_a_state_goes_on_as_the_text(
-    path: Path, rng: np.random.Generator, go_on: Callable[[Llama, list[int]], None]
+    path: Path, rng: np.random.Generator, go_on: Callable[[Text, list[int]], None]
 ) -> None:
     saved, loaded = recalling_llama(path), recalling_llama(path)
-    saved.read(random_tokens(rng, 200))
-    loaded.read(random_tokens(rng, 300))
+    saved.text.read(random_tokens(rng, 200))
+    loaded.text.read(random_tokens(rng, 300))
     loaded.load_state(pickle.loads(pickle.dumps(saved.save_state())))
     assert loaded.recalled() == []  # of the text that is there now nobody knows
     more = random_tokens(rng, 120)
     for llm in (saved, loaded):
-        llm._cache.forget_found()
-        go_on(llm, more)
+        llm.text.cache.forget_found()
+        go_on(llm.text, more)
         for token in more[:20]:
             llm.eval([token])
     np.testing.assert_array_equal(next_logits(saved), next_logits(loaded))

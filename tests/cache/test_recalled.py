@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +18,17 @@ from pyh2o.llama.recalled import (
 )
 
 
-class FakeLlama:
-    """A text of tokens that are pieces of it, and weights."""
+class FakeText:
+    """A text of tokens that are pieces of it, and weights; its own model and cache."""
 
     def __init__(self, pieces: Sequence[str | bytes], weights: dict[int, float]) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
         self.n_tokens = len(pieces)
-        self.input_ids = np.arange(self.n_tokens)
+        self.tokens = np.arange(self.n_tokens)
         self.weights = np.zeros(self.n_tokens)
         for position, weight in weights.items():
             self.weights[position] = weight
-        self._cache: Any = self
+        self.cache = self.model = self
 
     def found(self, n_tokens: int) -> np.ndarray:
         assert n_tokens == self.n_tokens
@@ -45,23 +44,23 @@ def words(n: int) -> list[str]:
 
 
 def test_nothing_was_looked_at() -> None:
-    assert passages(FakeLlama([], {})) == []  # type: ignore[arg-type]
-    assert passages(FakeLlama(words(50), {})) == []  # type: ignore[arg-type]
+    assert passages(FakeText([], {})) == []  # type: ignore[arg-type]
+    assert passages(FakeText(words(50), {})) == []  # type: ignore[arg-type]
 
 
 def test_a_passage_has_whole_words_around_its_peak() -> None:
-    llm = FakeLlama(words(100), {151: 2.0, 154: 0.5})
-    (span,) = passages(llm)  # type: ignore[arg-type]
+    text = FakeText(words(100), {151: 2.0, 154: 0.5})
+    (span,) = passages(text)  # type: ignore[arg-type]
     assert span.weight == 2.5
     assert "ab50c" in span.text
-    assert span.text == llm.detokenize(range(span.start, span.end)).decode().strip()
+    assert span.text == text.detokenize(range(span.start, span.end)).decode().strip()
     assert all(word.startswith("ab") and word.endswith("c") for word in span.text.split())
     assert AROUND_PEAK <= span.end - span.start < AROUND_PEAK + 6
 
 
 def test_the_strongest_passages_in_the_order_of_the_text() -> None:
     peaks = {300 * i + 100: float(1 + i % 7) for i in range(12)}
-    found = passages(FakeLlama(words(1500), peaks))  # type: ignore[arg-type]
+    found = passages(FakeText(words(1500), peaks))  # type: ignore[arg-type]
     assert len(found) == MOST_PASSAGES
     assert [span.start for span in found] == sorted(span.start for span in found)
     strongest = sorted(peaks.values(), reverse=True)[:MOST_PASSAGES]
@@ -91,8 +90,8 @@ def test_passages_that_overlap_are_one(rng: np.random.Generator) -> None:
 def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> None:
     for _ in range(100):
         pieces = [str(rng.choice(["a", " b", "c ", "\n", ""])) for _ in range(rng.integers(1, 500))]
-        llm = FakeLlama(pieces, {int(i): 1.0 for i in rng.integers(0, len(pieces), 5)})
-        spans = passages(llm)  # type: ignore[arg-type]
+        text = FakeText(pieces, {int(i): 1.0 for i in rng.integers(0, len(pieces), 5)})
+        spans = passages(text)  # type: ignore[arg-type]
         assert all(0 <= span.start < span.end <= len(pieces) for span in spans)
         assert all(before.end <= behind.start for before, behind in pairwise(spans))
         assert all(span.text and span.text == span.text.strip() for span in spans)
@@ -101,15 +100,15 @@ def test_passages_are_apart_and_inside_the_text(rng: np.random.Generator) -> Non
 def test_special_tokens_have_no_text_and_end_words() -> None:
     """As `Llama.detokenize` has it without `special`."""
     assert whole_words([b"x", b"", b"y", b"z"], 2, 3) == (2, 4)
-    (span,) = passages(FakeLlama(["", "user", "\n", "Hi", "", ""], {3: 1.0}))  # type: ignore[arg-type]
+    (span,) = passages(FakeText(["", "user", "\n", "Hi", "", ""], {3: 1.0}))  # type: ignore[arg-type]
     assert (span.start, span.end, span.text) == (0, 6, "user\nHi")
-    assert passages(FakeLlama([""] * 9, {3: 1.0})) == []  # type: ignore[arg-type]
+    assert passages(FakeText([""] * 9, {3: 1.0})) == []  # type: ignore[arg-type]
 
 
 def test_text_without_spaces_is_cut_somewhere() -> None:
     """Also within a character whose bytes are tokens of their own."""
     pieces = [bytes([byte]) for byte in "\N{CJK UNIFIED IDEOGRAPH-732B}".encode() * 100]
-    (span,) = passages(FakeLlama(pieces, {150: 1.0}))  # type: ignore[arg-type]
+    (span,) = passages(FakeText(pieces, {150: 1.0}))  # type: ignore[arg-type]
     assert span.end - span.start == AROUND_PEAK + 2 * MOST_OF_A_WORD
     assert "\N{CJK UNIFIED IDEOGRAPH-732B}" * 20 in span.text
 

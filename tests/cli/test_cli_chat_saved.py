@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from cli_fakes import Output, run
-from pyh2o import Conversation, Llama
+from pyh2o import Conversation
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.options import KVType, RunOptions
+from pyh2o.core.text import Text
 from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
@@ -98,7 +99,7 @@ def test_model_is_left_alone_while_it_is_saved(
     """Also at the start, where another system prompt is saved before the chat is greeted."""
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
-    save, kv = RecordedConversation.save, Llama.kv
+    save, kv = RecordedConversation.save, Text.kv
     saving = Event()
 
     def save_slowly(conversation: RecordedConversation, path: Path) -> None:
@@ -107,12 +108,12 @@ def test_model_is_left_alone_while_it_is_saved(
         save(conversation, path)
         saving.clear()
 
-    def kv_of_a_model_at_rest(llm: Llama) -> object:
+    def kv_of_a_model_at_rest(text: Text) -> object:
         assert not saving.is_set()
-        return kv.fget(llm)  # type: ignore[attr-defined]  # a property
+        return kv.fget(text)  # type: ignore[attr-defined]  # a property
 
     monkeypatch.setattr(RecordedConversation, "save", save_slowly)
-    monkeypatch.setattr(Llama, "kv", property(kv_of_a_model_at_rest))
+    monkeypatch.setattr(Text, "kv", property(kv_of_a_model_at_rest))
     output = chat_with(Person("/stats\n"), "--session", "work", "-s", "Be kind.")
     assert output.code == 0
     assert "window 1,000 tokens" in output.notes

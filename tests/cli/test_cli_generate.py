@@ -419,7 +419,7 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, aborted: bool) ->
             if aborted:
                 raise ModelError("damaged")
 
-    library = SimpleNamespace(Llama=SlowLlama, KV_TYPES={"f16": 1})
-    monkeypatch.setitem(sys.modules, "pyh2o.llama", library)
+    library = SimpleNamespace(Llama=SlowLlama)
+    monkeypatch.setitem(sys.modules, "pyh2o.compat.llama", library)
     expected = Output(130, "", "stopped by Ctrl-C\n")
     assert run("generate", "-m", "m.gguf", "-p", "x") == expected

@@ -31,7 +31,7 @@ from fake_story import (
 from pyh2o import Llama
 from pyh2o.cache.settings import DEFAULT_POLICY
 from pyh2o.cli.options import KVType
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.sessions.story import Story
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

@@ -159,7 +159,11 @@ def test_exports_that_are_refused(
         output = run("sessions", "export", "--", name, file)
     assert (output.code, output.text, output.notes.count("\n")) == (1, "", 1)
     assert output.notes.startswith(f"error: {message.format(folder=tmp_path)}")
-    assert sorted(path.name for path in Path().iterdir()) == ["chats", "other.archive", "precious"]
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "chats",
+        "other.archive",
+        "precious",
+    ]
     assert (Path("precious").read_text(), Path("other.archive").read_text()) == ("old", "old")
 
 

@@ -16,7 +16,7 @@ from cli_fakes import cache_with
 from pyh2o.cache.rows import KeptTokens, kept_tokens
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.cli.chat.kv_picture import arrows, kv_picture, strip
-from pyh2o.llama import RecalledSpan
+from pyh2o.llama.recalled import RecalledSpan
 from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -25,8 +25,8 @@ PAIRS = 8
 
 
 @dataclass
-class FakeLlama:
-    """Holds rows of the tokens of a text; `rows` says how many of 8 pairs hold each."""
+class FakeText:
+    """Its own model; holds rows of a text; `rows` says how many of 8 pairs hold each token."""
 
     pieces: Sequence[str | bytes]
     rows: Sequence[int]
@@ -49,8 +49,12 @@ class FakeLlama:
         return cache_with(self.n_tokens, pinned=self.pinned, evicting=self.evicting, used=used)
 
     @property
-    def input_ids(self) -> Any:
+    def record(self) -> Any:
         return np.arange(self.n_tokens)
+
+    @property
+    def model(self) -> FakeText:
+        return self
 
     def kv_rows(self, layer: int) -> tuple[Any, Any]:
         """Positions [4, n]: the pairs hold different tokens, but equally many."""
@@ -69,7 +73,7 @@ class FakeLlama:
         return piece if isinstance(piece, bytes) else piece.encode()
 
 
-def picture(llm: FakeLlama, lines: int | None, *, width: int = 60, styles: bool = False) -> str:
+def picture(llm: FakeText, lines: int | None, *, width: int = 60, styles: bool = False) -> str:
     """The picture as it is shown, without spaces at the ends of lines."""
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=styles, highlight=False)
@@ -82,18 +86,18 @@ def words(count: int) -> list[str]:
     return [f" w{number}" for number in range(count)]
 
 
-def text_of(*held: tuple[int, int], count: int = 40, newest: int = 4) -> FakeLlama:
+def text_of(*held: tuple[int, int], count: int = 40, newest: int = 4) -> FakeText:
     """Words, some of which are held by so many pairs: (number, pairs); the newest ones by all."""
     rows = [0] * count
     for number, pairs in held:
         rows[number] = pairs
     rows[count - newest :] = [PAIRS] * newest
     assert sum(rows) % PAIRS == 0
-    return FakeLlama(words(count), rows, scores=[float(n == 12) for n in range(count)])
+    return FakeText(words(count), rows, scores=[float(n == 12) for n in range(count)])
 
 
 def test_picture_of_an_empty_cache() -> None:
-    assert picture(FakeLlama([], [], []), 10) == "the KV cache is empty\n"
+    assert picture(FakeText([], [], []), 10) == "the KV cache is empty\n"
 
 
 def test_picture_of_pinned_heavy_and_recent_tokens() -> None:
@@ -181,13 +185,13 @@ def test_gaps_that_are_evicted_altogether() -> None:
 def test_picture_of_odd_pieces() -> None:
     """Line breaks, control characters, and characters that take several tokens."""
     pieces = ["a\n", "\t", "\x1b[2J", b"\xc3", b"\xa9", b"\xc3", "x", b"\xa9", "<|im_end|>"]
-    llm = FakeLlama(pieces, [PAIRS] * len(pieces), [0.0] * len(pieces))
+    llm = FakeText(pieces, [PAIRS] * len(pieces), [0.0] * len(pieces))
     lines = picture(llm, 5).splitlines()
     assert lines[-1] == "a↵⇥·[2Jé\N{REPLACEMENT CHARACTER}x\N{REPLACEMENT CHARACTER}<|im_end|>"
 
 
 def test_picture_of_a_full_cache() -> None:
-    llm = FakeLlama(words(500), [PAIRS] * 500, [0.0] * 500, evicting=False)
+    llm = FakeText(words(500), [PAIRS] * 500, [0.0] * 500, evicting=False)
     assert picture(llm, 5, width=40).splitlines() == [
         "KV 500/300 cells · 500 of 500 tokens of",
         "the text are held",

@@ -12,8 +12,8 @@ import pytest
 from breaking_off import Countdown, StopError
 from many_texts import at_once, tiny_engine
 from pyh2o.cache import breaking
+from pyh2o.core.batcher import LEAST_BREAKABLE
 from pyh2o.engine import Engine
-from pyh2o.llama.reading import LEAST_BREAKABLE
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -55,7 +55,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
         llm.reset()
         n_broken = 0
         while llm.n_tokens < len(tokens):
-            llm.while_reading = Countdown(int(rng.integers(1, 150)))
+            llm.text.while_reading = Countdown(int(rng.integers(1, 150)))
             before = llm.n_tokens
             try:
                 llm.eval(tokens[llm.n_tokens :])
@@ -64,7 +64,7 @@ def test_a_text_goes_on_as_if_it_had_never_been_broken_off(
             assert llm.n_tokens >= before
             assert llm.input_ids[: llm.n_tokens].tolist() == tokens[: llm.n_tokens]
             if n_broken > 12:
-                llm.while_reading = None
+                llm.text.while_reading = None
                 llm.eval(tokens[llm.n_tokens :])
         alone.eval(tokens)
         assert n_broken > 5
@@ -108,14 +108,14 @@ def test_what_was_read_beside_others_stays(
             with engine.text() as llm:
                 llm.reset()
                 for node in range(1, 200, 3):
-                    llm.while_reading = Countdown(node)
+                    llm.text.while_reading = Countdown(node)
                     try:
                         llm.eval(tokens[llm.n_tokens :])
                     except StopError:
                         parts.append(llm.n_tokens)
                     if llm.n_tokens == len(tokens):
                         break
-                llm.while_reading = None
+                llm.text.while_reading = None
                 llm.eval(more)
                 return llm.scores[: llm.n_tokens].copy()
         finally:
@@ -142,17 +142,17 @@ def test_no_token_is_drawn_from_logits_that_are_gone(
             llm.reset()
             llm.eval(tokens)
             if breaks:
-                llm.while_reading = Countdown(50)
+                llm.text.while_reading = Countdown(50)
                 with pytest.raises(StopError):
                     llm.eval(some_tokens(rng, LEAST_BREAKABLE))
-            llm.while_reading = None
+            llm.text.while_reading = None
             drawn.append(next(llm.generate(tokens, temp=0.0)))
     assert drawn[0] == drawn[1]
 
 
 def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Generator) -> None:
     with engine.text() as llm:
-        llm.while_reading = Countdown(1)
+        llm.text.while_reading = Countdown(1)
     with engine.text() as llm:
         llm.eval(some_tokens(rng, SLACK))
 
@@ -160,7 +160,7 @@ def test_nobody_is_asked_for_the_next_text(engine: Engine, rng: np.random.Genera
 def test_errors_of_llama_cpp_stay(engine: Engine, rng: np.random.Generator) -> None:
     with engine.text() as llm:
         llm.reset()
-        llm.while_reading = Countdown(10_000)
+        llm.text.while_reading = Countdown(10_000)
         with pytest.raises(RuntimeError, match="llama_decode returned"):
             llm.eval([N_VOCAB + 1] * 10)
         llm.eval(some_tokens(rng, 10))

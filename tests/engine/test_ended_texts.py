@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType
 
 from many_texts import tiny_engine
 from pyh2o import Llama
+from pyh2o.core.text import Text
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError
 from pyh2o.sessions.story import Story
@@ -80,7 +81,7 @@ def test_a_conversation_that_lost_its_place_comes_back(
     engine: Engine, rng: np.random.Generator
 ) -> None:
     text = complete(engine, rng.integers(3, N_VOCAB, 70).tolist(), 10)
-    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+    with tiny_llama(Path(engine.model.path), **BUDGET) as alone:
         expected = next(alone.generate([*text, 5, 6, 7], temp=0.0))
     for _ in range(2 * N_PLACES):
         complete(engine, rng.integers(3, N_VOCAB, 30).tolist(), 5)
@@ -192,7 +193,7 @@ def test_a_text_that_goes_on_otherwise_is_as_if_alone(
     for _ in range(3 * N_PLACES):
         n = int(rng.integers(1, 60))
         prompt = common[:n] + rng.integers(3, N_VOCAB, int(rng.integers(1, 60))).tolist()
-        with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+        with tiny_llama(Path(engine.model.path), **BUDGET) as alone:
             expected = next(alone.generate(prompt, temp=0.0))
         assert complete(engine, prompt, 1)[-1] == expected
 
@@ -201,7 +202,7 @@ def test_what_many_texts_begin_with_is_read_once(engine: Engine, rng: np.random.
     """The second one shows that it is shared; from the third on nobody reads it."""
     shared = rng.integers(3, N_VOCAB, 150).tolist()
     prompts = [shared + rng.integers(3, N_VOCAB, 20).tolist() for _ in range(6)]
-    with tiny_llama(Path(engine.model.model_path), **BUDGET) as alone:
+    with tiny_llama(Path(engine.model.path), **BUDGET) as alone:
         expected = [next(alone.generate(prompt, temp=0.0)) for prompt in prompts]
     n_tokens = []
     for prompt, token in zip(prompts, expected, strict=True):
@@ -290,7 +291,7 @@ def test_no_place_is_lost_when_a_text_cannot_come_back(
             raise error
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-            patched.setattr(Llama, "load_kv_state", fails)
+            patched.setattr(Text, "load_kv_state", fails)
             complete(engine, [*text, 5, 6, 7], 1)
         assert engine.n_running == 0
         with tiny_llama(path, **BUDGET) as alone:

@@ -19,8 +19,8 @@ from llama_cpp import LogitsProcessorList
 
 from many_texts import at_once, random_pieces, read_by_pieces, tiny_engine
 from pyh2o import Llama
+from pyh2o.core.pace import Pace
 from pyh2o.engine import Engine
-from pyh2o.engine.pace import Pace
 from pyh2o.engine.place import TextCounts
 from pyh2o.engine.requests import Completions, Terms
 from pyh2o.errors import BusyError, ClosedError, SettingsError
@@ -178,8 +178,8 @@ def test_recall_finds_what_it_finds_alone(path: Path, rng: np.random.Generator) 
 
     def ask(llm: object) -> list[tuple[int, int]]:
         llm.reset()
-        llm.read(text)
-        llm.read(question)
+        llm.text.read(text)
+        llm.text.read(question)
         return [(span.start, span.end) for span in llm.recalled()]
 
     with tiny_llama(path, **settings) as alone:
@@ -422,7 +422,7 @@ def test_places_are_reported_while_their_texts_go_on(
 def test_recalled_spans_are_reported(path: Path, rng: np.random.Generator) -> None:
     with tiny_engine(path, texts=2, **BUDGET, recall=16) as engine, engine.text() as llm:
         llm.reset()
-        llm.read(rng.integers(3, N_VOCAB, 160).tolist())
+        llm.text.read(rng.integers(3, N_VOCAB, 160).tolist())
         spans = tuple((span.start, span.end) for span in llm.recalled())
         assert [place.recalled for place in engine.report()] == [spans, ()]
         assert spans

@@ -68,10 +68,10 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
     os.environ |= {"PYH2O_CONFIG": os.devnull, "PYH2O_GPU_LAYERS": "0"}
     sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
     os.chdir(work)  # of archives
-    from pyh2o.llama.guard import Guard
+    from pyh2o.core.guard import ModelGuard
     from tiny_gguf import write_tiny_gguf
 
-    Guard.forked = False  # whoever made the fork waits, and does not use the model meanwhile
+    ModelGuard.forked = False  # whoever made the fork waits, and does not use the model meanwhile
     watch_our_functions()
     n_wrong = 0
     for name in options.cache or KINDS:
@@ -211,7 +211,7 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     tokens = np.random.default_rng(5).integers(3, N_VOCAB, 200).tolist()
     llm.pin(3)
     llm.share_fairly([20])
-    llm.read(tokens[:60])
+    llm.text.read(tokens[:60])
     llm.pin_spans([(40, 44)])
     for token in tokens[60:70]:
         llm.eval([token])
@@ -223,10 +223,10 @@ def used(llm: Any, settings: dict[str, Any]) -> bytes:
     llm.eval(tokens[70:110])
     llm.load_kv_state(state, tokens[:70])
     llm.eval(tokens[110:130])
-    llm.remove_tail(llm.n_tokens - 2)
+    llm.text.remove_tail(llm.n_tokens - 2)
     if "session" in settings:
         save_and_open(llm, Path(settings["session"]))
-    llm.read(tokens[130:190])
+    llm.text.read(tokens[130:190])
     pointer = llm._ctx.get_logits()
     return np.ctypeslib.as_array(pointer, (N_VOCAB,)).tobytes()
 
@@ -247,12 +247,12 @@ def save_and_open(llm: Any, session: Path) -> None:
     from pyh2o.system.archives import of_session
 
     tokens = llm.input_ids[: llm.n_tokens].tolist()
-    with llm.archive.saving(session) as text:
+    with llm.text.archive.saving(session) as text:
         state = llm.kv_state()
     for is_there in (True, False):
         if not is_there:
             of_session(session).unlink(missing_ok=True)
-        llm.archive.open_saved(session, text)
+        llm.text.archive.open_saved(session, text)
         llm.load_kv_state(state, tokens)
 
 

@@ -152,8 +152,8 @@ def test_end_of_text_is_drawn_but_not_evaluated(llm: Llama) -> None:
         return logits
 
     prompt = start(llm)
-    tokens = list(Writer(llm, Sampling(temperature=0), logits_processor=end).write(prompt))
-    assert tokens == [llm.token_eos()]
+    writer = Writer(llm, Sampling(temperature=0), logits_processor=end)
+    assert next(writer.write(prompt)) == llm.token_eos()
     assert llm.n_tokens == len(prompt)
 
 
@@ -179,7 +179,7 @@ def test_no_other_thread_comes_between_an_evaluation_and_its_draw(
     prompt = start(llm)
     expected = written(llm, Sampling(seed=5), 3)
     moments: dict[str, list[bool]] = {"evaluated": [], "drawing": []}
-    evaluate = llm.eval
+    evaluate = llm.text.eval
 
     def evaluate_and_look(tokens: Sequence[int]) -> None:
         evaluate(tokens)
@@ -193,30 +193,15 @@ def test_no_other_thread_comes_between_an_evaluation_and_its_draw(
         return endless(llm)(input_ids, logits)
 
     llm.reset()
-    monkeypatch.setattr(llm, "eval", evaluate_and_look)
+    monkeypatch.setattr(llm.text, "eval", evaluate_and_look)
     writing = Writer(llm, Sampling(seed=5), logits_processor=look).write(prompt)
     assert list(islice(writing, 3)) == expected
     assert moments == {"evaluated": [True] * 3, "drawing": [True] * 3}
 
 
-def test_a_writer_leaves_the_seed_of_a_model_that_another_thread_uses(llm: Llama) -> None:
-    refused: list[BusyError] = []
-
-    def begin() -> None:
-        try:
-            Writer(llm, Sampling(seed=5))
-        except BusyError as error:
-            refused.append(error)
-
-    thread = threading.Thread(target=begin)
-    with llm.guard:
-        thread.start()
-        thread.join()
-    assert len(refused) == 1
-
-
 def test_nothing_to_evaluate_is_refused(llm: Llama) -> None:
-    with pytest.raises(ValueError, match="at least one token"):
+    llm.reset()
+    with pytest.raises(ValueError, match="evaluate a token first"):
         next(Writer(llm, Sampling()).write([]))
 
 

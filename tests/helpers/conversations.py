@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,7 +16,8 @@ from llama_cpp.llama_chat_format import (
 )
 
 from pyh2o import Conversation, Llama
-from pyh2o.llama import KV_TYPES
+from pyh2o.core import text as texts
+from pyh2o.core.parameters import KV_TYPES
 from tiny_chat import CHATML
 
 # The model is random, so its answers are too; without a limit they would not end.
@@ -31,7 +31,7 @@ SYSTEM = "Speak like a pirate."
 
 
 def is_end(llm: Llama, token: int) -> bool:
-    return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
+    return texts.text_of(llm).model.is_end(token)
 
 
 def said(answer: Generator[str]) -> str:
@@ -46,15 +46,14 @@ def text_of(conversation: Conversation) -> list[int]:
     return list(conversation._text.tokens)
 
 
-def in_cache(llm: Llama) -> list[int]:
-    tokens: list[int] = llm.input_ids[: llm.n_tokens].tolist()
+def in_cache(llm: Llama | texts.Text) -> list[int]:
+    tokens: list[int] = texts.text_of(llm).tokens.tolist()
     return tokens
 
 
-def next_logits(llm: Llama) -> npt.NDArray[np.single]:
+def next_logits(llm: Llama | texts.Text) -> npt.NDArray[np.single]:
     """Logits behind the newest token, which must have been evaluated last."""
-    logits = llama_cpp.llama_get_logits_ith(llm.ctx, -1)
-    return np.ctypeslib.as_array(logits, shape=(llm.n_vocab(),)).copy()
+    return texts.text_of(llm).logits[-1].copy()
 
 
 def check_positions(conversation: Conversation) -> None:

@@ -70,7 +70,7 @@ class FakeModel:
         if self.error is not None:
             raise self.error
         self.llm.prompt_progress = reader.on_read
-        self.llm.while_reading = reader.check
+        self.llm.text.while_reading = reader.check
         return self.llm
 
     def close(self) -> None:

@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyh2o import Llama
+from pyh2o.core.model import Model
+from pyh2o.core.parameters import Parameters
+from pyh2o.core.text import Text
 from tiny_llama import EXACT_ROWS, ONE_THREAD
 
 FloatArray = npt.NDArray[np.float32]
@@ -44,6 +47,19 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _ObservedModel(Model):
+    """A model whose graphs are looked at while they are computed."""
+
+    def __init__(self, path: str, observer: Any, **settings: Any) -> None:
+        self._observer = observer
+        super().__init__(path, evict=False, **settings)
+
+    def _context_params(self) -> Any:
+        params = super()._context_params()
+        params.cb_eval = ctypes.cast(self._observer, llama_cpp.ggml_backend_sched_eval_callback)
+        return params
+
+
 class MaskedLlama(Llama):
     """A full cache, the probabilities of whose layers can be looked at and changed.
 
@@ -53,19 +69,14 @@ class MaskedLlama(Llama):
             positions of the text.
     """
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path, *, n_ctx: int = 0, **settings: Any) -> None:
         self.visible: Mapping[int, Sequence[IntArray]] = {}
         self.probabilities: dict[int, FloatArray] = {}
-        self._observer = _OBSERVER(self._observe)
-        super().__init__(
-            str(path), evict=False, verbose=False, **ONE_THREAD, **EXACT_ROWS, **settings
-        )
-
-    def _model_loaded(self) -> None:
-        self.context_params.cb_eval = ctypes.cast(
-            self._observer, llama_cpp.ggml_backend_sched_eval_callback
-        )
-        super()._model_loaded()
+        parameters = Parameters(**ONE_THREAD, **EXACT_ROWS, **settings)
+        observer = _OBSERVER(self._observe)
+        self._arguments = {}
+        model = _ObservedModel(str(path), observer, n_ctx=n_ctx, parameters=parameters)
+        self._adapt(Text(model, keeps_logits=parameters.logits_all), owns_model=True)
 
     def _observe(self, address: int, is_question: bool, _: object) -> bool:
         tensor = _Tensor.from_address(address)

@@ -191,7 +191,7 @@ def assert_same_steps(
     """
     for step in steps:
         if step.n_tokens < llm.n_tokens:
-            assert llm.remove_tail(step.n_tokens)
+            assert llm.text.remove_tail(step.n_tokens)
         else:
             llm.eval(step.tokens)
         assert llm.n_tokens == step.n_tokens

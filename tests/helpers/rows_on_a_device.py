@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from oracle import assert_same_rows, read, rows_of
+from pyh2o import Llama
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import UnsupportedModelError
-from pyh2o.llama import KV_TYPES, Llama
 from research.reference import ReferenceLlama
 from tiny_llama import EXACT_ROWS
 

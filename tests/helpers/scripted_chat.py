@@ -22,6 +22,7 @@ from pyh2o.cli import loading
 from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.cli.options import ModelOptions, RunOptions
+from pyh2o.core.text import Text
 from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import conversation as conversation_module
 from pyh2o.text.chat_template import ChatTemplate
@@ -68,7 +69,7 @@ class ScriptedModel:
 
     def n_text(self, *exchanges: tuple[str, str], system: str | None = None) -> int:
         """Tokens of a conversation of these messages and answers."""
-        template = ChatTemplate(self.llm, system)
+        template = ChatTemplate(self.llm.text.model, system)
         if not exchanges:
             return len(template.opening)
         messages = [
@@ -103,7 +104,7 @@ class ScriptedModel:
     def load(self, options: RunOptions, _bars: object, reader: loading.Reader) -> Llama:
         self.options = options
         self.llm.prompt_progress = reader.on_read
-        self.llm.while_reading = reader.check
+        self.llm.text.while_reading = reader.check
         return self.llm
 
     def close(self) -> None:
@@ -180,14 +181,14 @@ def scripted_chat(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
                         return
                     self._llm.eval([byte_0 + byte])
             if script.room:
-                yield self._llm.token_eos()
+                yield self._llm.model.native.token_eos()
 
-    def kv(llm: Llama) -> Any:
-        return cache_with(llm.n_tokens, **{"evicting": llm.evicting, **model.changes})
+    def kv(text: Text) -> Any:
+        return cache_with(text.n_tokens, **{"evicting": text.evicting, **model.changes})
 
     llm.reset()
     monkeypatch.setattr(llm, "close", model.close)
-    monkeypatch.setattr(Llama, "kv", property(kv))
+    monkeypatch.setattr(Text, "kv", property(kv))
     monkeypatch.setattr(loading, "load_llama", model.load)
     monkeypatch.setattr(conversation_module, "Writer", ScriptedWriter)
     monkeypatch.setattr(conversation_module, "Conversation", RecordedConversation)

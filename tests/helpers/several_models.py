@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from many_texts import tiny_engine
-from pyh2o.llama.embedding import EmbeddingLlama
+from pyh2o.core.parameters import Parameters
+from pyh2o.llama.embedding import Embedder
 from pyh2o.openai.server import EmbeddingModel, Limits, ModelSource, ServedModel
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
@@ -74,5 +75,6 @@ class Loads:
         return ServedModel(engine, name, self.limits)
 
     def _embedding(self, name: str, _texts: int, on_load: Callable[[float], None]) -> Any:
-        llama = EmbeddingLlama(self.paths[name], load_progress=on_load, **ONE_THREAD)
-        return EmbeddingModel(llama, name, self.limits)
+        parameters = Parameters(**ONE_THREAD)
+        model = Embedder(self.paths[name], load_progress=on_load, parameters=parameters)
+        return EmbeddingModel(model, name, self.limits)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyh2o.cache.kv_cache import KVCache
 from pyh2o.cache.settings import Budget
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 
 N_SEQ = 3
 

@@ -10,8 +10,8 @@ import llama_cpp
 
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError
-from pyh2o.llama import KV_TYPES
 
 # A thread that has to wait for its core makes all others wait: slow, where anything else runs.
 ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pyh2o import Llama
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))

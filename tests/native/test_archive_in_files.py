@@ -69,7 +69,7 @@ def test_a_prompt_that_is_read_exactly_goes_to_the_file_piece_by_piece(
     filed.eval(tokens)
     assert memory.kv.archived == filed.kv.archived > 2900
     n_pages = filed.kv.archived // N_PAGE
-    memory._cache._kv.open_archive(tmp_path / "moved", bytes(16))
+    memory.text.cache._kv.open_archive(tmp_path / "moved", bytes(16))
     filed.close()
     memory.close()
     whole = (tmp_path / "filed").read_bytes()

@@ -48,17 +48,17 @@ def some_tokens(rng: np.random.Generator, n: int) -> list[int]:
 def nodes_of_a_batch(llm: Llama, tokens: list[int]) -> int:
     """How often a batch of so many tokens asks; it stays in the text."""
     never = Countdown(0)
-    llm.while_reading = never
+    llm.text.while_reading = never
     llm.eval(tokens)
-    llm.while_reading = None
+    llm.text.while_reading = None
     return -never.n_left
 
 
 def break_off(llm: Llama, tokens: list[int], node: int) -> None:
-    llm.while_reading = Countdown(node)
+    llm.text.while_reading = Countdown(node)
     with pytest.raises(StopError):
         llm.eval(tokens)
-    llm.while_reading = None
+    llm.text.while_reading = None
 
 
 def assert_same_rows(one: Llama, other: Llama) -> None:
@@ -88,7 +88,7 @@ def assert_no_trace(
     assert len(rows) == 1
     if other.kv.compactions == 0:  # later there are free cells among the others, whose rows differ
         assert other.kv_state() == before
-    assert other.kv.compactions - n_compactions == (other.room_in_batch() == SLACK)
+    assert other.kv.compactions - n_compactions == (other.text.room_in_batch() == SLACK)
     for llm in (alone, other):
         llm.eval(more)
     np.testing.assert_array_equal(alone.scores[: alone.n_tokens], other.scores[: alone.n_tokens])
@@ -238,7 +238,7 @@ def test_the_handler_of_a_signal_runs_meanwhile(tiny: Path, rng: np.random.Gener
 
     before = signal.signal(signal.SIGINT, lambda *_: handled.append(len(asked)))
     try:
-        llm.while_reading = press
+        llm.text.while_reading = press
         llm.eval(some_tokens(rng, 15))
     finally:
         signal.signal(signal.SIGINT, before)
@@ -262,11 +262,11 @@ def in_the_fifth_batch():
         print("reading", flush=True)
         time.sleep(600)
 
-llm.while_reading = in_the_fifth_batch
+llm.text.while_reading = in_the_fifth_batch
 try:
     llm.eval(list(range(3, 303)))
 except KeyboardInterrupt:
-    llm.while_reading = None
+    llm.text.while_reading = None
     n_read = llm.n_tokens
     assert llm.input_ids[:n_read].tolist() == list(range(3, 3 + n_read))
     llm.eval(list(range(3 + n_read, 303)))
@@ -300,14 +300,14 @@ def test_a_breaker_goes_with_the_context(
     """For whoever sets one and has a larger cache for a while, or the other way round."""
     llm = tiny_llama(tiny, **SETTINGS)
     llm.eval(some_tokens(rng, 30))
-    context = llm._cache._kv._context
+    context = llm.text.cache._kv._context
     question = ffi.new_handle(breaking._Question(Countdown(0)))
     breaker = ffi.new("struct llama_h2o_breaker *", [lib.pyh2o_ask, question, 10**12, 0])
     if ends_larger:
         lib.llama_h2o_set_breaker(context, breaker)
-    llm._cache._kv.enlarge(300)
+    llm.text.cache._kv.enlarge(300)
     lib.llama_h2o_set_breaker(context, ffi.NULL if ends_larger else breaker)
-    llm._cache._kv.shrink()
+    llm.text.cache._kv.shrink()
     breaker.next_us = 0
     llm.eval([5])
     assert (breaker.next_us == 0) == ends_larger

@@ -134,13 +134,13 @@ def test_tail_is_removed_across_the_border_while_the_first_chunk_is_there(
     with evicting(path, **COVERING, attention="ops") as llm:
         read(llm, tokens[:back])
         expected = read(llm, tokens[back : CHUNK + 50], 10)
-        assert llm.remove_tail(back)
+        assert llm.text.remove_tail(back)
         assert_alike(read(llm, tokens[back : CHUNK + 50], 10), expected, atol=1e-4)
 
         read(llm, tokens[CHUNK + 50 :])
-        assert not llm.remove_tail(CHUNK - 1)
+        assert not llm.text.remove_tail(CHUNK - 1)
         assert llm.n_tokens == N_TEXT
-        assert llm.remove_tail(CHUNK)
+        assert llm.text.remove_tail(CHUNK)
         assert_alike(read(llm, tokens[CHUNK : CHUNK + 50], 10), expected[5:], atol=1e-4)
 
 

@@ -13,7 +13,7 @@ import pytest
 from checksums import checksum
 from pyh2o import Llama
 from pyh2o.errors import StateError
-from pyh2o.llama.states import read_kv_state
+from pyh2o.llama.states import read_state
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -211,7 +211,7 @@ def test_random_states_of_right_checksums_do_no_harm(tiny: Path, rng: np.random.
         except StateError:
             refused += 1
             continue
-        llm.remove_tail(max(1, llm.n_tokens - int(rng.integers(0, 12))))
+        llm.text.remove_tail(max(1, llm.n_tokens - int(rng.integers(0, 12))))
         read_text(llm, rng, 60)
     assert 30 < refused < 150
 
@@ -273,7 +273,7 @@ def test_whatever_was_written_can_be_loaded(tiny: Path, rng: np.random.Generator
         for _ in range(12):
             tokens += read_text(llm, rng, int(rng.choice([1, 2, 9, 40])))
             n_left = max(1, len(tokens) - int(rng.integers(0, 14)))
-            if llm.remove_tail(n_left):
+            if llm.text.remove_tail(n_left):
                 del tokens[n_left:]
             state = llm.kv_state()
             llm.load_kv_state(state, tokens)
@@ -322,6 +322,6 @@ def test_parts_of_different_texts_are_refused(
     assert front
     llm.reset()
     with pytest.raises(StateError):
-        read_kv_state(llm, data + checksum(data[8:]), tokens)
+        read_state(llm.ctx, 0, data + checksum(data[8:]), len(tokens))
     assert llm.kv_state() == empty
     llm.load_kv_state(state, tokens)

@@ -11,7 +11,7 @@ import pytest
 
 from oracle import read
 from pyh2o import Llama
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.policies import POLICIES, Policy, parse_policy
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
@@ -135,6 +135,6 @@ def test_scores_are_finite_whatever_the_settings(tiny: Path, rng: np.random.Gene
             read(reference, chunk, ubatch=llm.n_batch)
             assert_finite(llm, reference, what)
             n_back = int(rng.integers(0, 3))
-            if rng.integers(3) == 0 and llm.remove_tail(max(1, llm.n_tokens - n_back)):
+            if rng.integers(3) == 0 and llm.text.remove_tail(max(1, llm.n_tokens - n_back)):
                 reference.remove(llm.n_tokens)
         llm.close()

@@ -10,8 +10,8 @@ import pytest
 
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import EvictedError
-from pyh2o.llama import KV_TYPES
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama, tiny_parent

@@ -12,8 +12,8 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError
-from pyh2o.llama import KV_TYPES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import exact_kernels, kernels_here, tiny_llama
 

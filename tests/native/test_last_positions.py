@@ -15,7 +15,7 @@ from checksums import checksum
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import MOST_POSITIONS
 from pyh2o.errors import ContextLimitError
-from pyh2o.llama.states import read_kv_state
+from pyh2o.llama.states import read_state
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
 from tiny_gguf import write_tiny_gguf
@@ -76,8 +76,8 @@ def put_archive_later(recall: RecallPart, by: int) -> None:
 def go_far(llm: Llama, state: bytes, n_tokens: int, record: Path) -> None:
     """Load the state of a text of so many tokens, of which a file without content is the record."""
     llm.reset()
-    read_kv_state(llm, state, range(n_tokens))
-    llm.input_ids = np.memmap(record, np.intc, "w+", shape=(n_tokens + 2**12,))
+    read_state(llm.ctx, 0, state, len(range(n_tokens)))
+    llm.text.record = np.memmap(record, np.intc, "w+", shape=(n_tokens + 2**12,))
     llm.n_tokens = n_tokens
 
 
@@ -145,7 +145,7 @@ def test_there_is_no_position_behind_the_last(
         llm.eval([5])
     assert llm.n_tokens == MOST_POSITIONS
     assert llm.kv_state() == state
-    assert llm.remove_tail(MOST_POSITIONS - 3)
+    assert llm.text.remove_tail(MOST_POSITIONS - 3)
     llm.eval([5, 6, 7])
     with pytest.raises(ContextLimitError):
         llm.eval([8])
@@ -162,7 +162,7 @@ def test_the_native_library_ends_there_too(
     """Whoever calls it; a state may say more."""
     llm = llama_of(tiny, "h2o-far")
     go_far(llm, state_of(llm, rng, n_tokens), n_tokens, tmp_path / "record")
-    monkeypatch.setattr(llm._cache, "check_positions", lambda _: None)
+    monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     state = llm.kv_state()
     with pytest.raises(RuntimeError):
         llm.eval([5])

@@ -13,8 +13,8 @@ import pytest
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
 from pyh2o._native import ffi, lib
+from pyh2o.core.model import address
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.llama.evicting import address
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama, tiny_parent

@@ -11,7 +11,7 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
-from pyh2o.llama import KV_TYPES
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.policies import POLICIES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -32,7 +32,7 @@ def llama_of(path: Path, policy: str = "h2o", kv_type: str = "f16", **settings: 
     values = {"hh": HEAVY, "recent": RECENT, "slack": SLACK, "n_ctx": 200, "logits_all": True}
     types = {"type_k": KV_TYPES[kv_type], "type_v": KV_TYPES[kv_type]}
     llm = tiny_llama(path, policy=policy, **{**values, **types, **settings})
-    llm._cache.mark = lambda: None  # type: ignore[method-assign]  # these tests set their own
+    llm.text.cache.mark = lambda: None  # type: ignore[method-assign]  # these tests set their own
     return llm
 
 
@@ -77,10 +77,10 @@ def test_a_removed_tail_leaves_nothing_behind(
         cache.mark()
         n_before = other.kv.compactions, other.kv.rebases
         for _ in range(2):
-            other.eval(some_tokens(rng, int(rng.integers(1, other.room_in_batch() + 1))))
+            other.eval(some_tokens(rng, int(rng.integers(1, other.text.room_in_batch() + 1))))
             assert (other.kv.compactions, other.kv.rebases) == n_before
             assert cache.marked(other.n_tokens) == n_first
-            assert other.remove_tail(n_first)
+            assert other.text.remove_tail(n_first)
         assert_same_rows(alone, other)
         assert_same_text(alone, other, more)
         alone.close()
@@ -98,8 +98,8 @@ def test_in_every_way_through_the_graph(
     for llm in (alone, other):
         llm.eval(first)
     cache_of(other).mark()
-    other.eval(some_tokens(rng, other.room_in_batch()))
-    other.remove_tail(100)
+    other.eval(some_tokens(rng, other.text.room_in_batch()))
+    other.text.remove_tail(100)
     assert_same_text(alone, other, some_tokens(rng, 120))
 
 
@@ -110,7 +110,7 @@ def test_without_a_mark_it_stays(tiny: Path, rng: np.random.Generator) -> None:
     for llm in (alone, other):
         llm.eval(first)
     other.eval(some_tokens(rng, 5))
-    other.remove_tail(90)
+    other.text.remove_tail(90)
     assert (other.kv_rows(0)[1] > alone.kv_rows(0)[1]).any()
 
 
@@ -126,12 +126,12 @@ def test_marks_within_marks(tiny: Path, rng: np.random.Generator) -> None:
     cache.mark()  # once more is the same
     assert [cache.marked(n) for n in (-1, 0, 29, 30, 33, 34, 999)] == [0, 0, 0, 30, 30, 34, 34]
     other.eval(some_tokens(rng, 3))
-    other.remove_tail(34)
+    other.text.remove_tail(34)
     alone.eval(second)
     assert_same_rows(alone, other)
-    other.remove_tail(33)
+    other.text.remove_tail(33)
     assert cache.marked(999) == 30
-    other.remove_tail(30)
+    other.text.remove_tail(30)
     alone = llama_of(tiny, "roco")
     alone.eval(first)
     assert_same_text(alone, other, some_tokens(rng, 60))
@@ -164,7 +164,7 @@ def test_what_drops_the_marks(tiny: Path, rng: np.random.Generator) -> None:
     llm.reset()
     assert cache.marked(10**6) == 0
     mark(20)
-    assert llm.remove_tail(19)
+    assert llm.text.remove_tail(19)
     assert cache.marked(10**6) == 0
     mark(20)
     llm.load_kv_state(llm.kv_state(), llm.input_ids[:20])

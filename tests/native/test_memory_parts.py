@@ -156,9 +156,9 @@ def test_tail_that_is_removed_was_never_there(path: Path, rng: np.random.Generat
     with evicting(path, attention="ops") as llm:
         tokens, more, other = (text_of(llm, rng, n) for n in (n_tokens, CHUNK, 4 * CHUNK))
         read(llm, tokens)
-        llm._cache.mark()
+        llm.text.cache.mark()
         read(llm, more)
-        removed = llm.remove_tail(n_tokens)
+        removed = llm.text.remove_tail(n_tokens)
         if llm.kv.bytes_recurrent:
             assert not removed
             assert llm.n_tokens == n_tokens + CHUNK

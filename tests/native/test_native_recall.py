@@ -87,7 +87,7 @@ def models(path: Path, case: dict[str, Any], **settings: Any) -> tuple[Reference
 
 
 def found_weights(llm: Llama, n_tokens: int) -> FloatArray:
-    return np.array(llm._cache._kv.found(n_tokens))
+    return np.array(llm.text.cache._kv.found(n_tokens))
 
 
 def assert_finds(llm: Llama, steps: list[Step]) -> None:
@@ -95,7 +95,7 @@ def assert_finds(llm: Llama, steps: list[Step]) -> None:
         if step.tokens:
             llm.eval(step.tokens)
         else:
-            assert llm.remove_tail(step.n_tokens)
+            assert llm.text.remove_tail(step.n_tokens)
         mine = llm.scores[llm.n_tokens - len(step.tokens) : llm.n_tokens]
         np.testing.assert_allclose(mine, step.logits, atol=2e-4, rtol=0)
         assert_same_rows(llm.kv_rows, step.rows)
@@ -189,9 +189,9 @@ def test_heads_that_gain_most_look_for_the_others(tmp_path: Path, rng: np.random
         other.load_kv_state(llm.kv_state(), tokens[:570])
         for one in (llm, other):
             logits = []
-            one._cache.mark()
+            one.text.cache.mark()
             for _ in range(2):
-                assert one.remove_tail(570)
+                assert one.text.remove_tail(570)
                 one.eval(tokens[570:598])  # measured to the end
                 one.eval(tokens[598:602])
                 logits.append(one.scores[570:602].copy())
@@ -387,8 +387,8 @@ def test_memory_does_not_grow(tmp_path: Path, rng: np.random.Generator) -> None:
         assert len(sizes) == 1
         assert llm.kv.rebases > 3
         # all that was there at the last compaction but for the recent rows, which stay
-        assert not llm.can_remove_tail(llm.kv.archived)
-        assert llm.can_remove_tail(llm.kv.archived + 1)
+        assert not llm.text.can_remove_tail(llm.kv.archived)
+        assert llm.text.can_remove_tail(llm.kv.archived + 1)
 
 
 def test_an_archive_of_limited_size(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -11,8 +11,8 @@ import pytest
 from oracle import assert_same_rows, chose_clearly, read, rows_of
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import KVCache
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import NativeError, SettingsError
-from pyh2o.llama import KV_TYPES
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
@@ -102,7 +102,7 @@ def test_memory_is_printed_if_nobody_is_told(
     llm = exact(path)
     for verbose in (False, True):
         llm.reset()
-        llm.verbose = verbose
+        llm.text.model.verbose = verbose
         llm.eval(random_tokens(rng, N_PROMPT))
         said = "an exact prefill of 700 tokens takes 1 MiB" in capsys.readouterr().err
         assert said == verbose
@@ -228,7 +228,7 @@ def test_wrong_settings(path: Path) -> None:
 
 def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
     llm = exact(path)
-    kv = llm._cache._kv
+    kv = llm.text.cache._kv
     assert kv is not None
     with pytest.raises(NativeError, match="not enlarged"):
         kv.shrink()
@@ -242,4 +242,4 @@ def test_the_native_functions_refuse_what_makes_no_sense(path: Path) -> None:
     assert kv.counters().n_cells == 256
     plain = tiny_llama(path, evict=False)
     with pytest.raises(NativeError, match="not attached"):
-        plain._cache._kv.enlarge(10_000)
+        plain.text.cache._kv.enlarge(10_000)

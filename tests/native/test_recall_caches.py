@@ -36,13 +36,13 @@ def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
 def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
     """Bit for bit, and the same rows are found."""
     for llm in (one, other):
-        llm._cache.forget_found()
+        llm.text.cache.forget_found()
         llm.eval(tokens)
     last = slice(one.n_tokens - len(tokens), one.n_tokens)
     np.testing.assert_array_equal(one.scores[last], other.scores[last])
-    found = one._cache.found(one.n_tokens)
+    found = one.text.cache.found(one.n_tokens)
     assert found.any()
-    np.testing.assert_array_equal(found, other._cache.found(one.n_tokens))
+    np.testing.assert_array_equal(found, other.text.cache.found(one.n_tokens))
     for layer in range(one.n_layer):
         for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
             np.testing.assert_array_equal(mine, others)
@@ -60,11 +60,11 @@ def test_back_to_a_mark(path: Path, rng: np.random.Generator, attention: str) ->
     tokens = random_tokens(rng, 120)
     for each in (llm, alone):
         each.eval(tokens)
-    llm._cache.mark()
+    llm.text.cache.mark()
     for size in (1, 3, 9):
         llm.eval(random_tokens(rng, size))
     assert llm.kv.compactions == alone.kv.compactions > 0
-    assert llm.remove_tail(120)
+    assert llm.text.remove_tail(120)
     assert_same_future(llm, alone, random_tokens(rng, 60))
 
 
@@ -75,7 +75,7 @@ def test_the_last_batch_was_never_there(path: Path, rng: np.random.Generator) ->
         each.eval(tokens)
     for _ in range(3):
         llm.eval(random_tokens(rng, 5))
-        assert llm.remove_tail(120)
+        assert llm.text.remove_tail(120)
     assert_same_future(llm, alone, random_tokens(rng, 60))
 
 
@@ -88,11 +88,11 @@ def test_clearing_empties_the_archive(path: Path, rng: np.random.Generator) -> N
     llm = finding_llama(path)
     llm.eval(random_tokens(rng, 200))
     assert llm.kv.archived > 0
-    assert llm._cache.found(200).any()
+    assert llm.text.cache.found(200).any()
     llm.reset()
     kv = llm.kv
     assert (kv.used, kv.archived, kv.bytes_archive, kv.n_looked, kv.found_share) == (0, 0, 0, 0, 0)
-    assert not llm._cache.found(200).any()
+    assert not llm.text.cache.found(200).any()
     assert llm.recalled() == []
 
 
@@ -110,17 +110,17 @@ def test_an_exact_prefill_keeps_the_archive(path: Path, rng: np.random.Generator
         each.eval(tokens[:200])
     n_archived = llm.kv.archived
     assert n_archived > 0
-    llm._cache._kv.enlarge(1000)
+    llm.text.cache._kv.enlarge(1000)
     assert llm.kv.archived == n_archived
-    llm._cache._kv.shrink()
+    llm.text.cache._kv.shrink()
     assert llm.kv.archived == n_archived
     for each in (llm, alone):
         each.eval(tokens[200:240])
     np.testing.assert_allclose(llm.scores[200:240], alone.scores[200:240], atol=1e-4, rtol=0)
-    llm._cache.forget_found()
+    llm.text.cache.forget_found()
     llm.eval(random_tokens(rng, 400))
     assert llm.kv.archived == llm.n_tokens - RECENT
-    assert llm._cache.found(n_archived).any()
+    assert llm.text.cache.found(n_archived).any()
 
 
 @pytest.mark.parametrize("attention", ["auto", "ops"])

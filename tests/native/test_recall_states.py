@@ -42,12 +42,12 @@ def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
 def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
     """Bit for bit, and the same rows are found."""
     for llm in (one, other):
-        llm._cache.forget_found()
+        llm.text.cache.forget_found()
         for i in range(0, len(tokens), 5):
             llm.eval(tokens[i : i + 5])
     last = slice(one.n_tokens - len(tokens), one.n_tokens)
     np.testing.assert_array_equal(one.scores[last], other.scores[last])
-    found = [llm._cache.found(one.n_tokens) for llm in (one, other)]
+    found = [llm.text.cache.found(one.n_tokens) for llm in (one, other)]
     np.testing.assert_array_equal(found[0], found[1])
     for name in ("used", "compactions", "rebases", "archived", "unarchived", "found_share"):
         assert getattr(one.kv, name) == getattr(other.kv, name), name
@@ -68,7 +68,7 @@ def test_save_load_continue_equals_continue(
     saved, loaded = (finding_llama(path, **settings) for _ in range(2))
     for n_more in (7, 30, 40, 61, 70, 100):
         saved.eval(random_tokens(rng, n_more))
-        assert saved.remove_tail(saved.n_tokens - int(rng.integers(0, 6)))
+        assert saved.text.remove_tail(saved.n_tokens - int(rng.integers(0, 6)))
         state = saved.kv_state()
         loaded.eval(random_tokens(rng, 60))
         loaded.load_kv_state(state, saved.input_ids[: saved.n_tokens].copy())
@@ -119,7 +119,7 @@ def test_a_state_behind_an_archive_that_was_closed(path: Path, rng: np.random.Ge
     """Another archive begins with the tokens that are recent then."""
     llm = finding_llama(path)
     llm.eval(random_tokens(rng, 150))
-    llm._cache._kv.close_archive()
+    llm.text.cache._kv.close_archive()
     for n_more in (0, 3, 30):
         llm.eval(random_tokens(rng, n_more))
         other = finding_llama(path)
@@ -317,7 +317,7 @@ def test_a_state_behind_tokens_that_no_room_was_made_for(
         tmp_path / "tiny.gguf", seed=4, n_ctx_train=N_POS, arch_variant="learned_positions"
     )
     llm, other = (finding_llama(path, policy="snap:queries=4", n_ctx=N_POS) for _ in range(2))
-    monkeypatch.setattr(llm._cache, "check_positions", lambda _: None)
+    monkeypatch.setattr(llm.text.cache, "check_positions", lambda _: None)
     llm.eval(random_tokens(rng, N_POS - 2))
     state = llm.kv_state()
     with pytest.raises(DecodeError, match="positions"):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import ModelError, SettingsError, UnsupportedModelError
-from pyh2o.llama import KV_TYPES
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 

@@ -12,9 +12,9 @@ import pytest
 
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
+from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.llama import KV_TYPES
-from pyh2o.llama.states import read_kv_state
+from pyh2o.llama.states import read_state
 from reference_rows import last_logits
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
@@ -76,7 +76,7 @@ def test_save_load_continue_equals_continue(
     for n_more in (1, 30, 9, 61, 200):
         saved.eval(random_tokens(rng, n_more))
         n_back = int(rng.integers(0, 6))
-        assert saved.remove_tail(saved.n_tokens - n_back)
+        assert saved.text.remove_tail(saved.n_tokens - n_back)
 
         loaded = evicting_llama(path, **types)
         loaded.eval(random_tokens(rng, 50))  # what was there before must not matter
@@ -110,7 +110,7 @@ def test_the_state_of_no_text_leaves_none(
     )
     used, new = (evicting_llama(path, recall=0) for _ in range(2))
     used.eval(random_tokens(rng, 30))
-    read_kv_state(used, new.kv_state(), [])
+    read_state(used.ctx, 0, new.kv_state(), 0)
     used.n_tokens = 0
     assert used.kv_state() == new.kv_state()
     tokens = random_tokens(rng, 10)
@@ -234,19 +234,19 @@ def test_too_many_pins_are_refused(path: Path) -> None:
 def test_tail_is_removed_exactly_or_not_at_all(path: Path, rng: np.random.Generator) -> None:
     llm = evicting_llama(path)
     llm.eval(random_tokens(rng, 100))
-    first = next(n for n in range(101) if n and llm.can_remove_tail(n))
+    first = next(n for n in range(101) if n and llm.text.can_remove_tail(n))
     assert 100 - 12 - 8 < first <= 100 - 12 + 1
-    assert not llm.remove_tail(first - 1)
+    assert not llm.text.remove_tail(first - 1)
     assert llm.n_tokens == 100
-    assert llm.remove_tail(first)
+    assert llm.text.remove_tail(first)
     assert llm.n_tokens == first
     loaded = evicting_llama(path)
     loaded.load_kv_state(llm.kv_state(), llm.input_ids[:first])
     assert_same_future(llm, loaded, random_tokens(rng, 20))
-    assert llm.remove_tail(0)
+    assert llm.text.remove_tail(0)
     assert llm.kv.used == 0
     with pytest.raises(ValueError, match="the text has 0 tokens"):
-        llm.remove_tail(1)
+        llm.text.remove_tail(1)
 
 
 def test_a_new_text_has_counters_of_its_own(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -17,8 +17,9 @@ from gguf import PoolingType
 import tiny_gguf
 from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD
 from needed import needed
+from pyh2o.core.parameters import Parameters
 from pyh2o.errors import ModelError, UnsupportedModelError
-from pyh2o.llama.embedding import EmbeddingLlama
+from pyh2o.llama.embedding import Embedder
 from pyh2o.llama.header import read_header
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import ONE_THREAD, tiny_parent
@@ -247,7 +248,7 @@ def test_a_client_that_leaves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
                 model.check()
         return np.ones(128, np.float32)
 
-    monkeypatch.setattr(model.llama, "embed_tokens", embed_tokens)
+    monkeypatch.setattr(model.embedder, "embed_tokens", embed_tokens)
     connection = server.send(EMBEDDINGS, {"input": ["once"] * 100})
     assert is_read.wait(PATIENCE)
     connection.close()
@@ -290,15 +291,17 @@ def test_what_is_no_model_has_no_header(tmp_path: Path) -> None:
 
 def test_a_model_that_writes_is_not_loaded_for_embeddings(paths: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="made for embeddings"):
-        EmbeddingLlama(paths["first"], **ONE_THREAD)
+        Embedder(paths["first"], parameters=Parameters(**ONE_THREAD))
 
 
 @pytest.mark.parametrize(("n_ctx", "window"), [(0, TRAINED), (64, 64), (10**6, TRAINED)])
 def test_the_window_is_the_trained_one_at_most(
     paths: dict[str, Path], n_ctx: int, window: int
 ) -> None:
-    with EmbeddingLlama(paths["bert"], n_ctx=n_ctx, **ONE_THREAD) as llm:
-        assert llm.n_ctx() == window
+    with contextlib.closing(
+        Embedder(paths["bert"], n_ctx=n_ctx, parameters=Parameters(**ONE_THREAD))
+    ) as llm:
+        assert llm.window == window
         vector = llm.embed_tokens([3] * window)
         assert vector.shape == (llm.n_values,) == (128,)
 
@@ -321,7 +324,7 @@ def test_a_model_whose_last_token_is_its_embedding(
     window = {"n_ctx": 600, "n_batch": 600, "n_ubatch": 600}
     with contextlib.closing(tiny_parent(path, embedding=True, **window)) as parent:
         expected = [parent.embed(text, normalize=True) for text in texts]
-    with EmbeddingLlama(path, **ONE_THREAD) as llm:
+    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
         for text, vector in zip(texts, expected, strict=True):
             got = llm.embed_tokens(llm.tokenize(text.encode()))
             np.testing.assert_allclose(got, vector, atol=1e-6)
@@ -331,5 +334,5 @@ def test_the_window_is_not_larger_than_memory_likes(tmp_path: Path) -> None:
     path = write_tiny_gguf(
         tmp_path / "long.gguf", seed=1, n_layer=1, n_ctx_train=8192, arch_variant="encoder"
     )
-    with EmbeddingLlama(path, **ONE_THREAD) as llm:
-        assert llm.n_ctx() == 2048
+    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
+        assert llm.window == 2048

@@ -223,12 +223,12 @@ def test_a_body_that_is_too_long(server: Any) -> None:
 
 
 def test_a_prompt_that_is_too_long(server: Any, engine: Engine) -> None:
-    error = server.refused(COMPLETIONS, {"prompt": "é" * 8 * engine.model.n_ctx()})
+    error = server.refused(COMPLETIONS, {"prompt": "é" * 8 * engine.model.window})
     assert error["param"] == "prompt"
     assert error["code"] == "context_length_exceeded"
-    assert f"the limit is {8 * engine.model.n_ctx():,}" in error["message"]
+    assert f"the limit is {8 * engine.model.window:,}" in error["message"]
     assert "--max-prompt-tokens" in error["message"]
-    long = [{"role": "user", "content": "é" * 8 * engine.model.n_ctx()}]
+    long = [{"role": "user", "content": "é" * 8 * engine.model.window}]
     assert server.refused(CHAT, {"messages": long})["param"] == "messages"
 
 

@@ -58,8 +58,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pyh2o.sessions.answers.EndlessText.add", go_on)
     monkeypatch.setattr("pyh2o.sessions.story.RepetitionGuard.add", go_on)
-    for module in ("pyh2o.sessions.answers", "pyh2o.sessions.story", "pyh2o.generation.writer"):
-        monkeypatch.setattr(f"{module}.is_end_token", lambda _llm, _token: False)
+    monkeypatch.setattr("pyh2o.core.model.Model.is_end", lambda _model, _token: False)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class ConversationSequence(RuleBasedStateMachine):
 
     def text(self, turns: list[tuple[str, list[int]]]) -> list[int]:
         """The tokens of messages and answers."""
-        parts = ChatTemplate(self.talk.llm, self.system)
+        parts = ChatTemplate(self.talk.llm.model, self.system)
         tokens: list[int] = []
         for message, answer in turns:
             tokens += (parts.next_turn if tokens else parts.first_turn)(message) + answer
@@ -302,7 +302,7 @@ class ConversationSequence(RuleBasedStateMachine):
     def the_cache_holds_what_it_may(self) -> None:
         kv, llm = self.talk.llm.kv, self.talk.llm
         assert kv.position == llm.n_tokens <= len(self.talk.tokens)
-        assert llm.input_ids[: llm.n_tokens].tolist() == self.talk.tokens[: llm.n_tokens]
+        assert llm.tokens.tolist() == self.talk.tokens[: llm.n_tokens]
         assert kv.used <= kv.capacity
 
     @precondition(lambda self: self.turns)
@@ -310,7 +310,7 @@ class ConversationSequence(RuleBasedStateMachine):
     def compare(self) -> None:
         """With a model that has read the same text, if nothing was taken back or all is there."""
         llm, anew = self.talk.llm, self.scene.llms[1]
-        if llm.recalls or not (self.is_exact or self.scene.is_whole):
+        if llm.model.recalls or not (self.is_exact or self.scene.is_whole):
             return
         n_turns = len(self.turns)
         self.say("so", 1, None)

@@ -172,8 +172,8 @@ class LlamaSequence(RuleBasedStateMachine):
     @rule(back=st.integers(0, 60))
     def remove_tail(self, back: int) -> None:
         n_tokens = max(0, len(self.done.tokens) - back)
-        can = self.llm.can_remove_tail(n_tokens)
-        assert self.llm.remove_tail(n_tokens) == can
+        can = self.llm.text.can_remove_tail(n_tokens)
+        assert self.llm.text.remove_tail(n_tokens) == can
         if can and back:
             self.shortened(n_tokens)
 
@@ -182,7 +182,7 @@ class LlamaSequence(RuleBasedStateMachine):
     def set_back(self, back: int, tokens: list[int]) -> None:
         """As programs for llama_cpp do it."""
         n_tokens = max(1, len(self.done.tokens) - back)
-        can = self.llm.can_remove_tail(n_tokens)
+        can = self.llm.text.can_remove_tail(n_tokens)
         self.llm.n_tokens = n_tokens
         try:
             self.llm.eval(tokens)
@@ -303,5 +303,5 @@ def test_the_model_is_small(models: Models) -> None:
     llm.eval([7] * 300)
     kv = llm.kv
     assert not llm.evicting or kv.compactions > 20
-    assert llm.recalls == (kv.found_share > 0)
+    assert llm.text.model.recalls == (kv.found_share > 0)
     assert llama_cpp.llama_model_n_ctx_train(llm.model) < 300

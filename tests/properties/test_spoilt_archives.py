@@ -35,7 +35,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
     conversation = talk(path)
     conversation.save(file)
     seen = seen_of(conversation)
-    conversation.llm.close()
+    conversation.llm.model.close()
     archive = archive_of(file).read_bytes()
     with opened(path) as llm:
         after = go_on(Conversation.load(file, llm))

@@ -124,7 +124,7 @@ class StorySequence(RuleBasedStateMachine):
     def another_one(self) -> None:
         """The model is another story's in between."""
         "".join(Story(self.tale.llm, "Another").write(5))
-        self.is_whole = self.is_whole and not self.tale.llm.recalls
+        self.is_whole = self.is_whole and not self.tale.llm.model.recalls
 
     @precondition(lambda self: self.given)
     @rule(share=st.floats(0, 1))

@@ -96,7 +96,7 @@ def test_what_was_looked_at_since_a_prompt_began(path: Path, rng: np.random.Gene
     tokens = rng.integers(3, 384, 600).tolist()
     with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=24) as llm:
         llm.eval(tokens)
-        llm.read(tokens[100:140])
+        llm.text.read(tokens[100:140])
         n_archived, n_tokens, found = llm.kv.archived, llm.n_tokens, found_share(llm)
         spans = spans_recalled(llm)
         assert spans
@@ -104,7 +104,7 @@ def test_what_was_looked_at_since_a_prompt_began(path: Path, rng: np.random.Gene
         assert found is not None
         assert 0 < found < 1
     with tiny_llama(path, n_ctx=512, hh=40, recent=40, recall=0) as llm:
-        llm.read(tokens)
+        llm.text.read(tokens)
         assert (spans_recalled(llm), found_share(llm)) == ([], None)
 
 

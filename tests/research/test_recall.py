@@ -150,7 +150,7 @@ def test_evicted_rows_are_found_for_the_question(path: Path) -> None:
     told = file.units[f"niah_multikey_2/900/after/{cache.name}/0"]
     with open_llama(path, cache, window=900, compute=settings.compute) as llm:
         llm.eval(prompt.context)
-        llm.read(prompt.asked[:-1])
+        llm.text.read(prompt.asked[:-1])
         passages = spans_recalled(llm)
         assert passages
         one = answered(llm, sample, prompt, 128)
@@ -191,7 +191,7 @@ def test_right_answer_is_the_likelier_the_better_it_fits(path: Path) -> None:
     with tiny_llama(path, n_ctx=512) as llm:
         llm.eval(list(range(10, 60)))
         best = int(np.argmax(llm._ctx.get_logits_ith(-1)[:384]))
-        llm.remove_tail(49)
+        llm.text.remove_tail(49)
         losses = [answer_surprises(llm, 59, [token])[0] for token in range(384)]
     assert int(np.argmin(losses)) == best
     assert np.exp(-np.array(losses, dtype=np.float64)).sum() == pytest.approx(1, abs=1e-4)

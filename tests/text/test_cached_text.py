@@ -46,7 +46,7 @@ def check(text: CachedText) -> None:
     """What is in the cache begins the text, and the rest is unread."""
     llm = text.llm
     assert text.is_beginning_cached()
-    assert text.tokens == llm.input_ids[: llm.n_tokens].tolist() + text.unread
+    assert text.tokens == llm.tokens.tolist() + text.unread
     assert text.n_again == max(0, text.n_known - llm.n_tokens)
     assert text.is_as_left()
 

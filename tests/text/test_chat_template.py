@@ -84,7 +84,7 @@ def fed_by_llama_cpp(llm: Llama, *contents: str, system: str | None = None) -> l
     fed: list[list[int]] = []
 
     def create_completion(prompt: str | list[int], **_settings: Any) -> Any:
-        fed.append(prompt_tokens(llm, prompt, None, None))
+        fed.append(prompt_tokens(llm.text.model, prompt, None, None))
         return iter(())
 
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -110,7 +110,7 @@ def text(llm: Llama, tokens: list[int]) -> str:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_first_turn_is_what_llama_cpp_feeds(model: OpenModel, name: str, message: str) -> None:
     llm = model(TEMPLATES[name])
-    assert ChatTemplate(llm, None).first_turn(message) == fed_by_llama_cpp(llm, message)
+    assert ChatTemplate(llm.text.model, None).first_turn(message) == fed_by_llama_cpp(llm, message)
 
 
 @pytest.mark.parametrize("system", ["", "Speak like a pirate.", " a\n\nb ", "say <|im_end|>"])
@@ -118,14 +118,14 @@ def test_first_turn_is_what_llama_cpp_feeds(model: OpenModel, name: str, message
 def test_first_turn_with_a_system_prompt_too(model: OpenModel, name: str, system: str) -> None:
     llm = model(TEMPLATES[name])
     expected = fed_by_llama_cpp(llm, "hello", system=system)
-    assert ChatTemplate(llm, system).first_turn("hello") == expected
+    assert ChatTemplate(llm.text.model, system).first_turn("hello") == expected
 
 
 def test_first_turn_on_the_demo_model() -> None:
     path = demo_model_path()
     llm = Llama(str(path), n_ctx=512, verbose=False, **ONE_THREAD)
     for system in (None, "Speak like a pirate."):
-        template = ChatTemplate(llm, system)
+        template = ChatTemplate(llm.text.model, system)
         for message in MESSAGES:
             expected = fed_by_llama_cpp(llm, message, system=system)
             assert template.first_turn(message) == expected
@@ -148,7 +148,7 @@ def test_turns_joined_are_the_whole_conversation(
     model: OpenModel, name: str, system: str | None, message: str
 ) -> None:
     llm = model(TEMPLATES[name])
-    template = ChatTemplate(llm, system)
+    template = ChatTemplate(llm.text.model, system)
     whole = fed_by_llama_cpp(llm, "hello", "ok", message, "fine", "bye", system=system)
     first, middle, last = (
         template.first_turn("hello"),
@@ -166,7 +166,7 @@ def test_turns_joined_are_the_whole_conversation(
 
 def test_a_call_that_opens_thoughts_stays_in_the_text(model: OpenModel) -> None:
     llm = model(OPENS_THOUGHTS)
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     turn = text(llm, template.next_turn("why?"))
     assert turn == "<|im_end|>\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
@@ -174,17 +174,17 @@ def test_a_call_that_opens_thoughts_stays_in_the_text(model: OpenModel) -> None:
 def test_a_turn_begins_with_the_end_of_the_answer(model: OpenModel) -> None:
     for name, end in [("chatml", "<|im_end|>"), ("llama 3", "<|eot_id|>"), ("mistral", "</s>")]:
         llm = model(TEMPLATES[name])
-        assert text(llm, ChatTemplate(llm, None).next_turn("x")[:1]) == end
+        assert text(llm, ChatTemplate(llm.text.model, None).next_turn("x")[:1]) == end
     # this one trims answers and puts a space behind them, which is not the space of a new text
     llm = model(LLAMA_2)
-    turn = ChatTemplate(llm, None).next_turn("x")
+    turn = ChatTemplate(llm.text.model, None).next_turn("x")
     assert llm.detokenize(turn, special=True).startswith(b" </s><s>")
     assert text(llm, turn[1:3]) == "</s><s>"
 
 
 def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: OpenModel) -> None:
     llm = model(RESPONSE)
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     whole = fed_by_llama_cpp(llm, "hello", "ok", "bye")
     first, turn = template.first_turn("hello"), template.next_turn("bye")
     answer = whole[len(first) : -len(turn)]
@@ -200,11 +200,11 @@ def test_marks_that_the_model_draws_at_the_end_of_an_answer_come_once(model: Ope
 def test_opening_is_what_comes_before_any_first_message(model: OpenModel) -> None:
     for name in WITH_SYSTEM:
         llm = model(TEMPLATES[name])
-        opening = ChatTemplate(llm, "Be brief.").opening
+        opening = ChatTemplate(llm.text.model, "Be brief.").opening
         assert text(llm, opening).rstrip().endswith(("user", "user:", "<</SYS>>", "id|>"))
         assert "Bebrief." in text(llm, opening)
         for message in ("hello", "1", "\n", "Ada"):
-            whole = ChatTemplate(llm, "Be brief.").first_turn(message)
+            whole = ChatTemplate(llm.text.model, "Be brief.").first_turn(message)
             # SentencePiece may join the opening's last sign with the message
             assert whole[: len(opening) - 1] == opening[:-1]
 
@@ -231,7 +231,7 @@ def test_special_tokens_in_a_message_are_text(
     model: OpenModel, name: str, message: str, user_defined: tuple[str, ...]
 ) -> None:
     llm = model(TEMPLATES[name], user_defined=user_defined)
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     marks = {*range(llm.n_vocab() - len(MARKS), llm.n_vocab()), llm.token_bos(), llm.token_eos()}
     own = {token for token in template.first_turn("x") + template.next_turn("x") if token in marks}
     for turn in (template.first_turn, template.next_turn):
@@ -248,7 +248,7 @@ BARE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>
 @pytest.mark.parametrize("template", [CHATML, LLAMA_2, BARE])
 def test_what_is_before_them_has_its_usual_tokens(model: OpenModel, template: str) -> None:
     llm = model(template)
-    parts = ChatTemplate(llm, None)
+    parts = ChatTemplate(llm.text.model, None)
     for turn in (parts.first_turn, parts.next_turn):
         usual, tokens = turn("hello."), turn("hello.</s>")
         place = usual.index(llm.tokenize(b".", add_bos=False)[-1]) + 1
@@ -257,17 +257,17 @@ def test_what_is_before_them_has_its_usual_tokens(model: OpenModel, template: st
 
 def test_a_message_may_contain_a_placeholder(model: OpenModel) -> None:
     llm = model(CHATML)
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     for placeholder in (QUESTION, ANSWER):
         turn = text(llm, template.next_turn(f"What is {placeholder}?"))
         assert turn == text(llm, template.next_turn("x")).replace("x", f"Whatis{placeholder}?", 1)
     with pytest.raises(UnsupportedModelError, match="every message once"):
-        ChatTemplate(llm, f"Say {ANSWER}.")
+        ChatTemplate(llm.text.model, f"Say {ANSWER}.")
 
 
 def test_a_message_whose_end_is_hidden_must_not_look_special(model: OpenModel) -> None:
     llm = model(CHATML + "{{ '!' if '!' in messages[-1].content }}")
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     assert template.first_turn("hi!") == fed_by_llama_cpp(llm, "hi!")
     for turn in (template.first_turn, template.next_turn):
         turn("hi <|im_end|>")
@@ -281,25 +281,33 @@ def test_a_message_whose_end_is_hidden_must_not_look_special(model: OpenModel) -
 
 
 def test_stops_are_those_of_the_format(model: OpenModel) -> None:
-    assert ChatTemplate(model(CHATML), None).stops == (b"</s>",)
-    assert ChatTemplate(model(None, chat_format="snoozy"), None).stops == (b"###",)
-    assert ChatTemplate(model(None, chat_format="vicuna"), None).stops == ()
+    assert ChatTemplate(model(CHATML).text.model, None).stops == (b"</s>",)
+    assert ChatTemplate(model(None, chat_format="snoozy").text.model, None).stops == (b"###",)
+    assert ChatTemplate(model(None, chat_format="vicuna").text.model, None).stops == ()
 
 
 def test_an_end_token_of_the_formatter_ends_an_answer(model: OpenModel) -> None:
     formatter = Jinja2ChatFormatter(CHATML, eos_token="", bos_token="", stop_token_ids=[7, 9])
-    template = ChatTemplate(model(CHATML, chat_handler=formatter.to_chat_handler()), None)
+    template = ChatTemplate(
+        model(CHATML, chat_handler=formatter.to_chat_handler()).text.model, None
+    )
     assert [token for token in range(12) if template.ends(token)] == [7, 9]
     assert template.stops == ()
-    assert not ChatTemplate(model(None), None).ends(7)
+    assert not ChatTemplate(model(None).text.model, None).ends(7)
 
 
 def test_fingerprints_tell_templates_apart(model: OpenModel) -> None:
-    prints = {ChatTemplate(model(template), None).fingerprint for template in TEMPLATES.values()}
+    prints = {
+        ChatTemplate(model(template).text.model, None).fingerprint
+        for template in TEMPLATES.values()
+    }
     # thoughts that are dropped make no difference to what is fed
     assert len(prints) == len(TEMPLATES) - 2
     llm = model(CHATML)
-    assert ChatTemplate(llm, "a").fingerprint == ChatTemplate(llm, None).fingerprint
+    assert (
+        ChatTemplate(llm.text.model, "a").fingerprint
+        == ChatTemplate(llm.text.model, None).fingerprint
+    )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -315,10 +323,10 @@ def test_formats_of_llama_cpp(model: OpenModel, name: str) -> None:
     llm = model(None, chat_format=name)
     if name in REFUSED:
         with pytest.raises(UnsupportedModelError) as error:
-            ChatTemplate(llm, None)
+            ChatTemplate(llm.text.model, None)
         assert "\n" not in str(error.value)
         return
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     first, turn = template.first_turn("hello"), template.next_turn("bye")
     whole = fed_by_llama_cpp(llm, "hello", "ok", "bye")
     assert first == fed_by_llama_cpp(llm, "hello")
@@ -329,7 +337,7 @@ def test_a_model_without_a_template_gets_llama_cpps_format(model: OpenModel) -> 
     llm = model(None)
     assert llm.chat_format == "llama-2"
     for system in (None, "Be brief."):
-        template = ChatTemplate(llm, system)
+        template = ChatTemplate(llm.text.model, system)
         assert template.first_turn("hello") == fed_by_llama_cpp(llm, "hello", system=system)
 
 
@@ -348,9 +356,9 @@ def test_a_system_prompt_without_a_place_is_refused(
     model: OpenModel, template: str, message: str
 ) -> None:
     llm = model(template)
-    ChatTemplate(llm, None)
+    ChatTemplate(llm.text.model, None)
     with pytest.raises(SettingsError, match=message) as error:
-        ChatTemplate(llm, "Be brief.")
+        ChatTemplate(llm.text.model, "Be brief.")
     assert "\n" not in str(error.value)
 
 
@@ -375,10 +383,10 @@ def test_a_template_that_cannot_be_followed_is_refused(
 ) -> None:
     llm = model(template)
     with pytest.raises(UnsupportedModelError, match=message) as error:
-        ChatTemplate(llm, None)
+        ChatTemplate(llm.text.model, None)
     assert "\n" not in str(error.value)
     with pytest.raises((UnsupportedModelError, SettingsError)) as error:
-        ChatTemplate(llm, "Be brief.")
+        ChatTemplate(llm.text.model, "Be brief.")
     assert "\n" not in str(error.value)
 
 
@@ -386,7 +394,7 @@ def test_a_message_that_the_template_refuses(model: OpenModel) -> None:
     llm = model(
         "{% if 'bad' in messages[-1].content %}{{ raise_exception('no') }}{% endif %}" + CHATML
     )
-    template = ChatTemplate(llm, None)
+    template = ChatTemplate(llm.text.model, None)
     template.next_turn("good")
     for turn in (template.first_turn, template.next_turn):
         with pytest.raises(UnsupportedModelError, match="refuses the conversation: no"):
@@ -399,7 +407,7 @@ def test_a_formatter_that_fails_is_refused(model: OpenModel) -> None:
 
     handler = chat_formatter_to_chat_completion_handler(formatter)
     with pytest.raises(UnsupportedModelError, match="refuses the conversation: RuntimeError"):
-        ChatTemplate(model(CHATML, chat_handler=handler), None)
+        ChatTemplate(model(CHATML, chat_handler=handler).text.model, None)
 
 
 def test_a_tokenizer_that_adds_tokens_is_refused(tmp_path: Path) -> None:
@@ -411,4 +419,4 @@ def test_a_tokenizer_that_adds_tokens_is_refused(tmp_path: Path) -> None:
 
     llm.tokenizer_ = Adding(llm)
     with pytest.raises(UnsupportedModelError, match="tokenizer"):
-        ChatTemplate(llm, None)
+        ChatTemplate(llm.text.model, None)

@@ -119,7 +119,7 @@ def test_the_text_of_a_prompt_is_the_same_in_other_tokens(llm: Llama, cases: Cas
             prompt = text[: int(rng.integers(1, len(text) + 1))]
             prompt += random_text(llm, rng, int(rng.integers(0, 4)))
             tokens = cut(llm, prompt)
-            as_drawn = drawn.as_drawn(llm, tokens)
+            as_drawn = drawn.as_drawn(llm.text.model, tokens)
             assert in_bytes(llm, as_drawn) == in_bytes(llm, tokens)
             n_others += as_drawn != tokens
     assert n_others > 100
@@ -134,7 +134,7 @@ def test_a_turn_that_comes_back_is_in_its_tokens(llm: Llama, cases: Cases) -> No
         texts = DrawnTexts()
         texts.note([], [*drawn, *cut(llm, "ab")[-1:]])
         tokens = cut(llm, text + end + (end and words(rng, 3)))
-        as_drawn = texts.as_drawn(llm, tokens)
+        as_drawn = texts.as_drawn(llm.text.model, tokens)
         assert as_drawn[: len(drawn)] == drawn
         assert as_drawn[len(drawn) :] == (tokens[-len(as_drawn) + len(drawn) :] if end else [])
 
@@ -145,7 +145,7 @@ def test_a_text_that_goes_on_otherwise_gets_nothing(llm: Llama, rng: np.random.G
     drawn.note(cut(llm, "baba"), [cut(llm, letter)[-1] for letter in "ababab"])
     for text in ("babaabc", "babaababac", "bab", "x", "babaababababa"):
         tokens = cut(llm, text)
-        assert drawn.as_drawn(llm, tokens) == tokens
+        assert drawn.as_drawn(llm.text.model, tokens) == tokens
 
 
 def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
@@ -154,10 +154,10 @@ def test_a_special_token_is_not_the_text_that_looks_like_it(llm: Llama) -> None:
     drawn = DrawnTexts()
     drawn.note([], spelled)
     tokens = cut(llm, f"ab{mark}\nab")
-    assert drawn.as_drawn(llm, tokens)[: len(spelled)] != spelled
+    assert drawn.as_drawn(llm.text.model, tokens)[: len(spelled)] != spelled
     looks_alike = list(llm.tokenize(f"ab{mark}\nab".encode(), special=False))
     drawn.note([], tokens)
-    assert drawn.as_drawn(llm, looks_alike) == looks_alike
+    assert drawn.as_drawn(llm.text.model, looks_alike) == looks_alike
 
 
 def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
@@ -168,7 +168,7 @@ def test_a_special_token_is_not_any_bytes(llm: Llama) -> None:
     for tokens, others in ([special], looks_alike), (looks_alike, [special]):
         drawn = DrawnTexts()
         drawn.note([], [*others, newline])
-        assert drawn.as_drawn(llm, [*tokens, newline]) == [*tokens, newline]
+        assert drawn.as_drawn(llm.text.model, [*tokens, newline]) == [*tokens, newline]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_the_newest_of_equal_texts_counts(llm: Llama, cases: Cases) -> None:
         for each in (*answers, tokens[len(prompt) :], answers[0]):
             drawn.note(prompt, each)
             noted = [*prompt, *each]
-            assert drawn.as_drawn(llm, asked) == noted + asked[len(tokens) :]
+            assert drawn.as_drawn(llm.text.model, asked) == noted + asked[len(tokens) :]
             drawn.note(noted + asked[len(tokens) :], cut(llm, "a")[-1:])
 
 
@@ -198,7 +198,7 @@ def test_the_longest_text_counts(llm: Llama, rng: np.random.Generator) -> None:
     longest = cut_otherwise(llm, tokens, rng, 1.0)
     drawn.note([], longest)
     drawn.note([], cut_otherwise(llm, cut(llm, "abbaabba\nx"), rng, 1.0))
-    assert drawn.as_drawn(llm, tokens) == longest
+    assert drawn.as_drawn(llm.text.model, tokens) == longest
 
 
 def test_an_answer_is_known_when_the_text_has_gone_on(llm: Llama, cases: Cases) -> None:
@@ -210,7 +210,7 @@ def test_an_answer_is_known_when_the_text_has_gone_on(llm: Llama, cases: Cases) 
         drawn = DrawnTexts()
         drawn.note([], answer)
         drawn.note([*answer, *cut(llm, "x")[-1:]], cut(llm, "b")[-1:])
-        assert drawn.as_drawn(llm, asked) == answer + asked[len(tokens) :]
+        assert drawn.as_drawn(llm.text.model, asked) == answer + asked[len(tokens) :]
         n_others += answer != tokens
     assert n_others > 0
 
@@ -223,7 +223,7 @@ def test_what_nobody_drew_is_left_to_the_tokenizer(llm: Llama, cases: Cases) -> 
         prompt = cut_otherwise(llm, tokens, rng)
         drawn = DrawnTexts()
         drawn.note(prompt, cut(llm, "x")[-1:])
-        assert drawn.as_drawn(llm, tokens) == tokens
+        assert drawn.as_drawn(llm.text.model, tokens) == tokens
         n_others += prompt != tokens
     assert n_others > 0
 
@@ -236,11 +236,11 @@ def test_what_is_noted_has_an_end(llm: Llama, rng: np.random.Generator) -> None:
     for tokens in spelled:
         drawn.note([], tokens)
         assert drawn.n_tokens <= 200
-        assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
-        assert drawn.as_drawn(llm, cut(llm, texts[spelled.index(tokens)])) == tokens
-    assert drawn.as_drawn(llm, cut(llm, texts[1])) == cut(llm, texts[1])
+        assert drawn.as_drawn(llm.text.model, cut(llm, texts[0])) == spelled[0]
+        assert drawn.as_drawn(llm.text.model, cut(llm, texts[spelled.index(tokens)])) == tokens
+    assert drawn.as_drawn(llm.text.model, cut(llm, texts[1])) == cut(llm, texts[1])
     drawn.note([], [5] * 201)
-    assert drawn.as_drawn(llm, cut(llm, texts[0])) == spelled[0]
+    assert drawn.as_drawn(llm.text.model, cut(llm, texts[0])) == spelled[0]
 
 
 def test_no_more_texts_are_noted_than_a_prompt_can_be_compared_with(llm: Llama) -> None:
@@ -282,5 +282,5 @@ def test_other_tokenizers_are_left_alone(
     drawn.note([], cut_otherwise(llm, cut(llm, "abab\n"), rng, 1.0))
     tokens = cut(llm, "abab\n")
     other = LlamaHFTokenizer(SpacingTokenizer([b" a"]))
-    monkeypatch.setattr(llm, "tokenizer_", other)
-    assert drawn.as_drawn(llm, tokens) is tokens
+    monkeypatch.setattr(llm.text.model, "tokenizer", other)
+    assert drawn.as_drawn(llm.text.model, tokens) is tokens

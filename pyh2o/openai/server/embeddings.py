@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import BusyError
-from ...llama.embedding import EmbeddingLlama
+from ...llama.embedding import Embedder
 from ..limits import Limits
 from .bodies import EmbeddingBody
 from .refusals import RefusedError
@@ -28,9 +28,9 @@ class EmbeddingModel(Served):
         prompt_tokens: of all texts so far.
     """
 
-    def __init__(self, llama: EmbeddingLlama, name: str, limits: Limits) -> None:
-        super().__init__(llama, name, limits)
-        self.llama = llama
+    def __init__(self, embedder: Embedder, name: str, limits: Limits) -> None:
+        super().__init__(embedder, name, limits)
+        self.embedder = embedder
         self.prompt_tokens = 0
         self._turn = threading.Lock()
 
@@ -41,7 +41,7 @@ class EmbeddingModel(Served):
     def close(self) -> None:
         """Free the model, after the text that is being read."""
         with self._turn:
-            self.llama.close()
+            self.embedder.close()
 
     def embed(self, body: EmbeddingBody) -> dict[str, Any]:
         """The vectors of all texts of a request, each of length 1.
@@ -50,7 +50,7 @@ class EmbeddingModel(Served):
             RefusedError: a text is too long or has no tokens, or other dimensions are asked for.
             BusyError: the model was busy for too long.
         """
-        n_values = self.llama.n_values
+        n_values = self.embedder.n_values
         if body.dimensions not in (None, n_values):
             raise RefusedError(
                 400,
@@ -65,7 +65,7 @@ class EmbeddingModel(Served):
         vectors = []
         for tokens in texts:
             with self._my_turn():  # each for itself: a long list does not make others wait
-                vectors.append(self.llama.embed_tokens(tokens))
+                vectors.append(self.embedder.embed_tokens(tokens))
                 self.prompt_tokens += len(tokens)
         n_tokens = sum(map(len, texts))
         return {
@@ -92,12 +92,12 @@ class EmbeddingModel(Served):
         """
         self.check()
         if isinstance(given, str):
-            given = self.llama.tokenize(given.encode())
+            given = self.embedder.tokenize(given.encode())
         else:
             self.check_tokens(given, param)
         if not given:
             raise RefusedError(400, f"{param}: a text without tokens has no embedding", param=param)
-        most = self.llama.n_ctx()
+        most = self.embedder.window
         if len(given) > most:
             raise RefusedError(
                 400,

@@ -49,7 +49,7 @@ async def _map(
     request: Request, name: str, layer: int | None = None, head: int | None = None
 ) -> Response:
     def see(session: OpenSession, _model: ServedModel, place: Place) -> Json:
-        now = look(place.watched(), layer=layer, head=head)
+        now = look(place.text.watched(), layer=layer, head=head)
         n_tokens, pinned = len(session.text.tokens), session.pinned
         return map_json(now, session.seen, n_tokens=n_tokens, pinned=pinned)
 
@@ -86,7 +86,7 @@ async def _token(request: Request, name: str, position: int) -> Response:
         texts = session.token_texts(model).texts
         if position >= len(texts):
             raise RefusedError(404, f"the text has {len(texts)} tokens, and no {position}")
-        cache = place.watched()
+        cache = place.text.watched()
         now = look(cache)
         held, score = holders(cache, position)
 

@@ -279,7 +279,7 @@ class OpenSession:
     def look(self) -> Look:
         """Look at what the cache holds now; it is in its place."""
         assert self._place is not None
-        now = look(self._place.watched())
+        now = look(self._place.text.watched())
         self.seen.note(now)
         return now
 

@@ -9,9 +9,9 @@ import llama_cpp
 from anyio import from_thread
 from llama_cpp import LlamaGrammar
 
+from ...core.model import Model
 from ...engine import Engine
 from ...engine.requests import Completions, Terms
-from ...llama import Llama
 from ..chat import in_openai_words
 from ..limits import Limits
 from .bodies import Body, ChatBody, CompletionBody
@@ -28,8 +28,8 @@ class Served:
         shutting_down: set to end all answers in the making.
     """
 
-    def __init__(self, llama: Llama, name: str, limits: Limits) -> None:
-        self._llama = llama
+    def __init__(self, model: Model, name: str, limits: Limits) -> None:
+        self._model = model
         self.name = name
         self.limits = limits
         self.shutting_down = False
@@ -55,7 +55,7 @@ class Served:
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text, without one that begins it."""
-        return list(self._llama.tokenize(text.encode(), special=True))
+        return list(self._model.tokenize(text.encode(), special=True))
 
     def detokenize(self, tokens: list[int]) -> str:
         """The text of tokens.
@@ -64,7 +64,7 @@ class Served:
             RefusedError: one is not in the vocabulary.
         """
         self.check_tokens(tokens, "tokens")
-        return self._llama.detokenize(tokens).decode(errors="replace")
+        return self._model.detokenize(tokens).decode(errors="replace")
 
     def check_tokens(self, tokens: list[int], param: str) -> None:
         """Refuse numbers that are no tokens: llama.cpp ends the program.
@@ -72,7 +72,7 @@ class Served:
         Raises:
             RefusedError: one is not in the vocabulary.
         """
-        n_vocab = self._llama.n_vocab()
+        n_vocab = self._model.n_vocab
         wrong = [token for token in tokens if not 0 <= token < n_vocab]
         if wrong:
             raise RefusedError(
@@ -189,13 +189,13 @@ class ServedModel(Served):
         Raises:
             RefusedError: it is.
         """
-        limit = self.limits.prompt_limit(self._llama.n_ctx())
+        limit = self.limits.prompt_limit(self._model.window)
         # A text of fewer bytes than the limit has no more tokens than it, but for the first.
         if isinstance(prompt, str):
             data = prompt.encode()
             if len(data) < limit:
                 return
-            n_tokens = len(self._llama.tokenize(data, add_bos=False, special=True))
+            n_tokens = len(self._model.tokenize(data, add_bos=False, special=True))
         else:
             n_tokens = len(prompt)
         if n_tokens > limit:
@@ -237,7 +237,7 @@ class ServedCompletions(Completions):
         served, body = self._served, self._body
         model = served.engine.model
         served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
-        if arguments.get("logprobs") is not None and not model._logits_all:
+        if arguments.get("logprobs") is not None and not model.parameters.logits_all:
             raise RefusedError(
                 400,
                 "logprobs: no probabilities of tokens are kept here: leave it out",
@@ -245,11 +245,11 @@ class ServedCompletions(Completions):
             )
         processors = None
         if body.min_tokens:
-            least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.token_eos())
+            least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
             processors = llama_cpp.LogitsProcessorList([least])
         arguments.update(
             model=served.name,
-            max_tokens=arguments["max_tokens"] or model.n_ctx(),
+            max_tokens=arguments["max_tokens"] or model.window,
             logit_bias=self._biases(),
             logits_processor=processors,
             # A chat handler's own for a tool would be that of any JSON, where it fails to make one.

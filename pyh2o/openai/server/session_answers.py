@@ -68,7 +68,7 @@ class Answering:
         turns = text.turns if isinstance(text, Conversation) else ()
         if n_to_read > LONG_MESSAGE:
             self._tell_reading(0, n_to_read)
-        self._place.prompt_progress, self._place.while_reading = self._on_read, self._look
+        self._place.text.prompt_progress, self._place.text.while_reading = self._on_read, self._look
         try:
             with closing(begin()) as pieces:
                 for piece in pieces:
@@ -78,7 +78,7 @@ class Answering:
         except StoppedError:
             pass
         finally:
-            self._place.prompt_progress = self._place.while_reading = None
+            self._place.text.prompt_progress = self._place.text.while_reading = None
             self._session.save()
         return self._end(turns)
 

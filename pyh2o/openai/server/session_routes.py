@@ -278,7 +278,7 @@ async def _answer(request: Request, name: str) -> Response:
         said = body.message or body.edit or ""
         model.check_prompt(said, "message")
         n_said = len(model.tokenize(said)) if said else 0
-        limit = body.max_tokens or model.engine.model.n_ctx()
+        limit = body.max_tokens or model.engine.model.window
         return answering.run(partial(begin, max_tokens=limit), len(talk.unread) + n_said)
 
     return _told(request, await source_of(request, name), name, answer)
@@ -296,7 +296,7 @@ async def _write(request: Request, name: str) -> Response:
             story.cut(body.at)
         passages = story.notes.get("passages", [])
         story.notes = {**story.notes, "passages": [*passages, len(story.text())]}
-        limit = body.max_tokens or model.engine.model.n_ctx()
+        limit = body.max_tokens or model.engine.model.window
         n_to_read = len(story.tokens) - story.llm.n_tokens
         return answering.run(partial(story.write, limit), n_to_read)
 

@@ -18,9 +18,10 @@ def test_states_are_cached_as_in_llama_cpp(
 ) -> None:
     arguments = {"seed": 8, "max_tokens": 10, "logit_bias": ONLY_ASCII, "stream": stream}
     keys, answers, loads = [], [], []
-    real_load = llama_cpp.Llama.load_state
     for model in (stock, full):
-        monkeypatch.setattr(model, "load_state", lambda s, m=model: loads.append(real_load(m, s)))
+        monkeypatch.setattr(
+            model, "load_state", lambda s, m=model: loads.append(type(m).load_state(m, s))
+        )
         cache = LlamaRAMCache()
         monkeypatch.setattr(model, "cache", cache)
         for given in ("A prompt", "Another one", "A prompt"):

@@ -112,7 +112,7 @@ def test_a_chunk_comes_with_its_token(ours: Llama) -> None:
 
 def test_each_token_is_decoded_once(ours: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     # to find a prompt again takes the texts of the tokens that came before it
-    monkeypatch.setattr(ours, "drawn", DrawnTexts())
+    monkeypatch.setattr(ours.text.model, "drawn", DrawnTexts())
     decoded = []
     real = detokenizer_module.llama_token_to_piece
 

@@ -14,9 +14,9 @@ import pytest
 from conversations import (
     EVICTING,
     Trap,
-    is_end,
 )
 from pyh2o import Llama
+from pyh2o.core.text import Text
 from pyh2o.generation.sampling import Sampling
 from pyh2o.generation.writer import Writer
 from pyh2o.sessions import conversation as conversation_module
@@ -44,7 +44,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     class Endless(Writer):
         def __init__(self, llm: Llama, sampling: Sampling, **before: Any) -> None:
-            ends = [token for token in range(llm.n_vocab()) if is_end(llm, token)]
+            ends = [token for token in range(llm.model.n_vocab) if llm.model.is_end(token)]
 
             def ban_ends(_tokens: Any, logits: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
                 logits[ends] = -np.inf
@@ -70,7 +70,7 @@ def with_ends(drawn: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
         def write(self, tokens: Sequence[int]) -> Generator[int]:
             drawn.append([])
             for token in super().write(tokens):
-                if not is_end(self._llm, token):
+                if not self._text.model.is_end(token):
                     drawn[-1].append(token)
                 yield token
 
@@ -81,13 +81,13 @@ def with_ends(drawn: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each evaluation had, of all models."""
     counts: list[int] = []
-    evaluate = llama_cpp.Llama.eval
+    evaluate = Text._evaluate
 
-    def counting(llm: Llama, tokens: Sequence[int]) -> None:
-        evaluate(llm, tokens)
+    def counting(text: Text, tokens: Sequence[int]) -> None:
+        evaluate(text, tokens)
         counts.append(len(tokens))
 
-    monkeypatch.setattr(llama_cpp.Llama, "eval", counting)
+    monkeypatch.setattr(Text, "_evaluate", counting)
     return counts
 
 
@@ -95,6 +95,5 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def trap(monkeypatch: pytest.MonkeyPatch) -> Trap:
     """In the decoding of a batch, before its tokens are recorded."""
     trap = Trap()
-    decode = trap.around(llama_cpp._internals.LlamaContext.decode)
-    monkeypatch.setattr(llama_cpp._internals.LlamaContext, "decode", decode)
+    monkeypatch.setattr(llama_cpp, "llama_decode", trap.around(llama_cpp.llama_decode))
     return trap

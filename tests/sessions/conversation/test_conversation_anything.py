@@ -33,7 +33,7 @@ class Model:
         self.turns: list[tuple[str, list[int]]] = []
 
     def text(self) -> list[int]:
-        parts = ChatTemplate(self.llm, self.system)
+        parts = ChatTemplate(self.llm.model, self.system)
         tokens: list[int] = []
         for message, answer in self.turns:
             tokens += (parts.next_turn if tokens else parts.first_turn)(message) + answer

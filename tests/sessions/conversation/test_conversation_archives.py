@@ -35,9 +35,9 @@ def test_going_on_from_two_files_is_going_on(path: Path, tmp_path: Path) -> None
     expected = go_on(memory)
     assert_equal(expected, go_on(loaded))
     assert_equal(expected, go_on(going))
-    going.llm.close()
+    going.llm.model.close()
     loaded.save(file)
-    loaded.llm.close()
+    loaded.llm.model.close()
     assert names(tmp_path) == {"chat", "chat.archive"}
     last = Conversation.load(file, opened(path))
     assert_equal(go_on(memory, "last"), go_on(last, "last"))
@@ -120,7 +120,7 @@ def test_a_state_of_a_saved_text_finds_its_rows(path: Path, tmp_path: Path) -> N
     llm = conversation.llm
     conversation.save(file)
     go_on(conversation, "what was said after it was saved")
-    state, tokens = llm.kv_state(), llm.input_ids[: llm.n_tokens].tolist()
+    state, tokens = llm.kv_state(), llm.tokens.tolist()
     n_archived, n_tokens = llm.kv.archived, conversation.turns[0].end
     before = archive_of(file).read_bytes()
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_a_file_that_no_session_needs_goes_with_the_model(path: Path, tmp_path: 
     conversation.save(tmp_path / "chat")
     conversation.clear()
     go_on(conversation)
-    conversation.llm.close()
+    conversation.llm.model.close()
     assert names(tmp_path) == {"chat", "chat.archive"}
 
 
@@ -179,7 +179,7 @@ def test_a_session_opens_whatever_has_become_of_its_archive(
     conversation.save(file)
     cached, turns = in_cache(conversation.llm), conversation.turns
     archived = conversation.llm.kv.archived
-    conversation.llm.close()
+    conversation.llm.model.close()
     damage(archive_of(file))
     loaded = Conversation.load(file, opened(path))
     assert (in_cache(loaded.llm), loaded.turns) == (cached, turns)
@@ -203,7 +203,7 @@ def test_an_archive_is_built_anew_by_reading_the_text_again(
     file, conversation = tmp_path / "chat", talk(path)
     conversation.save(file)
     archived, turns = conversation.llm.kv.archived, conversation.turns
-    conversation.llm.close()
+    conversation.llm.model.close()
     damage(archive_of(file))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     loaded = Conversation.load(file, opened(path), reread=True)
@@ -222,8 +222,8 @@ def test_another_archive_is_not_taken(path: Path, tmp_path: Path) -> None:
     one, two = talk(path), talk(path, 4)
     one.save(tmp_path / "one")
     two.save(tmp_path / "two")
-    one.llm.close()
-    two.llm.close()
+    one.llm.model.close()
+    two.llm.model.close()
     shutil.copy(tmp_path / "two.archive", tmp_path / "one.archive")
     loaded = Conversation.load(tmp_path / "one", opened(path))
     assert "cannot be found" in loaded.llm.archive_trouble
@@ -257,7 +257,7 @@ def test_a_file_for_a_model_without_a_session(path: Path, tmp_path: Path) -> Non
     sizes = []
     for archive in (None, tmp_path / "rows"):
         llm = opened(path, recall_archive=archive)
-        llm.read(tokens)
+        llm.text.read(tokens)
         state = llm.kv_state()
         expected = llm.kv.archived
         llm.close()
@@ -318,7 +318,7 @@ def test_a_program_that_is_killed_loses_nothing_that_was_saved(
 ) -> None:
     file, conversation = tmp_path / "chat", talk(path)
     conversation.save(file)
-    conversation.llm.close()
+    conversation.llm.model.close()
     helpers = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "helpers")]
     script = KILLED.format(helpers=helpers, model=str(path))
     ended = subprocess.run(
@@ -331,7 +331,7 @@ def test_a_program_that_is_killed_loses_nothing_that_was_saved(
     assert loaded.llm.kv.archived > 128
     go_on(loaded)
     loaded.save(file)
-    loaded.llm.close()
+    loaded.llm.model.close()
     assert names(tmp_path) == {"chat", "chat.archive"}
 
 
@@ -359,6 +359,6 @@ def test_a_swap_that_was_broken_off_is_completed(
     loaded = Conversation.load(file, copied)
     assert copied.archive_trouble == ""
     assert_equal(go_on(conversation), go_on(loaded))
-    conversation.llm.close()
+    conversation.llm.model.close()
     loaded.save(file)
     assert names(tmp_path) == {"chat", "chat.archive"}

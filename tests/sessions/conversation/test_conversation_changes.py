@@ -30,7 +30,7 @@ def test_nothing_is_read_again_while_rows_are_there(
     conversation = Conversation(llm, on_recompute=refuse)
     for message in ("one", "two", "three"):
         said(conversation.say(message, max_tokens=SHORT))
-    parts = ChatTemplate(llm, None)
+    parts = ChatTemplate(llm.text.model, None)
     start = conversation.turns[2].start
     text = text_of(conversation)[:start]
 
@@ -68,7 +68,7 @@ def test_the_first_message_can_be_edited(path: Path, evaluated: list[int]) -> No
     evaluated.clear()
     for message in ("goodbye", " a", "\n\n", ""):
         said(conversation.edit(message, max_tokens=1))
-        whole = ChatTemplate(llm, None).first_turn(message)
+        whole = ChatTemplate(llm.text.model, None).first_turn(message)
         assert in_cache(llm) == whole
         assert evaluated.pop() <= len(whole) - len(conversation._template.opening) + 1
         assert evaluated == []
@@ -80,7 +80,7 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     conversation = Conversation(llm, on_recompute=refuse)
     opening = conversation._template.opening
     for message in ("\n\nhello", "hello", "\n", "\n\n\n", ""):
-        whole = ChatTemplate(llm, None).first_turn(message)
+        whole = ChatTemplate(llm.text.model, None).first_turn(message)
         assert (whole[: len(opening)] == opening) == (not message.startswith("\n"))
         for change in (conversation.say, conversation.edit, conversation.edit):
             said(change(message, max_tokens=1))
@@ -90,7 +90,7 @@ def test_a_first_message_may_be_one_token_with_what_is_before() -> None:
     said(conversation.say("\n", max_tokens=1))
     conversation.set_system(SYSTEM)
     check_positions(conversation)
-    assert text_of(conversation)[:-1] == ChatTemplate(llm, SYSTEM).first_turn("\n")
+    assert text_of(conversation)[:-1] == ChatTemplate(llm.text.model, SYSTEM).first_turn("\n")
 
 
 def test_going_back_is_as_if_it_had_not_been(path: Path) -> None:
@@ -119,10 +119,10 @@ def test_what_was_evicted_is_read_again_and_said_before(
     )
     said(conversation.say("one", max_tokens=SHORT))
     said(conversation.say("two", max_tokens=150))
-    parts = ChatTemplate(llm, None)
+    parts = ChatTemplate(llm.text.model, None)
     first, second = conversation.turns
     text = text_of(conversation)
-    assert not llm.can_remove_tail(second.answer_start)
+    assert not llm.text.can_remove_tail(second.answer_start)
 
     evaluated.clear()
     said(conversation.regenerate(max_tokens=150))

@@ -205,10 +205,10 @@ def test_they_stay_where_an_answer_fails(llm: Llama, change: str) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError
 
-    evaluate, llm.eval = llm.eval, fail
+    evaluate, llm.text.eval = llm.text.eval, fail
     with pytest.raises(RuntimeError):
         said(getattr(conversation, change)(*([] if change == "regenerate" else ["other"])))
-    llm.eval = evaluate
+    llm.text.eval = evaluate
     assert conversation.answers == before
 
 

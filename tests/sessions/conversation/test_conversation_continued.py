@@ -128,7 +128,7 @@ def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatc
 
     class Ending(conversation_module.Writer):
         def write(self, tokens: Sequence[int]) -> Any:
-            yield from [next(super().write(tokens)) * 0 + self._llm.token_eos()]
+            yield from [next(super().write(tokens)) * 0 + self._text.model.native.token_eos()]
 
     monkeypatch.setattr(conversation_module, "Writer", Ending)
     assert said(conversation.go_on()) == ""

@@ -27,7 +27,7 @@ def test_copied_files_go_on_as_the_saved_ones(path: Path, tmp_path: Path) -> Non
         copy_session(file, copy)
     assert "\n" not in str(error.value)
     assert names(tmp_path) == {"chat", "chat.archive"}
-    conversation.llm.close()
+    conversation.llm.model.close()
     assert copy_session(file, copy) == CopiedSession(copy, archive_of(copy), False)
     assert names(tmp_path) == {"chat", "chat.archive", "copy", "copy.archive"}
     assert copy.read_bytes() == file.read_bytes()
@@ -48,7 +48,7 @@ def test_a_copy_has_the_archive_that_its_session_needs(path: Path, tmp_path: Pat
     """Which has another name where a program was killed, or is gone."""
     file, conversation = tmp_path / "chat", talk(path)
     conversation.save(file)
-    conversation.llm.close()
+    conversation.llm.model.close()
     archive_of(file).rename(tmp_path / "chat.archive.0a1b2c3d.new")
     archive_of(file).write_text("of another text")
     copy_session(file, tmp_path / "copy")
@@ -65,7 +65,7 @@ def test_a_copy_that_fails_leaves_nothing(
 ) -> None:
     file, conversation = tmp_path / "chat", talk(path)
     conversation.save(file)
-    conversation.llm.close()
+    conversation.llm.model.close()
     before = archive_of(file).stat().st_size
     with full_disk(before - 1), pytest.raises(SessionError, match="File too large") as error:
         copy_session(file, tmp_path / "copy")
@@ -91,7 +91,7 @@ def test_the_archive_goes_along_with_a_new_name(
     old, new = SavedChat("old"), SavedChat("new")
     conversation = talk(path)
     conversation.save(old.path)
-    conversation.llm.close()
+    conversation.llm.model.close()
     mode = archive_of(old.path).stat().st_mode
     archive_of(new.path).write_text("of a session that was removed by hand")
     if where == "not moved yet":

@@ -45,7 +45,7 @@ def test_text_is_what_was_generated_and_what_the_template_writes(
     messages = ["hello", "and <|im_end|> you?", "", "bye " * 30]
     for message in messages:
         said(conversation.say(message, max_tokens=SHORT))
-    parts = ChatTemplate(llm, system)
+    parts = ChatTemplate(llm.text.model, system)
     expected = parts.first_turn(messages[0]) + drawn[0]
     for message, tokens in zip(messages[1:], drawn[1:], strict=True):
         expected += parts.next_turn(message) + tokens
@@ -63,7 +63,7 @@ def test_marks_at_the_end_of_an_answer_are_there_once(
 ) -> None:
     path = write_chat_gguf(tmp_path / "tiny.gguf", RESPONSE, n_layer=1)
     llm = tiny_llama(path, **EVICTING)
-    parts = ChatTemplate(llm, None)
+    parts = ChatTemplate(llm.text.model, None)
     answer = [*parts.answer("fine", parts.opening[-1]), parts.next_turn("x")[0]]
 
     def write(_writer: Writer, tokens: list[int]) -> Iterator[int]:
@@ -80,7 +80,7 @@ def test_marks_at_the_end_of_an_answer_are_there_once(
     assert text_of(conversation) == expected
     # the same where all is read again
     conversation.set_system("be brief")
-    first = ChatTemplate(llm, "be brief").first_turn("one")
+    first = ChatTemplate(llm.text.model, "be brief").first_turn("one")
     assert text_of(conversation)[len(first) :] == expected[len(parts.first_turn("one")) :]
 
 
@@ -103,7 +103,7 @@ def test_a_long_dialogue_evaluates_every_token_once(
     llm: Llama, drawn: list[list[int]], evaluated: list[int]
 ) -> None:
     conversation = Conversation(llm, on_recompute=refuse)
-    parts = ChatTemplate(llm, None)
+    parts = ChatTemplate(llm.text.model, None)
     n_new = 0
     for i in range(200):
         message = f"this is message {i}"
@@ -119,15 +119,15 @@ def test_a_long_dialogue_evaluates_every_token_once(
 def test_work_for_a_turn_does_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llama(path, **EVICTING)
     # its growth would be counted in the turn in which it happens
-    llm._grow_record(20_000)
+    llm.text._grow(20_000)
     tokenized: list[int] = []
-    tokenize = llm.tokenize
+    tokenize = llm.text.model.tokenize
 
-    def counting(text: bytes, **settings: Any) -> list[int]:
+    def counting(text: bytes, *settings: Any, **others: Any) -> list[int]:
         tokenized.append(len(text))
-        return tokenize(text, **settings)
+        return tokenize(text, *settings, **others)
 
-    monkeypatch.setattr(llm, "tokenize", counting)
+    monkeypatch.setattr(llm.text.model, "tokenize", counting)
     # a copy of the cache has the tokens that it is of
     conversation = Conversation(llm, copies_mib=0)
 

@@ -63,7 +63,7 @@ def test_another_answer_with_the_same_seed_is_the_same(
     conversation = talk(llm, times=times)
     turn = conversation.turns[-1]
     rows = [llm.kv_rows(layer) for layer in range(2)]
-    assert not llm.can_remove_tail(turn.answer_start)
+    assert not llm.text.can_remove_tail(turn.answer_start)
     for _ in range(2):
         evaluated.clear()
         said(conversation.regenerate(max_tokens=LONG))
@@ -131,10 +131,10 @@ def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: s
     def fail(*_: Any) -> None:
         raise RuntimeError
 
-    evaluate, llm.eval = llm.eval, fail
+    evaluate, llm.text.eval = llm.text.eval, fail
     with pytest.raises(RuntimeError):
         said(conversation.regenerate() if change == "regenerate" else conversation.edit("other"))
-    llm.eval = evaluate
+    llm.text.eval = evaluate
     assert (conversation.turns, text_of(conversation)) == before
     assert llm.kv_state() == state
 
@@ -200,7 +200,7 @@ def test_a_state_that_does_not_fit_is_read_again(
         llm.reset()
         raise StateError("no")
 
-    monkeypatch.setattr(llm, "load_kv_state", refuse_state)
+    monkeypatch.setattr(llm.text, "load_kv_state", refuse_state)
     start = conversation.turns[-1].answer_start
     said(conversation.regenerate(max_tokens=SHORT))
     assert told == [start - 1]
@@ -215,7 +215,7 @@ def test_memory_that_is_not_there_costs_the_copy(
         raise MemoryError
 
     llm = tiny_llama(path, **EVICTING)
-    monkeypatch.setattr(llm, "mapped_kv_state", too_large)
+    monkeypatch.setattr(llm.text, "kv_state", too_large)
     conversation = talk(llm)
     assert len(conversation.copies) == 0
     said(conversation.regenerate(max_tokens=SHORT))
@@ -288,7 +288,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     # back to where little was archived, and on with another text: its pages take the place
     conversation._text.copies._copies = [first, last]
     conversation._text.set_back(len(first.tokens))
-    llm.read([7] * 300)
+    llm.text.read([7] * 300)
     conversation._text.copies._copies = [last]
     conversation._text.tokens = list(text)
     conversation._text.recover(n_read)

@@ -157,10 +157,10 @@ def test_ctrl_c_while_a_batch_is_computed(
         if len(asked) > 20 and (n_words == 6 or llm.kv.compactions):
             raise KeyboardInterrupt
 
-    llm.while_reading = press
+    llm.text.while_reading = press
     with pytest.raises(KeyboardInterrupt):
         said(conversation.say("long " * n_words, max_tokens=SHORT))
-    llm.while_reading = None
+    llm.text.while_reading = None
     assert (conversation.turns, text_of(conversation)) == before
     assert in_cache(llm) == before[1][: llm.n_tokens]
     said(conversation.say("short", max_tokens=SHORT))

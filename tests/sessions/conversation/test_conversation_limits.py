@@ -59,7 +59,7 @@ def test_the_end_of_all_positions(
 
 def test_the_last_position_can_be_used(path: Path) -> None:
     llm = tiny_llama(path, n_ctx=256, evict=False)
-    opening = len(ChatTemplate(llm, None).first_turn(""))
+    opening = len(ChatTemplate(llm.text.model, None).first_turn(""))
     for room in (2, 1, 0):
         conversation = Conversation(llm)
         answer = conversation.say("\u0001" * (256 - opening - room))

@@ -29,7 +29,7 @@ def texts(conversation: Conversation) -> list[str]:
 
 
 def said_at(conversation: Conversation, start: int, end: int) -> str:
-    return conversation.llm.detokenize(text_of(conversation)[start:end]).decode()
+    return conversation.llm.model.detokenize(text_of(conversation)[start:end]).decode()
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_another_system_prompt_is_read_with_all_turns(
     conversation.set_system(SYSTEM)
     assert conversation.system == SYSTEM
     check_positions(conversation)
-    parts = ChatTemplate(llm, SYSTEM)
+    parts = ChatTemplate(llm.text.model, SYSTEM)
     expected = parts.first_turn("one") + drawn[0] + parts.next_turn("two") + drawn[1]
     assert text_of(conversation) == expected
     evaluated.clear()
@@ -112,7 +112,7 @@ def test_another_system_prompt_is_read_with_all_turns(
     conversation.set_system(None)
     recomputed.clear()
     said(conversation.say("four", max_tokens=1))
-    assert in_cache(llm) == ChatTemplate(llm, None).first_turn("four")
+    assert in_cache(llm) == ChatTemplate(llm.text.model, None).first_turn("four")
     assert recomputed == []
 
 

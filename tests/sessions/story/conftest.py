@@ -51,7 +51,7 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     forbid = Story._forbid
 
     def forbid_end_too(self: Story, input_ids: Any, logits: Any) -> Any:
-        logits[self.llm.token_eos()] = -np.inf
+        logits[self.llm.model.native.token_eos()] = -np.inf
         return forbid(self, input_ids, logits)
 
     monkeypatch.setattr(Story, "_forbid", forbid_end_too)

@@ -1,7 +1,8 @@
-"""Decodes what several texts have to evaluate in one batch, again and again.
+"""Decodes what the texts of a model have to evaluate, in one batch after the other.
 
-Each text runs in a thread of its own and waits here while its tokens are evaluated. A batch has the
-next token of every text that is being written, and a piece of one that is being read.
+One text alone is decoded where it is evaluated. Several run in a thread of their own each and wait
+here while their tokens are evaluated, in another thread. A batch has the next token of every text
+that is being written, and a piece of one that is being read.
 
 Our kernel for few tokens of a text rounds otherwise than that for many. So a piece is decoded by
 itself, where llama.cpp would decode its first token beside those that are written, and no piece is
@@ -23,7 +24,6 @@ import numpy as np
 from ..cache.breaking import breakable
 from ..errors import ClosedError
 from ..generation.logits import LogitsArray
-from ..llama.evicting import address
 from ..llama.failures import decode_error, listen_anew
 from .pace import Pace
 
@@ -32,8 +32,10 @@ from .pace import Pace
 PATIENCE = 0.25
 LEAST_PATIENCE = 0.002
 MOST_PATIENCE = 1.0  # also where the machine slept during that batch
-# What llama_decode returns then.
+# What llama_decode returns when it is broken off.
 BROKEN_OFF = 2
+# Fewer tokens are soon computed: Ctrl-C waits for them, and they take no longer for it.
+LEAST_BREAKABLE = 8
 
 
 @dataclass
@@ -46,8 +48,9 @@ class Job:
         start: position of the first one.
         wants: for each token whether its logits are wanted.
         priority: texts of a higher one are read first.
-        check: called now and then while a piece is decoded, in the thread of the batches; what it
-            raises ends the job, and the piece leaves no trace. None asks nobody.
+        check: called now and then while a longer piece is decoded, in the thread that does it;
+            what it raises ends the job, and the piece leaves no trace. Handlers of signals run
+            there, too, if that is the main thread. None asks nobody else.
         done: how many tokens have been evaluated.
         logits: those that were wanted; [n_vocab] each.
         error: why it ended early.
@@ -94,8 +97,18 @@ class BatchCounts:
 class Batcher:
     """One batch after the other, as long as there are jobs.
 
-    Attributes:
+    Args:
+        context: llama.cpp's; `close` comes before it is freed.
+        in_thread: whether batches are decoded in a thread of their own; else in that of the text.
+        n_vocab: logits of a token.
+        n_batch: most tokens of a batch.
+        reading: most tokens of a batch that are read while another text is written; fewer, if that
+            one would pause for too long (see `Pace`).
+        least_piece: as few tokens of what a text reads are rounded as if it were read as one.
+        search_group: so many tokens of that look for evicted rows together.
         lock: whoever holds it may use the context. It is free while a text waits for its job.
+
+    Attributes:
         counts: of the batches so far.
     """
 
@@ -103,51 +116,46 @@ class Batcher:
         self,
         context: llama_cpp.llama_context_p,
         *,
+        in_thread: bool,
         n_vocab: int,
         n_batch: int,
-        n_reading: int,
+        reading: int,
         least_piece: int,
         search_group: int,
+        lock: threading.RLock,
     ) -> None:
-        """Get ready for jobs.
-
-        Args:
-            context: of several sequences; `close` comes before it is freed.
-            n_vocab: logits of a token.
-            n_batch: most tokens of a batch.
-            n_reading: most tokens of a batch that are read while another text is written; fewer,
-                if that one would pause for too long (see `Pace`).
-            least_piece: as few tokens of what a text reads are rounded as if it were read as one.
-            search_group: so many tokens of that look for evicted rows together.
-        """
-        self.lock = threading.RLock()
         self.counts = BatchCounts()
         self._context = context
+        self._address = int(ctypes.cast(context, ctypes.c_void_p).value or 0)
         self._n_vocab = n_vocab
         self._n_batch = n_batch
-        self._pace = Pace(n_reading)
+        self._pace = Pace(reading)
         self._least_piece = least_piece
         self._search_group = search_group
-        self._changed = threading.Condition(self.lock)
+        self._lock = lock
+        self._changed = threading.Condition(lock)
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()
         self._patience = LEAST_PATIENCE
         self._read_at: dict[int, int] = {}  # the last batch in which a sequence read
         self._batch = llama_cpp.llama_batch_init(n_batch, 0, 1)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="pyh2o batches", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if in_thread:
+            self._thread = threading.Thread(target=self._run, name="pyh2o batches", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """End; those who wait are told so."""
-        with self.lock:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
             for job in self._jobs.values():
                 job.error = ClosedError("the engine is closed: open it again")
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
         llama_cpp.llama_batch_free(self._batch)
 
     # ---------------------------------------------------------------------------------------------
@@ -158,12 +166,20 @@ class Batcher:
         """Wait until all tokens of a job have been evaluated; `lock` is held once, or more often.
 
         Raises:
-            RuntimeError: llama.cpp failed; what was evaluated of the job may be in the cache.
+            DecodeError: llama.cpp failed; what was evaluated of the job may be in the cache.
             ClosedError: the batcher was closed.
             BaseException: what `check` of the job raised; its first `done` tokens are in the cache.
         """
         if self._closed:
             raise ClosedError("the engine is closed: open it again")
+        if self._thread is None:
+            self._decode_all([(job, job.n_left)])
+        else:
+            self._await(job)
+        if job.error is not None:
+            raise job.error
+
+    def _await(self, job: Job) -> None:
         self._jobs[job.seq_id] = job
         self._changed.notify_all()
         try:
@@ -171,8 +187,6 @@ class Batcher:
                 self._changed.wait()
         finally:
             self._jobs.pop(job.seq_id, None)
-        if job.error is not None:
-            raise job.error
 
     def n_done(self, seq_id: int) -> int:
         """Tokens of a text's job that have been evaluated already; `lock` is held."""
@@ -181,7 +195,7 @@ class Batcher:
 
     def leave(self, seq_id: int) -> None:
         """Do not wait for a text that has ended."""
-        with self.lock:
+        with self._lock:
             self._expected.discard(seq_id)
             self._changed.notify_all()
 
@@ -190,7 +204,7 @@ class Batcher:
     # ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self.lock:
+        with self._lock:
             while True:
                 self._changed.wait_for(lambda: self._closed or self._pending())
                 if self._closed:
@@ -251,22 +265,31 @@ class Batcher:
         )
 
     def _decode_piece(self, piece: tuple[Job, int]) -> None:
-        """Decode a longer piece, which its text may break off."""
-        job = piece[0]
-        if job.check is None:
+        """Decode tokens of one text, which it may break off."""
+        job, n = piece
+        is_asked = self._thread is None or job.check is not None
+        if n < LEAST_BREAKABLE or not is_asked:
             self._decode_or_each([piece])
             return
         try:
-            with breakable(address(self._context), job.check):
+            with breakable(self._address, job.check):
                 self._decode_or_each([piece])
         except BaseException as error:
             job.error = error
 
     def _decode_or_each(self, pieces: list[tuple[Job, int]]) -> None:
         """Decode pieces together, or each by itself if that fails: one may be to blame."""
-        if pieces and self._decode(pieces) not in (0, BROKEN_OFF):
-            for job, n in pieces:
-                self._decode_alone(job, n)
+        if not pieces:
+            return
+        listen_anew()
+        status = self._decode(pieces)
+        if status in (0, BROKEN_OFF):
+            return
+        if len(pieces) == 1:
+            pieces[0][0].error = decode_error(status)
+            return
+        for job, n in pieces:
+            self._decode_alone(job, n)
 
     def _decode_alone(self, job: Job, n: int) -> None:
         memory = llama_cpp.llama_get_memory(self._context)

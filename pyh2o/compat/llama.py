@@ -1,0 +1,690 @@
+"""`Llama`: llama_cpp's class, its arguments, attributes and results, over a model and a text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import fields, replace
+from mmap import mmap
+from typing import Any, TypeVar
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import Llama as StockLlama  # programs may put our class in the place of this one
+from llama_cpp import _internals as internals
+from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+
+from ..cache.kv_cache import FloatArray, IntArray
+from ..cache.rows import HeavyHitter
+from ..cache.settings import Budget, EvictionSettings
+from ..cache.statistics import KVStatistics
+from ..core.guard import TextGuard
+from ..core.model import READING, Model
+from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
+from ..core.text import Text
+from ..errors import BusyError, StateError
+from ..generation.drafts import FittingDrafts
+from ..generation.sampler import Draws
+from ..generation.writer import Writer
+from ..llama.recalled import RecalledSpan
+from ..llama.states import MISFIT
+from ..openai import completion
+from ..openai.chat import OpenAIChat, as_json_object
+from ..policies import parse_policy
+from ..system.rpc import layers_text, parse_servers
+from ..text.drawn import TextTokens
+
+Self = TypeVar("Self", bound="Llama")
+
+_SETTINGS = tuple(field.name for field in fields(EvictionSettings))
+# Arguments of llama_cpp's class that llama.cpp does not get.
+_OWN = (
+    "seed",
+    "last_n_tokens_size",
+    "lora_base",
+    "chat_format",
+    "chat_handler",
+    "draft_model",
+    "tokenizer",
+    "spm_infill",
+)
+_OURS = (
+    "evict",
+    "n_ctx",
+    "recall_archive",
+    "rpc_servers",
+    "load_progress",
+    "prompt_progress",
+    "on_exact_prefill",
+    "verbose",
+)
+_KNOWN = {*_SETTINGS, *PARAMETER_NAMES, *_OWN, *_OURS, *FORMER}
+
+
+class EvictingState(llama_cpp.LlamaState):  # type: ignore[misc]  # llama_cpp is not typed
+    """A state of a text, in a format of its own."""
+
+
+class Llama(StockLlama):  # type: ignore[misc]  # llama_cpp is not typed
+    """`llama_cpp.Llama` that evicts: a text of any length in a KV cache of fixed size.
+
+    Everything that is not named here is as in the parent class. Prompts longer than `n_ctx` stream
+    through the cache, and `max_tokens=None` generates until the model stops. When the positions
+    that the model was trained on are used up, the rows in the cache are given new ones. A few
+    models do not allow that (`position_limit` is then the trained context): their texts end there,
+    with the finish reason "trained_context".
+
+    Args:
+        model_path: a GGUF file.
+        evict: False for the parent's full cache.
+        n_ctx: the window, in tokens; 0 for the model's trained context. It chooses the factors of
+            LongRoPE as it does for a full cache.
+        recall_archive: a file for the archive, so that it takes no memory, and `kv_state` only
+            refers to it; None for memory. Sessions have a file of their own beside them, as soon
+            as they are saved.
+        rpc_servers: other machines that compute layers (`pyh2o rpc-server`): host:port of each, or
+            all in one text with commas. All layers go to them and to the GPUs, by the memory that
+            each has, unless n_gpu_layers says how many.
+        load_progress: called with 0 .. 1 while the model loads.
+        prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
+            0 where that takes several pieces.
+        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
+            memory; without it `verbose` prints that.
+        verbose: show llama.cpp's log, which is long; False here, unlike in the parent.
+        **arguments: what to keep, as in `EvictionSettings` (`hh`, `recent`, `policy`, `recall`
+            ...), where a policy may be its text, and the parent's other arguments.
+
+    Raises:
+        SettingsError: settings that make no sense, or an argument that there is none of.
+        ModelError: the file is missing or llama.cpp cannot read it.
+        LibraryError: the library multiplies the model's weights wrongly on this processor.
+        UnsupportedModelError: the model's rows cannot be evicted; the message has the reason.
+        ServerError: a server cannot be used: nobody listens there, it is busy, of another version.
+
+    Attributes:
+        text: the text, with its cache and its model.
+    """
+
+    text: Text
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        evict: bool = True,
+        n_ctx: int = 0,
+        recall_archive: str | os.PathLike[str] | None = None,
+        rpc_servers: str | Sequence[str] | None = None,
+        load_progress: Callable[[float], None] | None = None,
+        prompt_progress: Callable[[int, int], None] | None = None,
+        on_exact_prefill: Callable[[int, int], None] | None = None,
+        verbose: bool = False,
+        **arguments: Any,
+    ) -> None:
+        if evict and arguments.get("embedding"):
+            warnings.warn(
+                "embedding=True reads each text at once, and nothing is evicted: give evict=False "
+                "with it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        model = load_model(
+            model_path,
+            evict=evict,
+            n_ctx=n_ctx,
+            rpc_servers=rpc_servers,
+            load_progress=load_progress,
+            verbose=verbose,
+            **arguments,
+        )
+        try:
+            keeps_logits = bool(arguments.get("logits_all") or arguments.get("draft_model"))
+            text = Text(model, archive=recall_archive, keeps_logits=keeps_logits)
+        except BaseException:
+            model.close()  # whoever has the error keeps this object
+            raise
+        text.prompt_progress, text.on_exact_prefill = prompt_progress, on_exact_prefill
+        self._arguments = {"evict": evict, "n_ctx": n_ctx, **arguments}
+        self._adapt(text, owns_model=True)
+        self.draft_model = arguments.get("draft_model")
+        if verbose:
+            print(f"pyh2o: {self.kv.summary()}\npyh2o: {self.kv.details()}", file=sys.stderr)
+            if model.rpc_servers:
+                print(f"pyh2o: {layers_text(model.layers_at())}", file=sys.stderr)
+
+    @classmethod
+    def of(cls: type[Self], text: Text, arguments: dict[str, Any] | None = None) -> Self:
+        """The class over a text that there is, of a model that others use, too.
+
+        Args:
+            text: stays open when this is closed.
+            arguments: that the model was loaded with.
+        """
+        self = cls.__new__(cls)
+        self._arguments = dict(arguments or {})
+        self._adapt(text, owns_model=False)
+        return self
+
+    def _adapt(self, text: Text, *, owns_model: bool) -> None:
+        """Set what llama_cpp's methods and programs look for."""
+        model, given = text.model, self._arguments
+        self.text = text
+        self._owns_model = owns_model
+        self.model_path, self.verbose = model.path, model.verbose
+        self.metadata = model.metadata
+        self.cache: Any = None  # llama_cpp's, of whole states
+        self.last_n_tokens_size = given.get("last_n_tokens_size", Draws.last_tokens)
+        self._seed = given.get("seed") or llama_cpp.LLAMA_DEFAULT_SEED
+        self.n_batch = model.n_batch
+        self.model_params = model.model_params
+        self.context_params = type(model.context_params).from_buffer_copy(model.context_params)
+        self.context_params.n_ctx = self.n_ctx()
+        self.n_threads, self.n_threads_batch = (
+            self.context_params.n_threads,
+            self.context_params.n_threads_batch,
+        )
+        # Programs that read these want to know how much text they can give.
+        self._n_vocab, self._n_ctx = model.n_vocab, text.position_limit
+        self._logits_all = text.keeps_logits
+        self._draft_model: FittingDrafts | None = None
+        self._batch_of_embeddings: Any = None
+
+    # ---------------------------------------------------------------------------------------------
+    # The end
+    # ---------------------------------------------------------------------------------------------
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and the cache; a file of an archive that no session was saved with goes.
+
+        Raises:
+            BusyError: another thread uses them.
+        """
+        # The parent closes again when the object goes, even if its set-up never began.
+        text: Text | None = self.__dict__.get("text")
+        guard = None if text is None else text.model.guard
+        if text is None or guard is None or not self._owns_model or guard.closed or guard.forked:
+            return
+        with text.guard:
+            if self._batch_of_embeddings is not None:
+                self._batch_of_embeddings.close()
+            text.model.close()
+
+    def __del__(self) -> None:
+        pass  # the parent closes here; the text may be used by others, and goes with the last one
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self._arguments,
+            "model_path": self.model_path,
+            "n_ctx": self.n_ctx(),
+            "rpc_servers": self.rpc_servers,
+            "seed": self._seed,
+            "draft_model": self.draft_model and self.draft_model.model,
+            "verbose": self.verbose,
+        }
+
+    # ---------------------------------------------------------------------------------------------
+    # What llama_cpp's methods look for
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def _model(self) -> Any:
+        self.text.model.guard.check()
+        return self.text.model.native
+
+    @property
+    def _ctx(self) -> Any:
+        self.text.model.guard.check()
+        return self.text.model.context
+
+    @property
+    def _batch(self) -> Any:
+        if self._batch_of_embeddings is None:
+            self._batch_of_embeddings = internals.LlamaBatch(
+                n_tokens=self.n_batch, embd=0, n_seq_max=self.n_ctx(), verbose=self.verbose
+            )
+        return self._batch_of_embeddings
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the text; to set it back is to shorten the text."""
+        return self.text.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n_tokens: int) -> None:
+        if n_tokens != self.text.n_tokens:
+            self.text.n_tokens = n_tokens
+            self.text.logits = self.text.logits[:0]
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.intc]:
+        """Tokens, of which the first `n_tokens` are the text; [at least n_tokens]."""
+        return self.text.record
+
+    @property
+    def scores(self) -> npt.NDArray[np.single]:
+        """The logits of all tokens, with logits_all; [at least n_tokens, n_vocab]."""
+        return self.text.all_logits
+
+    def n_ctx(self) -> int:
+        """The window, in tokens: the context that was asked for."""
+        return self.text.model.window
+
+    @property
+    def chat_format(self) -> str | None:
+        """The name of the format of chats, in llama_cpp or in the model's file."""
+        return self.text.model.chat.name
+
+    @chat_format.setter
+    def chat_format(self, name: str | None) -> None:
+        self.text.model.chat.name = name
+
+    @property
+    def chat_handler(self) -> Any:
+        """llama_cpp's handler of chats, which goes before the format; None for none."""
+        return self.text.model.chat.handler
+
+    @chat_handler.setter
+    def chat_handler(self, handler: Any) -> None:
+        self.text.model.chat.handler = handler
+
+    @property
+    def _chat_handlers(self) -> dict[str, Any]:
+        return self.text.model.chat.handlers
+
+    @property
+    def tokenizer_(self) -> BaseLlamaTokenizer:
+        """llama.cpp's own, or another one that was given."""
+        return self.text.model.tokenizer or LlamaTokenizer(self)
+
+    @tokenizer_.setter
+    def tokenizer_(self, tokenizer: BaseLlamaTokenizer) -> None:
+        self.text.model.tokenizer = tokenizer
+
+    @property
+    def spm_infill(self) -> bool:
+        """Whether a suffix comes before the prefix where a gap is filled."""
+        return self.text.model.spm_infill
+
+    @spm_infill.setter
+    def spm_infill(self, value: bool) -> None:
+        self.text.model.spm_infill = value
+
+    @property
+    def prompt_progress(self) -> Callable[[int, int], None] | None:
+        """Called with (tokens read, tokens in all) while a prompt is read."""
+        return self.text.prompt_progress
+
+    @prompt_progress.setter
+    def prompt_progress(self, called: Callable[[int, int], None] | None) -> None:
+        self.text.prompt_progress = called
+
+    @property
+    def draft_model(self) -> Any:
+        """Guesses how the text goes on, for speculative decoding; None for none."""
+        return self._draft_model
+
+    @draft_model.setter
+    def draft_model(self, model: Any) -> None:
+        self._draft_model = None if model is None else FittingDrafts(model, self.text)
+
+    # ---------------------------------------------------------------------------------------------
+    # Vocabulary
+    # ---------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> TextTokens:
+        """The parent's; all of them, as a prompt, stand for the text (see `DrawnTexts`).
+
+        It takes memory for this text, where the parent takes it for all of the trained context.
+
+        Raises:
+            ModelError: the model has no vocabulary, or no token that texts have to begin with.
+        """
+        return self.text.model.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The text of tokens; those of more than 32 bytes have one, too, unlike in the parent."""
+        return self.text.model.detokenize(tokens, prev_tokens, special)
+
+    # ---------------------------------------------------------------------------------------------
+    # The text
+    # ---------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Empty the text and the cache."""
+        self.text.reset()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after the `n_tokens` there are (see `Text.eval`)."""
+        self.text.eval(tokens)
+
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        """The parent's; `idx` is the place of the token behind which one is drawn.
+
+        Raises:
+            StateError: no token was evaluated since the text was emptied, shortened or loaded, or
+                since an evaluation failed: what logits there are belong to another text.
+            SettingsError: the logits of token `idx` are not there.
+            DecodeError: the logits are no numbers.
+        """
+        at = -1 if idx is None else idx - self.n_tokens
+        return self._writer(*args, **kwargs).draw(at)
+
+    def _writer(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        grammar: Any = None,
+    ) -> Writer:
+        """What draws as these arguments of the parent's `sample` say."""
+        draws = Draws(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            seed=self._seed,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            last_tokens=self.last_n_tokens_size,
+        )
+        if logits_processor is not None and not callable(logits_processor):
+            logits_processor = llama_cpp.LogitsProcessorList(logits_processor)
+        return Writer(
+            self.text,
+            draws,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            drafts=self._draft_model,
+        )
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """The parent's generator of tokens; it ends at `position_limit`.
+
+        Of what is in the cache and begins the prompt, what can stay is not read again (see
+        `Text.keep_prefix`). Rejected drafts of a draft model leave a trace in the scores.
+
+        Raises:
+            BusyError: the text was changed between two tokens.
+        """
+        text = self.text
+        with text.guard:
+            writer = self._writer(
+                temp=temp,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                typical_p=typical_p,
+                repeat_penalty=repeat_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                mirostat_mode=mirostat_mode,
+                mirostat_tau=mirostat_tau,
+                mirostat_eta=mirostat_eta,
+                logits_processor=logits_processor,
+                grammar=grammar,
+            )
+            unread = text.keep_prefix(list(tokens)) if reset else list(tokens)
+        n_text = text.n_tokens + len(unread)
+        writing = writer.write(unread)
+        sent: Sequence[int] | None = None
+        with contextlib.closing(writing):
+            while True:
+                try:
+                    token = writing.send(sent)
+                except StopIteration:
+                    return
+                if stopping_criteria is not None and stopping_criteria(
+                    text.record[:n_text], writer.logits
+                ):
+                    return
+                n_tokens = text.n_tokens
+                sent = yield token
+                if text.n_tokens != n_tokens:
+                    raise BusyError(
+                        "the text was changed while it was generated: let one generation end "
+                        "before the model is used for anything else"
+                    )
+                n_text += 1
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        return completion.complete(self, completion.CompletionRequest(*args, **kwargs))
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's chat; `response_format` may also be of OpenAI's type "json_schema"."""
+        if "response_format" in kwargs:
+            kwargs["response_format"] = as_json_object(kwargs["response_format"])
+        return StockLlama.create_chat_completion(self, *args, **kwargs)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's; the finish reason "trained_context", unknown to OpenAI, is "length"."""
+        chat = OpenAIChat(self)
+        return StockLlama.create_chat_completion_openai_v1(chat, *args, **kwargs)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's."""
+        with self.text.guard:
+            return super().embed(*args, **kwargs)
+
+    # ---------------------------------------------------------------------------------------------
+    # States
+    # ---------------------------------------------------------------------------------------------
+
+    def save_state(self) -> llama_cpp.LlamaState:
+        """The parent's state, with all that eviction has to remember."""
+        with self.text.guard:
+            data = bytes(self.text.kv_state())
+            n_logits = self.n_tokens if self.text.keeps_logits else 0
+            return EvictingState(
+                input_ids=self.text.tokens.copy(),
+                scores=self.text.all_logits[:n_logits].copy(),
+                n_tokens=self.n_tokens,
+                llama_state=data,
+                llama_state_size=len(data),
+                seed=self._seed,
+            )
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """Load what `save_state` returned.
+
+        Raises:
+            StateError: another model, other settings, or damaged data.
+        """
+        # llama.cpp must not even try to read the other format: it takes any bytes for sizes.
+        if not isinstance(state, EvictingState):
+            raise StateError(MISFIT)
+        with self.text.guard:
+            self.text.load_kv_state(state.llama_state, state.input_ids[: state.n_tokens])
+            self.text.load_logits(state.scores)
+            self._seed = state.seed
+
+    def kv_state(self) -> bytes:
+        """All that the KV cache holds (see `Text.kv_state`)."""
+        return bytes(self.text.kv_state())
+
+    def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
+        """Put back what `kv_state` returned, of this text (see `Text.load_kv_state`)."""
+        self.text.load_kv_state(data, tokens)
+
+    # ---------------------------------------------------------------------------------------------
+    # The cache
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def guard(self) -> TextGuard:
+        """To enter before native memory is touched."""
+        return self.text.guard
+
+    @property
+    def settings(self) -> EvictionSettings:
+        """What was asked for."""
+        return self.text.model.settings
+
+    @property
+    def budget(self) -> Budget | None:
+        """The settings and what they come to for the window; None for the full cache."""
+        return self.text.model.budget
+
+    @property
+    def evicting(self) -> bool:
+        """Whether rows are evicted."""
+        return self.text.model.evicting
+
+    @property
+    def rpc_servers(self) -> tuple[str, ...]:
+        """host:port of each other machine that computes layers."""
+        return self.text.model.rpc_servers
+
+    @property
+    def position_limit(self) -> int:
+        """Most tokens of a text; 2**31 - 2**20 where positions are re-based."""
+        return self.text.position_limit
+
+    @property
+    def n_layer(self) -> int:
+        """Layers of the model."""
+        return self.text.model.n_layer
+
+    @property
+    def kv(self) -> KVStatistics:
+        """What the KV cache holds now and what it costs."""
+        return self.text.kv
+
+    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """Token positions and scores of the rows that one layer holds (see `Text.kv_rows`)."""
+        return self.text.kv_rows(layer)
+
+    def heavy_hitters(
+        self, n: int = 20, *, layer: int | None = None, head: int | None = None
+    ) -> list[HeavyHitter]:
+        """The tokens in the cache with the highest scores (see `Text.heavy_hitters`)."""
+        return self.text.heavy_hitters(n, layer=layer, head=head)
+
+    def recalled(self) -> list[RecalledSpan]:
+        """The evicted passages that the last answer looked at (see `Text.recalled`)."""
+        return self.text.recalled()
+
+    def pin(self, n_tokens: int) -> None:
+        """Never evict the first tokens of this text (see `Text.pin`)."""
+        self.text.pin(n_tokens)
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Never evict these tokens either (see `Text.pin_spans`)."""
+        self.text.pin_spans(spans)
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy rows (see `Text.share_fairly`)."""
+        self.text.share_fairly(starts)
+
+    @property
+    def archive_trouble(self) -> str:
+        """What is wrong with the archive of recall, in one line; "" if nothing is."""
+        return self.text.archive_trouble
+
+    def layers_at(self) -> dict[str, int]:
+        """How many layers are computed where (see `Model.layers_at`)."""
+        return self.text.model.layers_at()
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of servers and GPUs that weights, caches and work space take."""
+        with self.text.guard:
+            return self.text.cache.device_bytes()
+
+
+def load_model(
+    model_path: str,
+    *,
+    evict: bool = True,
+    n_ctx: int = 0,
+    n_texts: int = 1,
+    shared: bool = False,
+    reading: int = READING,
+    rpc_servers: str | Sequence[str] | None = None,
+    load_progress: Callable[[float], None] | None = None,
+    verbose: bool = False,
+    **arguments: Any,
+) -> Model:
+    """A model from the arguments of `Llama`, and those of `Model` for several texts.
+
+    Raises:
+        PyH2OError: as `Llama` says.
+    """
+    check_names(arguments, _KNOWN)
+    given = {name: arguments[name] for name in _SETTINGS if name in arguments}
+    if "policy" in given:
+        given["policy"] = parse_policy(given["policy"])
+    settings = EvictionSettings(**given)
+    given = {name: arguments[name] for name in PARAMETER_NAMES if name in arguments}
+    parameters = Parameters(**given)
+    if arguments.get("draft_model") is not None:
+        parameters = replace(parameters, logits_all=True)
+    tokenizer: BaseLlamaTokenizer | None = arguments.get("tokenizer")
+    return Model(
+        model_path,
+        settings,
+        evict=evict,
+        n_ctx=n_ctx,
+        n_texts=n_texts,
+        shared=shared,
+        reading=reading,
+        parameters=parameters,
+        rpc_servers=parse_servers(rpc_servers),
+        tokenizer=tokenizer,
+        chat_format=arguments.get("chat_format"),
+        chat_handler=arguments.get("chat_handler"),
+        spm_infill=arguments.get("spm_infill", False),
+        load_progress=load_progress,
+        verbose=verbose,
+    )

@@ -1,0 +1,1 @@
+"""A model and its texts: what everything else is built on."""

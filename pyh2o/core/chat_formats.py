@@ -1,0 +1,87 @@
+"""How messages become a prompt: llama_cpp's handlers of chats, of a model's own templates too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import TemplateError
+from llama_cpp import llama_chat_format
+
+from ..errors import ModelError
+
+# In a model's metadata: the one template, or the first part of the names of several.
+_TEMPLATE = "tokenizer.chat_template"
+_DEFAULT = "chat_template.default"
+# For models that say nothing, as in llama_cpp.
+_FALLBACK = "llama-2"
+
+
+class ChatFormats:
+    """The chat format of a model, and the handlers of templates in its file.
+
+    Attributes:
+        name: of the format; a key of `handlers`, or one of llama_cpp's. None with a handler.
+        handler: llama_cpp's, given by the user; it goes before `name`.
+        handlers: of the templates in the file, by name.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        metadata: Mapping[str, str],
+        *,
+        name: str | None,
+        handler: Any,
+        verbose: bool,
+    ) -> None:
+        """`native` is llama_cpp's internal model; `name` and `handler` were given by the user.
+
+        Raises:
+            ModelError: a template in the file is none.
+        """
+        self.handler = handler
+        self.handlers = _handlers(native, _templates(metadata))
+        self.name = name
+        if name is None and handler is None:
+            self.name = self._found(metadata)
+            if verbose:
+                print(f"pyh2o: chat format {self.name}", file=sys.stderr)
+
+    def _found(self, metadata: Mapping[str, str]) -> str:
+        if _DEFAULT not in self.handlers:
+            return _FALLBACK
+        known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
+        return known or _DEFAULT
+
+
+def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The templates in a model's file by the names that llama_cpp has for them."""
+    named = {
+        name.removeprefix("tokenizer."): text
+        for name, text in metadata.items()
+        if name.startswith(f"{_TEMPLATE}.")
+    }
+    default = metadata.get(_TEMPLATE)
+    return named if default is None else {**named, _DEFAULT: default}
+
+
+def _handlers(native: Any, templates: Mapping[str, str]) -> dict[str, Any]:
+    bos, eos = native.token_bos(), native.token_eos()
+    bos_text, eos_text = (
+        native.token_get_text(token) if token != -1 else "" for token in (bos, eos)
+    )
+    handlers = {}
+    for name, template in templates.items():
+        try:
+            formatter = llama_chat_format.Jinja2ChatFormatter(
+                template=template, eos_token=eos_text, bos_token=bos_text, stop_token_ids=[eos]
+            )
+        except TemplateError as error:
+            raise ModelError(
+                f"the chat template in {native.path_model} is no Jinja template "
+                f"({' '.join(str(error).split())}): use another file of this model"
+            ) from error
+        handlers[name] = formatter.to_chat_handler()
+    return handlers

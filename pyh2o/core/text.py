@@ -1,0 +1,636 @@
+"""A text: a sequence of a model with its tokens, its cache and its logits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from mmap import mmap
+from typing import Any, Protocol
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from ..cache.eviction import Eviction, mib
+from ..cache.full_cache import FullCache
+from ..cache.kv_cache import FloatArray, IntArray, KVCache
+from ..cache.rows import HeavyHitter, heavy_hitters
+from ..cache.statistics import KVStatistics
+from ..cache.text_cache import TextCache
+from ..cache.watched import WatchedCache
+from ..errors import DecodeError, EvictedError, StateError
+from ..generation.logits import LogitsArray, are_numbers
+from ..llama import recalled, states
+from ..llama.archive_file import ArchiveFile
+from ..llama.recalled import RecalledSpan
+from .batcher import Job
+from .guard import TextGuard
+from .model import Model
+
+# Tokens of the text that are made room for at once.
+FIRST_RECORD = 4096
+# Of a text that takes several pieces, with somebody who is told how far it is.
+FIRST_PIECE = 32
+
+
+class Text:
+    """The tokens of one sequence of a model, what the cache holds of them, and what comes next.
+
+    Args:
+        model: a model; it stays open while this is used.
+        seq_id: the sequence of its context that is this text.
+        archive: a file for the archive, so that it takes no memory; None for memory.
+        keeps_logits: whether the logits of all tokens are kept.
+
+    Raises:
+        SettingsError: the archive's file cannot be used.
+
+    Attributes:
+        guard: to enter before native memory is touched.
+        n_tokens: of the text; to set it back and go on is to shorten the text.
+        record: tokens, of which the first `n_tokens` are the text; [at least n_tokens].
+        logits: of the last evaluation; [n_outputs, n_vocab]. Without outputs nothing can be drawn.
+        all_logits: those of all tokens, if they are kept; [at least n_tokens, n_vocab].
+        archive: where the archive of recall lies; None if there is none.
+        position_limit: most tokens of the text; 2**31 - 2**20 where positions are re-based.
+        priority: texts of a higher one are read first.
+        n_drawn: tokens that were drawn behind it, or behind texts that were here before.
+        pauses: what is called when so many tokens of a text have been read, before the next ones; a
+            little earlier where these would be too few to be rounded as without a pause.
+        prompt_progress: called with (tokens read, tokens in all) while a prompt is read, first with
+            0 where that takes several pieces.
+        on_exact_prefill: called with (tokens to read, bytes) before an exact prefill takes so much
+            memory; without it a `verbose` model prints that.
+        while_reading: called ten times a second while tokens are computed, to break that off: what
+            it raises comes out of `eval`, as Ctrl-C does. What was read before stays in the text.
+            It must not use the model. Not on GPUs, nor in models with recurrent layers.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        seq_id: int = 0,
+        *,
+        archive: str | os.PathLike[str] | None = None,
+        keeps_logits: bool = False,
+    ) -> None:
+        self.model = model
+        self.seq_id = seq_id
+        self.guard = TextGuard(model.guard)
+        self.n_tokens = 0
+        self.record: npt.NDArray[np.intc] = np.empty(0, np.intc)
+        self.logits = _no_logits(model.n_vocab)
+        self.keeps_logits = keeps_logits
+        self.all_logits = _no_logits(model.n_vocab)
+        self.priority = 0
+        self.n_drawn = 0
+        self.pauses: dict[int, Callable[[], None]] = {}
+        self.prompt_progress: Callable[[int, int], None] | None = None
+        self.on_exact_prefill: Callable[[int, int], None] | None = None
+        self.while_reading: Callable[[], None] | None = None
+        self._has_failed = False  # to evaluate tokens of the text
+        self._n_without_logits = 0  # first tokens of a text that was loaded without them
+        kv = KVCache(model.address, seq_id)
+        self.archive = ArchiveFile(kv, archive) if model.recalls else None
+        self.cache: TextCache = FullCache(kv, model.settings, model.window)
+        if model.budget is not None:
+            # No cycle: a model's memory is freed with its last reference.
+            this = weakref.proxy(self)
+            self.cache = Eviction(kv, model.budget, lambda *sizes: this._say_exact_prefill(*sizes))
+        self.position_limit = self.cache.position_limit
+        model.add(self)
+        self._grow(0 if model.evicting else model.window)
+
+    def close(self) -> None:
+        """Remove a file of an archive that no session was saved with, once the model is closed."""
+        archive, self.archive = self.archive, None
+        if archive is not None and not self.model.guard.forked:
+            archive.remove_unsaved()
+
+    def __del__(self) -> None:
+        if "archive" in vars(self):  # its set-up may have ended before
+            self.close()
+
+    def _say_exact_prefill(self, n_tokens: int, n_bytes: int) -> None:
+        if self.on_exact_prefill is not None:
+            self.on_exact_prefill(n_tokens, n_bytes)
+        elif self.model.verbose:
+            print(
+                f"pyh2o: an exact prefill of {n_tokens} tokens takes {mib(n_bytes)} MiB until then",
+                file=sys.stderr,
+            )
+
+    # ---------------------------------------------------------------------------------------------
+    # Tokens
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> npt.NDArray[np.intc]:
+        """Those of the text; [n_tokens]."""
+        return self.record[: self.n_tokens]
+
+    def _grow(self, n_tokens: int) -> None:
+        """Let the record hold so many tokens, and what a draft model adds.
+
+        It grows by half at a time, so that a token costs the same however long the text is.
+        """
+        n_least = n_tokens + self.model.n_batch
+        if n_least > len(self.record):
+            n_new = max(n_least, len(self.record) * 3 // 2, FIRST_RECORD)
+            self.record = _grown(self.record, n_new)
+        if self.keeps_logits and n_tokens > len(self.all_logits):
+            n_new = max(n_tokens, len(self.all_logits) * 3 // 2)
+            self.all_logits = _grown(self.all_logits, n_new)
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether `all_logits` has those of the whole text; not of one that was loaded without."""
+        return self.keeps_logits and self._n_without_logits == 0
+
+    # ---------------------------------------------------------------------------------------------
+    # Going on
+    # ---------------------------------------------------------------------------------------------
+
+    def read(self, tokens: Sequence[int], *, before_end: Callable[[], None] | None = None) -> None:
+        """Evaluate a prompt or a turn.
+
+        From here on it is noted what is found among evicted rows (see `recalled`).
+
+        Args:
+            tokens: to read.
+            before_end: called before the last tokens are evaluated, which are needed for the next
+                one to be drawn: so many that they are rounded as if there were no pause. Not with
+                an exact prefill.
+
+        Raises:
+            PyH2OError: as `eval` does.
+        """
+        with self.guard:
+            self.cache.forget_found()
+            if len(tokens) < 2 or before_end is None or self.model.settings.prefill == "exact":
+                self.eval(tokens)
+                return
+            end = self.n_tokens + max(0, len(tokens) - self.model.least_piece)
+            self.pauses[end] = before_end
+            try:
+                self.eval(tokens)
+            finally:
+                self.pauses.clear()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after the `n_tokens` there are.
+
+        Raises:
+            ContextLimitError: they need more positions than there are.
+            EvictedError: `n_tokens` was set back to where rows have been evicted.
+            SettingsError: an exact prefill needs more memory than `prefill_mib`, or than there is,
+                or more positions than the model was trained on; nothing has been read.
+            DecodeError: llama.cpp fails, as where the model's attention is no number.
+            PolicyError: the policy gives rows scores that are no finite numbers.
+            BaseException: what the policy raises; the batch that it was asked for was not read.
+        """
+        with self.guard:
+            n_all = len(tokens)
+            self.cache.check_positions(self.n_tokens + n_all)
+            self._n_without_logits = min(self._n_without_logits, self.n_tokens)
+            self._grow(self.n_tokens + n_all)
+            self._drop_rows_behind()
+            with self.cache.making_room(n_all):
+                if n_all > self.model.n_batch:
+                    self._begin_to_read(n_all)
+                n_read = 0
+                while n_read < n_all:
+                    size = self._next_piece(n_all - n_read)
+                    self._evaluate(tokens[n_read : n_read + size])
+                    n_read += size
+                    if n_all > 1:
+                        self._end_piece(size, n_read, n_all)
+
+    def _drop_rows_behind(self) -> None:
+        """Drop the rows behind `n_tokens`, which programs may have set back."""
+        if not self._remove_rows(self.n_tokens) and self.model.evicting:
+            raise EvictedError(
+                f"cannot go back to {self.n_tokens} tokens: rows before that were evicted; "
+                "call reset() and evaluate the text again"
+            )
+
+    def _remove_rows(self, start: int) -> bool:
+        """Remove the rows of all tokens from `start` on; whether that was possible."""
+        memory = llama_cpp.llama_get_memory(self.model.context.ctx)
+        return bool(llama_cpp.llama_memory_seq_rm(memory, self.seq_id, start, -1))
+
+    def _begin_to_read(self, n_all: int) -> None:
+        """Before the first of several pieces; it is short, to know soon how long all take."""
+        if self.prompt_progress is not None:
+            n_first = max(FIRST_PIECE, self.model.search_group)
+            self.pauses.setdefault(self.n_tokens + n_first, _nothing)
+            self.prompt_progress(0, n_all)
+
+    def _next_piece(self, n_left: int) -> int:
+        """Of so many tokens those to evaluate next; pauses that come before them are made.
+
+        A pause divides what is evaluated at once, but not so that it is rounded otherwise, nor what
+        looks for evicted rows together.
+        """
+        start, least = self.n_tokens, self.model.least_piece
+        size = self.cache.chunk(start, n_left, self.model.n_batch)
+        for end in sorted(self.pauses):
+            if not start <= end < start + size:
+                continue
+            action, n = self.pauses.pop(end), min(end - start, size - least)
+            n -= n % self.model.search_group
+            if n >= least:
+                self.pauses[start + n] = action
+                return n
+            if start:
+                action()
+        return size
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens at once; if that is broken off, those that were evaluated stay."""
+        n = len(tokens)
+        job = Job(
+            seq_id=self.seq_id,
+            tokens=tokens,
+            start=self.n_tokens,
+            wants=[True] * n if self.keeps_logits else [False] * (n - 1) + [True],
+            priority=self.priority,
+            check=self.while_reading,
+        )
+        try:
+            self.model.batcher.evaluate(job)
+        except BaseException as error:
+            self.logits = self.logits[:0]
+            self._has_failed |= isinstance(error, DecodeError)
+            raise
+        else:
+            self.logits = np.stack(job.logits)
+        finally:
+            start, end = self.n_tokens, self.n_tokens + job.done
+            self.record[start:end] = tokens[: job.done]
+            if self.keeps_logits and job.done:
+                self.all_logits[start:end] = job.logits
+            self.n_tokens = end
+
+    def _end_piece(self, size: int, n_read: int, n_all: int) -> None:
+        """After each piece of a text that is read."""
+        if size > 1:
+            self.cache.mark()
+        if self.prompt_progress is not None:
+            self.prompt_progress(n_read, n_all)
+
+    def room_in_batch(self) -> int:
+        """Tokens that the next evaluation takes at once; 0 if a compaction comes first."""
+        with self.guard:
+            return self.cache.room(self.n_tokens, self.model.n_batch)
+
+    # ---------------------------------------------------------------------------------------------
+    # Going back
+    # ---------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Empty the text and the cache."""
+        with self.guard:
+            is_sound = self._is_sound()
+            self.n_tokens = 0
+            self.logits = self.logits[:0]
+            self._has_failed = False
+            self._n_without_logits = 0
+            self._empty_cache(zero=not is_sound or self.model.has_recurrent_layers)
+            if self.archive is not None:
+                self.archive.begin_text()
+
+    def _is_sound(self) -> bool:
+        """Whether rows are numbers: if not, neither are the logits of tokens that see them."""
+        if self._has_failed:
+            return False
+        return self.n_tokens == 0 or len(self.logits) == 0 or are_numbers(self.logits[-1])
+
+    def _empty_cache(self, *, zero: bool) -> None:
+        """Remove all rows; `zero`: as the next text would not be sound with them in free cells."""
+        memory = llama_cpp.llama_get_memory(self.model.context.ctx)
+        if memory is None:
+            return
+        if self.model.n_texts == 1:
+            llama_cpp.llama_memory_clear(memory, zero)
+            return
+        llama_cpp.llama_memory_seq_rm(memory, self.seq_id, -1, -1)
+        if zero:
+            self.cache.zero_rows()
+
+    def can_remove_tail(self, n_tokens: int) -> bool:
+        """Whether the text can be set back to its first `n_tokens` tokens exactly."""
+        with self.guard:
+            return n_tokens in (0, self.n_tokens) or self.cache.can_remove_tail(n_tokens)
+
+    def remove_tail(self, n_tokens: int) -> bool:
+        """Set the text back to its first `n_tokens` tokens, if all their rows are still there.
+
+        At least one token has to be evaluated before the next one can be drawn.
+
+        Returns:
+            False if rows were evicted that the shorter text would still have; nothing is changed.
+
+        Raises:
+            ValueError: the text is shorter than that.
+        """
+        with self.guard:
+            if not 0 <= n_tokens <= self.n_tokens:
+                raise ValueError(f"the text has {self.n_tokens} tokens, not {n_tokens}")
+            if not self.can_remove_tail(n_tokens):
+                return False
+            if n_tokens < self.n_tokens and self._remove_rows(n_tokens):
+                self.n_tokens = n_tokens
+                self.logits = self.logits[:0]
+            return self.n_tokens == n_tokens
+
+    def drop_surplus(self) -> bool:
+        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded.
+
+        Returns:
+            False if rows of the text were evicted for it, or if there is no text: call reset().
+        """
+        with self.guard:
+            return self.n_tokens > 0 and self._remove_rows(self.n_tokens)
+
+    def prefix_kept(self, prompt: Sequence[int] | IntArray) -> int:
+        """How many tokens of the text in the cache can stay for this prompt; it goes on from them.
+
+        The others are read anew.
+        """
+        with self.guard:
+            n_common, n_kept = self._common_and_kept(prompt)
+            is_kept = n_kept == self.n_tokens or self.can_remove_tail(n_kept)
+            return min(n_common, n_kept) if is_kept else 0
+
+    def keep_prefix(self, prompt: Sequence[int]) -> list[int]:
+        """Shorten the text to what of it can stay for this prompt.
+
+        So much stays as can be had as if nothing had ever come after it. So the tokens that are
+        drawn are those that the prompt alone would get, whatever was here before. Two things may
+        still round differently: text that the model has written itself, which it read one token at
+        a time, and the place where an earlier prompt ended that this one goes on from. With
+        `n_batch=1` and attention="ops" they do not. With `recall`, tokens that are read at once
+        look for evicted rows together: there they may also find others.
+
+        Returns:
+            the tokens of the prompt that are still to be evaluated; none if the logits behind it
+            are there.
+        """
+        with self.guard:
+            n_common, n_kept = self._common_and_kept(prompt)
+            for n in (n_kept, min(n_common, n_kept)):
+                if n < self.n_tokens and not (n and self.remove_tail(n)):
+                    self.reset()
+            if self.n_tokens == 0:
+                self.reset()
+            return list(prompt[self.n_tokens :])
+
+    def _common_and_kept(self, prompt: Sequence[int] | IntArray) -> tuple[int, int]:
+        """Tokens that the prompt has of the text, and how short that has to become first."""
+        n_both = min(self.n_tokens, len(prompt))
+        differ = np.flatnonzero(self.record[:n_both] != np.asarray(prompt[:n_both]))
+        n_common = int(differ[0]) if differ.size else n_both
+        if n_common == len(prompt) and (n_common < self.n_tokens or len(self.logits) == 0):
+            n_common = max(0, n_common - 1)  # the last one gives the logits
+        return n_common, self.cache.going_on(n_common, self.n_tokens)
+
+    # ---------------------------------------------------------------------------------------------
+    # What the cache holds
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def kv(self) -> KVStatistics:
+        """What the KV cache holds now and what it costs."""
+        with self.guard:
+            return self.cache.statistics(self.n_tokens)
+
+    @property
+    def evicting(self) -> bool:
+        """Whether rows are evicted."""
+        return self.model.evicting
+
+    @property
+    def n_layer(self) -> int:
+        """Layers of the model."""
+        return self.model.n_layer
+
+    def kv_rows(self, layer: int) -> tuple[IntArray, FloatArray]:
+        """Token positions and scores of the rows that one layer holds, in the order of the text.
+
+        Args:
+            layer: from 0.
+
+        Returns:
+            positions [n_head_kv, kv.used], ascending for each KV head, and scores, same shape. A
+            score is the attention collected so far (sum over queries, mean over the query heads of
+            the KV group), less what the policy has forgotten of it. For a policy that does not look
+            at that it is what the policy gave the row at the last compaction, and 0 for a row that
+            is newer or did not compete.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+        """
+        with self.guard:
+            return self.cache.rows(layer)
+
+    def heavy_hitters(
+        self, n: int = 20, *, layer: int | None = None, head: int | None = None
+    ) -> list[HeavyHitter]:
+        """The tokens in the cache with the highest scores (see `kv_rows`), highest first.
+
+        A warning says why, where none has a score yet.
+
+        Args:
+            n: how many.
+            layer: only this layer; None for all.
+            head: only this KV head; None for all.
+
+        Raises:
+            NativeError: no such layer, or the cache does not evict and so keeps no scores.
+            IndexError: no such KV head.
+        """
+        return heavy_hitters(self, n, layer=layer, head=head)
+
+    def recalled(self) -> list[RecalledSpan]:
+        """The passages among what was evicted that the last prompt, and what came of it, looked at.
+
+        In the order of the text; the strongest, if there are many.
+        """
+        with self.guard:
+            return recalled.passages(self)
+
+    @property
+    def archive_trouble(self) -> str:
+        """What is wrong with the archive of recall, in one line; "" if nothing is."""
+        with self.guard:
+            return self.archive.trouble if self.archive is not None else ""
+
+    def watched(self, *, rows: bool = True) -> WatchedCache:
+        """What the cache holds between two batches, from any thread; the text may be in use.
+
+        Args:
+            rows: whether to copy whose rows it holds.
+        """
+        with self.model.guard.context():
+            n_tokens = self.n_tokens + self.model.batcher.n_done(self.seq_id)
+            layers = range(self.n_layer) if self.evicting and rows else ()
+            return WatchedCache(
+                evicting=self.evicting,
+                n_layer=self.n_layer,
+                n_tokens=n_tokens,
+                kv=self.cache.statistics(n_tokens),
+                rows=[self.cache.rows(layer) for layer in layers],
+                recalled=tuple((span.start, span.end) for span in recalled.passages(self)),
+            )
+
+    # ---------------------------------------------------------------------------------------------
+    # What stays
+    # ---------------------------------------------------------------------------------------------
+
+    def pin(self, n_tokens: int) -> None:
+        """Never evict the first tokens of this text, from now on until it is cleared.
+
+        They take the places of heavy rows; the budget stays the same. Without eviction this does
+        nothing.
+
+        Raises:
+            SettingsError: there are not so many pinned and heavy rows.
+        """
+        with self.guard:
+            self.cache.pin(n_tokens)
+
+    def pin_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Never evict these tokens either, from now on until the text is cleared.
+
+        They take the places of heavy rows. They may be tokens to come; rows that were evicted come
+        back at once, from the archive if it has them. Without eviction this does nothing.
+
+        Args:
+            spans: (start, end) positions, end not included; ascending and apart. They take the
+                place of spans given before.
+
+        Raises:
+            SettingsError: they are out of order, or more than the pinned and heavy rows.
+        """
+        with self.guard:
+            self.cache.pin_spans(spans)
+
+    def share_fairly(self, starts: Sequence[int]) -> None:
+        """Give each part of the text its share of the heavy rows, until the text is cleared.
+
+        The share is that of the part's tokens; within a part the best scores stay. A part that has
+        fewer rows than its share leaves the rest to the others. That is the fair eviction of "The
+        Pitfalls of KV Cache Compression" (arXiv 2510.00231) for any number of parts, and it goes
+        together with pinned tokens, which the authors' code does not. The scores themselves stay
+        what they are: attention across the parts counts. Without eviction this does nothing.
+
+        Args:
+            starts: positions above 0 where the text is cut, ascending; none for one part.
+
+        Raises:
+            SettingsError: they are out of order.
+        """
+        with self.guard:
+            self.cache.share_fairly(starts)
+
+    # ---------------------------------------------------------------------------------------------
+    # States
+    # ---------------------------------------------------------------------------------------------
+
+    def kv_state(self) -> mmap:
+        """All that the KV cache holds: rows, scores, whose row lies where, counters.
+
+        It is in memory of its own that goes back to the system with it: in malloc's memory each
+        thread's part would grow to what it ever had.
+
+        Raises:
+            StateError: an evaluation was broken off, and rows were evicted for it.
+        """
+        with self.guard:
+            # Ctrl-C can leave rows of tokens that are not in the record.
+            if not self._remove_rows(self.n_tokens):
+                raise StateError(
+                    "an evaluation was broken off, and rows were evicted for it: call reset() and "
+                    "evaluate the text again"
+                )
+            return states.written_state(self.model.context.ctx, self.seq_id)
+
+    def load_kv_state(self, data: bytes | mmap, tokens: Sequence[int] | IntArray) -> None:
+        """Put back what `kv_state` returned: the text goes on from there, bit for bit.
+
+        With sliding windows that is to rounding: llama.cpp puts their rows into other cells.
+
+        At least one token has to be evaluated before the next one can be drawn.
+
+        Args:
+            data: from `kv_state` of a text of the same model and settings.
+            tokens: the text; [n_tokens].
+
+        Raises:
+            StateError: another model, other settings, damaged data, or not the tokens' state. The
+                text and the cache are then empty.
+        """
+        with self.guard:
+            if self.archive is not None:
+                self.archive.await_state()
+            self.reset()
+            try:
+                states.read_state(self.model.context.ctx, self.seq_id, data, len(tokens))
+            except StateError:
+                self.reset()
+                raise
+            self._grow(len(tokens))
+            self.record[: len(tokens)] = tokens
+            self.n_tokens = len(tokens)
+            self._n_without_logits = len(tokens)
+
+    def load_logits(self, logits: npt.NDArray[np.single]) -> None:
+        """Take over those of all tokens, of a text that was loaded; [n_tokens, n_vocab]."""
+        if self.keeps_logits and len(logits) == self.n_tokens:
+            self.all_logits[: self.n_tokens] = logits
+            self._n_without_logits = 0
+
+
+class HasText(Protocol):
+    """What has a text, such as a `Llama`."""
+
+    text: Text
+
+
+def text_of(owner: Text | HasText) -> Text:
+    """A text, or the one that an object such as a `Llama` has."""
+    return owner if isinstance(owner, Text) else owner.text
+
+
+def last_logits(text: Text) -> LogitsArray:
+    """Those that the next token is drawn from; [n_vocab].
+
+    Raises:
+        StateError: no token was evaluated since the text was emptied, shortened or loaded, or since
+            an evaluation failed.
+    """
+    if len(text.logits) == 0:
+        raise StateError(
+            "there are no logits to draw from, as a text has none that was emptied, shortened "
+            "or loaded: evaluate a token first"
+        )
+    last: LogitsArray = text.logits[-1]
+    return last
+
+
+def _no_logits(n_vocab: int) -> npt.NDArray[np.single]:
+    return np.empty((0, n_vocab), np.single)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _grown(array: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
+    """A copy with more rows; the new ones are not set."""
+    grown = np.empty((n_rows, *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
