@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pytest
 
 from compiled import ROOT
-from pyh2o.system.backends import cpu_library
-from pyh2o.system.machine import instruction_sets
+from pyh2o.library.backends import cpu_library
+from pyh2o.library.machine import instruction_sets
 
 SOURCES = Path(__file__).parent / "amx"
 COMPILERS = ("g++", "clang++")
