@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import pyh2o
-from pyh2o._native import loading
 from pyh2o.errors import LibraryError
-from pyh2o.library import LIBRARY_FOLDER
+from pyh2o.library import LIBRARY_FOLDER, loading
 from pyh2o.library.loading import load_backends
 from pyh2o.library.verdicts import Verdicts
 
