@@ -152,7 +152,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
     # a wheel has one for each kind of processor
     for library in (package / "lib").glob("libggml-cpu*"):
         library.unlink()
-    for module in ("compat.llama", "system.devices"):
+    for module in ("compat.llama", "library.devices"):
         result = run_python(f"import pyh2o.{module}", folder=tmp_path)
         assert result.returncode == 1
         message = result.stderr.splitlines()[-1]
