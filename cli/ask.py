@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from .options import MaxTokens, Plain, RunOptions, System, takes_run_options
 from .terminal.progress import Bars
 from .terminal.terminal import stdout, terminal
 from .text_files import decoded, text_of
-
-if TYPE_CHECKING:
-    pass
 
 STDIN = Path("-")
 
@@ -56,9 +53,8 @@ def ask(
     output, and nothing is saved.
     """
     message = _message(files, question)
-    bars = Bars(hidden=options.verbose)
-    answers = Answers(bars)
-    with closing(loading.load_llama(options, bars, answers)) as llm:
+    answers = Answers(Bars(hidden=options.verbose))
+    with closing(loading.load_llama(options, answers)) as llm:
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.sessions.conversation import Conversation
 

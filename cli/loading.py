@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import ModelError
 from pyh2o.models import find_model
@@ -26,17 +26,29 @@ if TYPE_CHECKING:
     from pyh2o.engine import Engine
 
 
-class Reader(Protocol):
-    """Who is told how a prompt is read, and may stop that."""
+class Reader:
+    """Shows how the model is loaded and prompts are read, and lets Ctrl-C stop that.
+
+    Attributes:
+        bars: what shows it.
+        interrupts: to be entered around what Ctrl-C may only stop where that is safe.
+    """
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+        self.interrupts = Interrupts()
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of it: `done` of `total` tokens."""
+        """To be called after each piece of a prompt is read: `done` of `total` tokens.
 
-    def check(self) -> None:
-        """To be called while a piece is read; what it raises breaks that off."""
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+        """
+        self.bars.reading(done, total)
+        self.interrupts.check()
 
 
-def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
+def load_llama(options: ModelOptions, reader: Reader) -> Llama:
     """Load the model; `reader` is told of each prompt that it reads.
 
     Raises:
@@ -47,7 +59,7 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
 
     path = find_model(options.model)
     machine = with_gpu_layers(machine_settings(options), options, path, texts=1)
-    with watched_load(bars) as on_load:
+    with watched_load(reader.bars) as on_load:
         llm = Llama(
             str(path),
             load_progress=on_load,
@@ -56,7 +68,7 @@ def load_llama(options: ModelOptions, bars: Bars, reader: Reader) -> Llama:
             **machine,
             **cache_settings(options),
         )
-    llm.text.while_reading = reader.check
+    llm.text.while_reading = reader.interrupts.check
     say_layers(llm.text.model, options)
     return llm
 

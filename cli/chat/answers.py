@@ -12,10 +12,9 @@ from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.writing.cache_copies import WORTH
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
-from ..endings import why_ended
-from ..terminal.interrupts import Interrupts
+from ..loading import Reader
 from ..terminal.progress import Bars
-from ..terminal.wording import count, per_second
+from ..terminal.wording import count, per_second, why_ended
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
@@ -45,7 +44,7 @@ class Answer:
     write_seconds: float
 
 
-class Answers:
+class Answers(Reader):
     """Streams one answer after the other; Ctrl-C ends an answer between two tokens.
 
     Attributes:
@@ -53,20 +52,14 @@ class Answers:
     """
 
     def __init__(self, bars: Bars) -> None:
+        super().__init__(bars)
         self.all: list[Answer] = []
-        self._bars = bars
-        self._interrupts = Interrupts()
         self._read = 0
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
+        """As for any reader; the tokens are counted."""
         self._read = done
-        self._bars.reading(done, total)
-        self.check()
-
-    def check(self) -> None:
-        """To be called while a piece of a prompt is read: a KeyboardInterrupt after Ctrl-C."""
-        self._interrupts.check()
+        super().on_read(done, total)
 
     @property
     def seconds_per_token_read(self) -> float | None:
@@ -80,10 +73,10 @@ class Answers:
         """Do something that Ctrl-C can only stop where that is safe, or if it is pressed twice."""
         self._read = 0
         try:
-            with self._interrupts:
+            with self.interrupts:
                 yield
         finally:
-            self._bars.clear()
+            self.bars.clear()
 
     def stream(
         self,
@@ -107,11 +100,11 @@ class Answers:
             try:
                 for text in texts:
                     times.append(time.monotonic())
-                    self._bars.clear()
+                    self.bars.clear()
                     write(text)
-                    self.check()
+                    self.interrupts.check()
             except KeyboardInterrupt:
-                if self._interrupts.presses != 1:
+                if self.interrupts.presses != 1:
                     raise
                 interrupted = True
         kept = conversation.turns != turns

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from pyh2o.writing.cache_copies import DEFAULT_MIB
 from .. import loading
 from ..errors import EXIT_ERROR
 from ..options import CACHE, MaxTokens, Plain, RunOptions, System, takes_run_options
-from ..session_options import sampling_given, typed_options
+from ..session_options import sampling_given, saved_options, typed_options, with_limit
 from ..shell_completion import complete_session
 from ..terminal.progress import Bars
 from ..terminal.terminal import stdout
@@ -26,12 +26,8 @@ from .autosave import Autosave
 from .commands import COMMANDS
 from .input import open_source
 from .loop import Chat
-from .opening import open_conversation, saved_options, say_recompute, with_limit
+from .opening import open_conversation, say_last_exchange, say_recompute
 from .web import chat_on_page, refuse_what_the_page_lacks
-
-if TYPE_CHECKING:
-    from pyh2o.compat.llama import Llama
-    from pyh2o.sessions.conversation import Conversation
 
 _saving_option = partial(typer.Option, rich_help_panel="Saving")
 # The archive of a chat that is saved is a file.
@@ -115,28 +111,22 @@ def chat(
             options = saved_options(options, given, _header(saved), reread=reread)
         if not saving:
             options = with_limit(options)
-        bars = Bars(hidden=options.verbose)
-        answers = Answers(bars)
+        answers = Answers(Bars(hidden=options.verbose))
         with (
-            closing(loading.load_llama(options, bars, answers)) as llm,
+            closing(loading.load_llama(options, answers)) as llm,
             closing(autosave),  # before the model goes
         ):
-            is_reread = False
-            if saved is None:
-                conversation = _new(llm, options, system, fair_turns, copies_mib)
-            else:
-                conversation, is_reread = open_conversation(
-                    saved,
-                    llm.text,
-                    answers,
-                    source,
-                    is_saved=saving,
-                    reread=reread,
-                    cure=" (--reread)",
-                    copies_mib=copies_mib,
-                    fair_turns=fair_turns,
-                )
-                answers.check()  # Ctrl-C was kept off meanwhile
+            # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
+            from pyh2o.sessions.conversation import Conversation
+
+            conversation = Conversation(
+                llm,
+                system=None if saved else system,
+                sampling=options.sampling,
+                fair_turns=fair_turns,
+                on_recompute=say_recompute,
+                copies_mib=copies_mib,
+            )
             talk = Chat(
                 conversation,
                 COMMANDS,
@@ -147,7 +137,11 @@ def chat(
                 markdown=stdout.is_terminal and not plain,
             )
             if saved is not None:
-                talk.say_last_exchange(is_reread=is_reread)
+                is_reread = open_conversation(
+                    talk, saved, reread=reread, cure=" (--reread)", fair_turns=fair_turns
+                )
+                answers.interrupts.check()  # Ctrl-C was kept off meanwhile
+                say_last_exchange(talk, is_reread=is_reread)
                 talk.adapt(sampling_given(options, given), system)
             talk.greet()
             talk.run()
@@ -157,22 +151,6 @@ def chat(
 
 
 def _header(saved: Path) -> dict[str, Any]:
-    # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
     from pyh2o.sessions.saved_conversation import read_saved_conversation
 
     return asdict(read_saved_conversation(saved))
-
-
-def _new(
-    llm: Llama, options: RunOptions, system: str | None, fair_turns: bool, copies_mib: int
-) -> Conversation:
-    from pyh2o.sessions.conversation import Conversation
-
-    return Conversation(
-        llm,
-        system=system,
-        sampling=options.sampling,
-        fair_turns=fair_turns,
-        on_recompute=say_recompute,
-        copies_mib=copies_mib,
-    )

@@ -13,12 +13,11 @@ import typer
 from pyh2o.system.memory import resident_bytes
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 
-from ..endings import why_ended
 from ..errors import EXIT_INTERRUPTED, InputError
-from ..terminal.interrupts import Interrupts
+from ..loading import Reader
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
-from ..terminal.wording import count, per_second
+from ..terminal.wording import count, per_second, why_ended
 from .story_file import StoryFile
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Plan:
         return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
 
 
-class StoryRun:
+class StoryRun(Reader):
     """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens.
 
     Args:
@@ -76,32 +75,10 @@ class StoryRun:
     """
 
     def __init__(self, bars: Bars, file: StoryFile | None, how_to_go_on: str) -> None:
-        self.bars = bars
+        super().__init__(bars)
         self._file = file
         self._how_to_go_on = how_to_go_on
-        self._interrupts = Interrupts()
         self._notes: list[str] = []
-
-    # ---------------------------------------------------------------------------------------------
-    # What the library calls
-    # ---------------------------------------------------------------------------------------------
-
-    def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
-        self.bars.reading(done, total)
-        self.check()
-
-    def check(self) -> None:
-        """To be called while a piece of a prompt is read.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
-        self._interrupts.check()
 
     def on_loop(self, loop: Loop) -> None:
         """To be called with each loop that is noticed."""
@@ -114,10 +91,6 @@ class StoryRun:
             terminal.say(note)
         else:
             self._notes.append(note)
-
-    # ---------------------------------------------------------------------------------------------
-    # Writing
-    # ---------------------------------------------------------------------------------------------
 
     def write(self, story: Story, plan: Plan) -> None:
         """Write as much of the story as is planned, and say how it went.
@@ -141,7 +114,7 @@ class StoryRun:
         self._last_record = story.written, story.seconds
         self._is_read = story.llm.n_tokens > 0
         try:
-            with file or nullcontext(), self._interrupts:
+            with file or nullcontext(), self.interrupts:
                 self._begin()
                 self._write()
                 self._end()
@@ -191,9 +164,9 @@ class StoryRun:
                         self._checkpoint()
                     if self._file is not None:
                         self.bars.writing(self._written, most, self._seconds)
-                    self._interrupts.check()
+                    self.interrupts.check()
         except KeyboardInterrupt:
-            if self._interrupts.presses != 1:
+            if self.interrupts.presses != 1:
                 raise
         finally:
             self.bars.clear()

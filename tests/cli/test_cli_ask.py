@@ -17,7 +17,6 @@ from cli_fakes import (
     program_environment,
     pyh2o_command,
     run,
-    run_program,
 )
 from pyh2o.errors import ContextLimitError
 from pyh2o.writing.sampling import Sampling
@@ -128,10 +127,11 @@ def tiny(tmp_path: Path) -> Path:
 def test_answer_to_a_text_that_is_longer_than_the_cache(tiny: Path, tmp_path: Path) -> None:
     """It is that of a chat to the same message."""
     (tmp_path / "notes.txt").write_text("word " * 100)
-    options = ["-m", tiny, "-n20", "--hh=32", "--recent=32", "--slack=8", "--recall=32", "--seed=1"]
-    asked = run_program("ask", "Why?", *options, stdin="word " * 100)
+    cache = ["--hh=32", "--recent=32", "--slack=8", "--recall=32"]
+    options = ["-m", str(tiny), "-n20", "--seed=1", *cache]
+    asked = run("ask", "Why?", *options, stdin="word " * 100)
     assert asked.code == 0, asked.notes
-    chat = run_program("chat", *options, stdin="/read notes.txt Why?\n")
+    chat = run("chat", *options, stdin="/read notes.txt Why?\n")
     assert asked.text == chat.text
     assert len(asked.text) > 5
     assert "\x1b" not in asked.text + asked.notes

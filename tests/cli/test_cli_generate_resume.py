@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_fakes import (
-    Output,
-    press_ctrl_c,
-    run,
-)
+from cli_fakes import Output, press_ctrl_c, run
 from fake_story import (
     TALE,
     FakeModel,
@@ -81,17 +77,6 @@ def test_records_are_lines_of_json(fake: FakeModel, tmp_path: Path, damage: str)
     assert {"time", "seconds", "loops", "tokens_evicted", "compactions", "rebases"} < {*records[0]}
 
 
-def test_a_last_record_without_a_line_break_stays(fake: FakeModel, tmp_path: Path) -> None:
-    """As editors leave it."""
-    fake.script = [TALE]
-    begin("-n", "25", "--checkpoint", "10")
-    records = tmp_path / "story.txt.jsonl"
-    before = records.read_text()
-    records.write_text(before.rstrip("\n"))
-    resume("-n", "45")
-    assert records.read_text().startswith(before)
-
-
 def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> None:
     fake.script = ["The end."]
     assert "the model ended its text" in begin().notes
@@ -101,19 +86,13 @@ def test_story_that_the_model_ended_goes_on(fake: FakeModel, tmp_path: Path) -> 
     assert "went on after 8 tokens · wrote 5 tokens" in output.notes
 
 
-def test_story_that_was_ended_by_ctrl_c_goes_on(fake: FakeModel, tmp_path: Path) -> None:
-    fake.script = ["Once", press_ctrl_c, " upon a time"]
-    assert begin().code == 130
-    assert (tmp_path / "story.txt").read_text() == "I: Once "
-    fake.script = ["Once upon a time"]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == "I: Once upon a time\n"
-
-
 @pytest.mark.parametrize("finish", ["ended", "cut off"])
 def test_ctrl_c_before_the_first_token_of_a_resumed_story_leaves_the_text(
     fake: FakeModel, tmp_path: Path, finish: str
 ) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     fake.script = [TALE]
     begin("-n", "10")
     if finish == "cut off":
@@ -126,10 +105,6 @@ def test_ctrl_c_before_the_first_token_of_a_resumed_story_leaves_the_text(
     assert resume("-n", "0").code == 0
     assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
     assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def cut_off(fake: FakeModel, folder: Path, *, after: int, tail: str | None = None) -> None:
@@ -163,31 +138,23 @@ def test_text_after_the_checkpoint_comes_again(fake: FakeModel, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("tail", "kept"), [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!")]
+    ("tail", "kept"),
+    [("n a tima", "a"), ("n a time I wrote this", "I wrote this"), ("!", "!"), ("\n", None)],
 )
 def test_text_after_the_checkpoint_that_does_not_come_again_is_kept(
-    fake: FakeModel, tmp_path: Path, tail: str, kept: str
+    fake: FakeModel, tmp_path: Path, tail: str, kept: str | None
 ) -> None:
     cut_off(fake, tmp_path, after=8, tail=tail)
     fake.script = [TALE]
     output = resume()
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    [aside] = tmp_path.glob("story.txt.*.old")
-    assert aside.read_text() == kept
-    assert output.notes.startswith(
-        "what story.txt had after the checkpoint, and did not come again, is kept as "
-        f"{aside}\nthe text is in "
-    )
-
-
-def test_a_line_break_after_the_checkpoint_is_no_text_to_keep(
-    fake: FakeModel, tmp_path: Path
-) -> None:
-    cut_off(fake, tmp_path, after=8, tail="\n")
-    fake.script = [TALE]
-    assert resume().code == 0
-    assert (tmp_path / "story.txt").read_text() == f"I: {TALE}\n"
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert (output.code, (tmp_path / "story.txt").read_text()) == (0, f"I: {TALE}\n")
+    asides = list(tmp_path.glob("story.txt.*.old"))
+    assert [aside.read_text() for aside in asides] == ([] if kept is None else [kept])
+    for aside in asides:
+        assert output.notes.startswith(
+            "what story.txt had after the checkpoint, and did not come again, is kept as "
+            f"{aside}\nthe text is in "
+        )
 
 
 def test_text_after_the_checkpoint_is_kept_if_the_story_ends_before_it(
@@ -228,20 +195,15 @@ def test_length_means_the_whole_story_and_is_remembered(fake: FakeModel, tmp_pat
     assert wrote(resume("-n", "0")) == len(TALE.encode()) - 22
 
 
-@pytest.mark.parametrize(
-    ("notes", "wrong"),
-    [({}, "max_tokens is None"), ({"max_tokens": "many"}, "max_tokens is 'many'")],
-)
-def test_a_checkpoint_without_its_length_is_damaged(
-    fake: FakeModel, notes: dict[str, str], wrong: str
-) -> None:
+def test_a_checkpoint_without_its_length_is_damaged(fake: FakeModel) -> None:
     fake.script = [TALE]
     begin("-n", "20")
     session = read_session("story.txt.h2o", "story")
-    session.header["notes"] = notes
+    session.header["notes"] = {"max_tokens": "many"}
     write_session("story.txt.h2o", session)
+    damage = "its max_tokens is 'many'"
     assert resume() == Output(
-        1, "", f"error: the checkpoint is damaged (its {wrong}): use another copy of it\n"
+        1, "", f"error: the checkpoint is damaged ({damage}): use another copy of it\n"
     )
 
 
@@ -320,23 +282,18 @@ def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:
     assert story.read_text() == f"I: {TALE}\n"
 
 
-def test_text_held_back_at_the_end_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
+def test_text_held_back_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
+    """At the end, and at Ctrl-C."""
     story = tmp_path / "story.txt"
     fake.script = ["THE ENTRY. THE EN"]
     begin("--until", "THE END", "-n", "6")
     assert story.read_text() == "I: THE EN\n"
-    resume("-n", "0")
-    assert story.read_text() == "I: THE ENTRY. THE EN\n"
-
-
-def test_text_held_back_at_ctrl_c_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    fake.script = ["THE EN", press_ctrl_c, "DING"]
-    begin("--until", "THE ENDED")
-    assert story.read_text() == "I: THE END"
-    fake.script = ["THE ENDED"]
+    fake.script = ["THE ENTRY. THE EN", press_ctrl_c, "DING"]
+    resume("-n", "0", "--until", "THE ENDED")
+    assert story.read_text() == "I: THE ENTRY. THE END"
+    fake.script = ["THE ENTRY. THE ENDED"]
     resume()
-    assert story.read_text() == "I: \n"
+    assert story.read_text() == "I: THE ENTRY. \n"
 
 
 def test_a_failed_checkpoint_ends_the_story_and_keeps_the_text(

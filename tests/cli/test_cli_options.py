@@ -69,9 +69,7 @@ def test_every_option_reaches_the_model(fake: FakeModel) -> None:
     assert fake.sampling == given.sampling
 
 
-@pytest.mark.parametrize(
-    ("text", "rows"), [("2", 2), ("1.0", 1.0), ("256", 256), ("0.1", 0.1), ("1e-1", 0.1), ("0", 0)]
-)
+@pytest.mark.parametrize(("text", "rows"), [("2", 2), ("1.0", 1.0), ("1e-1", 0.1), ("0", 0)])
 def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float) -> None:
     kept = options_of(fake, "--hh", text, "--recent", "0.5").eviction
     assert (kept.hh, kept.recent) == (rows, 0.5)
@@ -88,25 +86,7 @@ def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        "--hh abc",
-        "--hh 1",
-        "--recent 1,5",
-        "--kv-type q5_1",
-        "--slack 0",
-        "--pinned -1",
-        "--ctx -1",
-        "--threads 0",
-        "--threads-batch 0",
-        "--prefill-mib 0",
-        "--prefill fast",
-        "--seed -1",
-        "--seed 4294967295",
-        "--temp -1",
-        "--top-p 1.1",
-        "--max-tokens -1",
-        "--no-such-option",
-    ],
+    ["--hh 1", "--recent 1,5", "--kv-type q5_1", "--slack 0", "--seed 4294967295", "--top-p 1.1"],
 )
 def test_wrong_usage(fake: FakeModel, arguments: str) -> None:
     output = run("generate", "-p", "x", *arguments.split())

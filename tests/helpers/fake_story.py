@@ -65,12 +65,12 @@ class FakeModel:
         """Tokens of a prompt."""
         return len(self.llm.tokenize(prompt.encode()))
 
-    def load(self, options: ModelOptions, _bars: object, reader: loading.Reader) -> Llama:
+    def load(self, options: ModelOptions, reader: loading.Reader) -> Llama:
         self.options = options
         if self.error is not None:
             raise self.error
         self.llm.prompt_progress = reader.on_read
-        self.llm.text.while_reading = reader.check
+        self.llm.text.while_reading = reader.interrupts.check
         return self.llm
 
     def close(self) -> None:

@@ -101,10 +101,10 @@ class ScriptedModel:
         """The cache as a footer shows it."""
         return f"remembers all {used} tokens"
 
-    def load(self, options: RunOptions, _bars: object, reader: loading.Reader) -> Llama:
+    def load(self, options: RunOptions, reader: loading.Reader) -> Llama:
         self.options = options
         self.llm.prompt_progress = reader.on_read
-        self.llm.text.while_reading = reader.check
+        self.llm.text.while_reading = reader.interrupts.check
         return self.llm
 
     def close(self) -> None:
