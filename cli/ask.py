@@ -74,11 +74,7 @@ def ask(
 
 
 def _message(files: list[Path] | None, question: str | None) -> str:
-    """What is sent: the texts and then the question, with a blank line between them.
-
-    Raises:
-        InputError: there is nothing to send, or a file that cannot be read, is not UTF-8 or empty.
-    """
+    """What is sent: the texts and then the question, with a blank line between them."""
     if files is None:
         files = [] if sys.stdin.isatty() else [STDIN]
     texts = [_standard_input() if file == STDIN else text_of(expanded(file)) for file in files]

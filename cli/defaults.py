@@ -54,11 +54,7 @@ class ProgramWithDefaults(Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """As any command's, but the file is read first; completion in a shell does without it.
-
-        Raises:
-            typer.Exit: the file is wrong, and the command is not the one that tells what is wrong.
-        """
+        """As any command's, but the file is read first; completion in a shell does without it."""
         if not extra.get("resilient_parsing"):
             with reported_errors():
                 try:

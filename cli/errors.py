@@ -23,11 +23,7 @@ class InputError(PyH2OError, ValueError):
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Run a command: an expected error becomes one line and an exit code, never a traceback.
-
-    Raises:
-        typer.Exit: instead of the error.
-    """
+    """Run a command: an expected error becomes one line and an exit code, never a traceback."""
     try:
         yield
     except BrokenPipeError:

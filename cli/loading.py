@@ -6,7 +6,7 @@ What loads llama.cpp is imported in functions: `--help` must not wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +39,7 @@ class Reader:
         self.interrupts = Interrupts()
 
     def on_read(self, done: int, total: int) -> None:
-        """To be called after each piece of a prompt is read: `done` of `total` tokens.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-        """
+        """To be called after each piece of a prompt is read: `done` of `total` tokens."""
         self.bars.reading(done, total)
         self.interrupts.check()
 
@@ -74,12 +70,7 @@ def load_llama(options: ModelOptions, reader: Reader) -> Llama:
 
 
 def load_engine(options: ModelOptions, bars: Bars, *, texts: int, store_mib: int) -> Engine:
-    """Load the model with places for so many texts, and a store for others.
-
-    Raises:
-        PyH2OError: as `load_llama`; also settings that only one text can have.
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """Load the model with places for so many texts, and a store for others."""
     path, machine = find_model(options.model), machine_settings(options)
     with watched_load(bars) as on_load:
         return open_engine(path, options, machine, on_load, texts=texts, store_mib=store_mib)
@@ -104,11 +95,7 @@ def open_engine(
 
 
 def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
-    """Refuse to put what a model writes into the place of the model.
-
-    Raises:
-        InputError: one of the files that would be replaced is the model's.
-    """
+    """Refuse to put what a model writes into the place of the model."""
     try:
         model = find_model(options.model)
     except ModelError:
@@ -128,11 +115,7 @@ def say_layers(model: Model, options: ModelOptions) -> None:
 
 @contextmanager
 def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
-    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-    """
+    """While a model is loaded: what is to be called with 0 .. 1 shows it, and takes Ctrl-C."""
     with Interrupts() as interrupts:
 
         def on_load(fraction: float) -> None:
@@ -149,11 +132,24 @@ def watched_load(bars: Bars) -> Iterator[Callable[[float], None]]:
 def machine_settings(options: ModelOptions) -> dict[str, Any]:
     """What `Llama` takes of where and how a model is computed.
 
-    Raises:
-        SettingsError: a server's address that is none.
+    If a server of `--rpc` is lost, the program ends with a line that says so.
     """
-    servers = servers_of(options.rpc)
-    n_gpu_layers = usable_gpu_layers(options.gpu_layers, servers)
+    from pyh2o.library import rpc
+    from pyh2o.library.devices import why_no_gpu
+
+    def end(line: str) -> None:
+        terminal.say(f"error: {line}", style="red")
+        os._exit(EXIT_ERROR)  # llama.cpp would abort
+
+    servers = rpc.parse_servers(options.rpc or [])
+    if servers:
+        rpc.report_loss(end)
+    n_gpu_layers = options.gpu_layers
+    if n_gpu_layers is None:
+        n_gpu_layers = rpc.ALL_LAYERS if servers else 0
+    elif n_gpu_layers and not servers and (missing := why_no_gpu()):
+        terminal.say(missing)
+        n_gpu_layers = 0
     return {"n_gpu_layers": n_gpu_layers, "rpc_servers": servers, **thread_settings(options)}
 
 
@@ -169,11 +165,7 @@ def thread_settings(options: ModelOptions) -> dict[str, Any]:
 def with_gpu_layers(
     machine: dict[str, Any], options: ModelOptions, path: Path, *, texts: int
 ) -> dict[str, Any]:
-    """What `machine_settings` returned, with as many layers on the GPUs as fit with so many texts.
-
-    Raises:
-        PyH2OError: the model cannot be read, or settings make no sense for it.
-    """
+    """What `machine_settings` returned, with as many layers on the GPUs as fit for the texts."""
     if options.gpu_layers is not None or options.rpc:
         return machine
     from pyh2o.library.devices import find_gpus, fit_layers
@@ -217,37 +209,6 @@ def cache_settings(options: ModelOptions) -> dict[str, Any]:
         "type_k": kv_type,
         "type_v": kv_type,
     }
-
-
-def servers_of(given: list[str] | None) -> tuple[str, ...]:
-    """The servers of `--rpc`; if one is lost, the program ends with a line that says so.
-
-    Raises:
-        SettingsError: a text that is no host:port.
-    """
-    if not given:
-        return ()
-    from pyh2o.library import rpc
-
-    def end(line: str) -> None:
-        terminal.say(f"error: {line}", style="red")
-        os._exit(EXIT_ERROR)  # llama.cpp would abort
-
-    rpc.report_loss(end)
-    return rpc.parse_servers(given)
-
-
-def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
-    """How many layers to offload: none, and a line that says why, if there is nowhere to."""
-    from pyh2o.library.devices import why_no_gpu
-    from pyh2o.library.rpc import ALL_LAYERS
-
-    if asked is None:
-        return ALL_LAYERS if servers else 0
-    if asked and not servers and (missing := why_no_gpu()):
-        terminal.say(missing)
-        return 0
-    return asked
 
 
 def say_prefill(n_tokens: int, n_bytes: int) -> None:

@@ -201,11 +201,7 @@ def export(
 
 
 def _transcript(chat: SavedChat, form: Form) -> str:
-    """What was said, in a form that is not the session's.
-
-    Raises:
-        InputError: the session is damaged.
-    """
+    """What was said, in a form that is not the session's."""
     from pyh2o.sessions.listing import text_of
 
     saved = _read(chat)
@@ -215,11 +211,7 @@ def _transcript(chat: SavedChat, form: Form) -> str:
 
 
 def _saved(name: str) -> SavedChat:
-    """The conversation of this name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The conversation of this name."""
     chat = SavedChat(name)
     if not chat.path.is_file():
         raise InputError(f"there is no session {name}: see `pyh2o sessions list`")

@@ -165,11 +165,7 @@ def _saved(chat: Chat, argument: str) -> SavedChat | None:
 
 
 def _whole_file(argument: str) -> Path:
-    """The file that an argument is.
-
-    Raises:
-        InputError: it is more than that, or no name of a file.
-    """
+    """The file that an argument is."""
     file, rest = _file_and_rest(argument)
     if rest:
         raise InputError(f"{argument!r} is more than a file: put quotes around a name with spaces")
@@ -177,11 +173,7 @@ def _whole_file(argument: str) -> Path:
 
 
 def _file_and_rest(argument: str) -> tuple[Path, str]:
-    """A file, in quotes or with backslashes if its name has spaces, and the text after it.
-
-    Raises:
-        InputError: a quote is not closed, or no name of a file.
-    """
+    """A file, in quotes or with backslashes if its name has spaces, and the text after it."""
     try:
         if (whole := _path(argument)).is_file():
             return whole, ""

@@ -52,11 +52,7 @@ class Source(ABC):
         """
 
     def read_quoted(self, first: str) -> str:
-        """The text between two `\"\"\"`, the first of which begins the line `first`.
-
-        Raises:
-            InputError: the second is missing.
-        """
+        """The text between two `\"\"\"`, the first of which begins the line `first`."""
         text = first.strip().removeprefix(QUOTE)
         while not (end := END_OF_QUOTE.search(text)):
             try:

@@ -204,11 +204,7 @@ def _check_resumption(given: set[str], output: Path | None, *, force: bool) -> N
 
 
 def _read_prompt(file: Path) -> str:
-    """The text of a prompt file, without its last line break, which editors add.
-
-    Raises:
-        InputError: a file that is not there, cannot be read or is not UTF-8.
-    """
+    """The text of a prompt file, without its last line break, which editors add."""
     name = "standard input" if file == STDIN else str(file)
     try:
         data = sys.stdin.buffer.read() if file == STDIN else expanded(file).read_bytes()
@@ -241,9 +237,6 @@ def _check_resumed(
         file: of the story.
         prompt: that was typed, if any.
         sampling: what was typed of it.
-
-    Raises:
-        InputError: the story has another prompt, or the file is no text any more.
     """
     if prompt is not None and not story.begins_with(prompt):
         raise InputError(

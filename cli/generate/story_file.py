@@ -22,6 +22,7 @@ from pyh2o.system.home import expanded
 
 from ..errors import InputError
 from ..terminal.terminal import terminal
+from ..text_files import check_folder
 
 CHECKPOINT = ".h2o"
 RECORDS = ".jsonl"
@@ -57,15 +58,13 @@ class StoryFile:
         self.path = given if self.special else given.resolve()
         self.aside: Path | None = None
         self.written = False
-        folder = self.path.parent
         if self.path.is_dir():
             raise InputError(f"{self.name} is a folder: give --output the name of a file")
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}: create it, or give another --output")
         # A device or a pipe is written in place; anything else is created in its folder.
-        place = self.path if self.special else folder
-        if not os.access(place, os.W_OK):
-            raise InputError(f"{place} is not writable: give --output another folder")
+        if not self.special:
+            check_folder("--output", self.path.parent)
+        elif not os.access(self.path, os.W_OK):
+            raise InputError(f"{self.path} is not writable: give another --output")
 
     @property
     def checkpoint(self) -> Path:
@@ -114,11 +113,7 @@ class StoryFile:
             flush_to_disk(self._file)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Append a line to the records; one that a crash or a power cut has damaged is dropped.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Append a line to the records; one that a crash or a power cut has damaged is dropped."""
         with beside(self.path, RECORDS).open("ab+") as file:
             file.seek(0)
             content = file.read()

@@ -42,11 +42,7 @@ class Plan:
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> Plan:
-        """The plan in a checkpoint.
-
-        Raises:
-            InputError: there is none, or it makes no sense.
-        """
+        """The plan in a checkpoint."""
         found: dict[str, Any] = {name: notes.get(name) for name in asdict(cls())}
         for name, value in found.items():
             if type(value) is not int or value < (name == "checkpoint_every"):
@@ -93,13 +89,7 @@ class StoryRun(Reader):
             self._notes.append(note)
 
     def write(self, story: Story, plan: Plan) -> None:
-        """Write as much of the story as is planned, and say how it went.
-
-        Raises:
-            PyH2OError: the library refused, or a file cannot be written.
-            KeyboardInterrupt: Ctrl-C was pressed twice.
-            typer.Exit: Ctrl-C was pressed; what was written stays.
-        """
+        """Write as much of the story as is planned, and say how it went."""
         file = self._file
         if plan.left(story.written) == 0:
             terminal.say(

@@ -188,20 +188,6 @@ def test_a_reread_session_without_a_new_turn_has_no_copy(
     assert not list(work.parent.glob("*.before*"))
 
 
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_a_person_is_asked_when_it_is_loaded(model: ScriptedModel, work: Path, answer: str) -> None:
-    model.say("Ho")
-    output = chat_with(Person(f"/load work\n{answer}\nWho?\n"), "--session", "here")
-    n_text = model.n_text(("Hello", "Hi"), system="Be kind.")
-    assert f"{REFUSED}. Read its {n_text} tokens again? [y/N] " in output.notes
-    turns = [("Who?", "Ho")]
-    if answer == "y":
-        assert said_in(work) == [("Hello", "Hi"), *turns]
-    else:
-        assert said_in(work.parent / "here.h2o") == turns
-        assert "/load work --reread" in output.notes
-
-
 def test_load_of_a_file_reads_its_text_again_and_leaves_it(
     model: ScriptedModel, work: Path, tmp_path: Path
 ) -> None:

@@ -310,17 +310,6 @@ FOOTER = re.compile(rb"^[1-9]\d* tokens? .* remembers ", re.MULTILINE)
 
 
 @real
-def test_the_real_program_answers_a_script(tiny: Path) -> None:
-    script = "Hello\n/nonsense\n/stats\n/kv\n/regen\n/quit\nx\n"
-    output = run_program("chat", "-m", tiny, "--seed", "1", "-n", "20", stdin=script)
-    assert output.code == 1
-    assert len(output.text.splitlines()) >= 2
-    assert "error: unknown command /nonsense: " in output.notes
-    assert re.search(r"^cache .* · window 131,072$", output.notes, re.MULTILINE)
-    assert "\x1b" not in output.text + output.notes
-
-
-@real
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_chat_script_whose_text_cannot_be_written_ends(tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:

@@ -272,14 +272,14 @@ def test_until_of_a_resumed_story(fake: FakeModel, tmp_path: Path) -> None:
     fake.script = [TALE]
     story = tmp_path / "story.txt"
     begin("--until", "The end", "--until", "day")
-    assert story.read_text() == f"I: {TALE[: TALE.index('The end')]}\n"
-    assert resume().code == 0  # the same texts
-    assert story.read_text() == f"I: {TALE[: TALE.index('day')]}\n"
-    assert resume("--until", "THE END").code == 0
-    assert story.read_text() == f"I: {TALE[: TALE.index('THE END')]}\n"
-    output = resume("--until", "")
-    assert "the model ended its text" in output.notes
-    assert story.read_text() == f"I: {TALE}\n"
+    for arguments, end in (
+        ([], "day"),  # the same texts
+        (["--until", "THE END"], "THE END"),
+        (["--until", ""], None),
+    ):
+        assert resume(*arguments).code == 0
+        text = TALE if end is None else TALE[: TALE.index(end)]
+        assert story.read_text() == f"I: {text}\n"
 
 
 def test_text_held_back_is_in_the_file(fake: FakeModel, tmp_path: Path) -> None:

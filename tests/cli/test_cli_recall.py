@@ -106,7 +106,7 @@ def test_what_a_chat_recalls_into(
 @pytest.mark.parametrize("command", [["serve", "--port=0"], ["chat", "--web"]], ids=str)
 @pytest.mark.parametrize(
     ("arguments", "recall", "mib"),
-    [([], None, 1024), (["--recall=0"], 0, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
+    [([], None, 1024), (["--recall=0.2", "--recall-mib=7"], 0.2, 7)],
     ids=str,
 )
 def test_what_a_server_recalls_into(
@@ -183,24 +183,21 @@ LOST = re.compile(
 )
 
 
-@pytest.mark.parametrize("way", ["session", "load", "file"])
+@pytest.mark.parametrize("way", ["session", "file"])
 def test_a_chat_that_is_not_saved_leaves_nothing_in_the_archive(
     tiny: Path, tmp_path: Path, way: str
 ) -> None:
     """What is said in it is in no file, and it goes on as if it were saved."""
     options = small(tiny, "--recall=32")
     run("chat", *options, "--session", "x", stdin=f"{MESSAGE}\nWhat is in it?\n")
+    opened, load = ["--session", "x", "--no-save"], ""
     if way == "file":
         run("sessions", "export", "x", "out")
+        opened, load = [], "/load out\n"
     folders = chats_folder(), tmp_path
     before = [{file: file.read_bytes() for file in files_in(folder)} for folder in folders]
     said = "\n".join(["grass " * 200, "What?", "secret " * 200])
-    opened, script = {
-        "session": (["--session", "x", "--no-save"], said),
-        "load": (["--no-save"], f"/load x\n{said}"),
-        "file": ([], f"/load out\n{said}"),
-    }[way]
-    output = run("chat", *options, *opened, stdin=script)
+    output = run("chat", *options, *opened, stdin=f"{load}{said}")
     assert output.notes.count("% looked up") == 3
     assert [{file: file.read_bytes() for file in files_in(folder)} for folder in folders] == before
     assert run("chat", *options, "--session", "x", stdin=said).text == output.text
@@ -210,8 +207,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
-@pytest.mark.parametrize("way", ["option", "command"])
-def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path, way: str) -> None:
+def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path) -> None:
     """It goes on without what is lost, and is none the worse when its text is read again."""
     settings = small(tiny, "--recall=32")
     run("chat", *settings, "--session=x", stdin=f"{MESSAGE}\nWhat is in it?\n")
@@ -221,11 +217,7 @@ def test_a_chat_whose_archive_is_gone_says_so_and_builds_it_anew(tiny: Path, way
     output = run("chat", *settings, "--session=x", stdin="")
     assert output.code == 0
     assert LOST.search(output.notes)
-    if way == "option":
-        output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
-    else:
-        run("chat", *settings, "--session=y", stdin="Hello\n")
-        output = run("chat", *settings, "--session=y", stdin="/load x --reread\nWhy?\n")
+    output = run("chat", *settings, "--session=x", "--reread", stdin="Why?\n")
     assert output.code == 0, output.notes
     assert "tokens will be read again with the next message" in output.notes
     assert "lacks" not in output.notes
