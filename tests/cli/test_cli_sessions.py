@@ -205,9 +205,7 @@ Hi there
     [
         ("a.txt", None, TEXT),
         ("a.MD", None, MARKDOWN),
-        ("a.markdown", None, MARKDOWN),
         ("a.json", "text", TEXT),
-        ("a", "markdown", MARKDOWN),
     ],
 )
 def test_export_of_what_was_said(
