@@ -6,8 +6,8 @@ What loads llama.cpp is imported in functions: `--help` must not wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,24 @@ class Reader:
         """To be called after each piece of a prompt is read: `done` of `total` tokens."""
         self.bars.reading(done, total)
         self.interrupts.check()
+
+    def write_all(self, texts: Generator[str], write: Callable[[str], None]) -> bool:
+        """Give each text to `write`, until the first Ctrl-C; whether it was pressed.
+
+        `texts` are closed then. A second Ctrl-C is raised.
+        """
+        try:
+            with closing(texts):
+                for text in texts:
+                    write(text)
+                    self.interrupts.check()
+        except KeyboardInterrupt:
+            if self.interrupts.presses != 1:
+                raise
+            return True
+        finally:
+            self.bars.clear()
+        return False
 
 
 def load_llama(options: ModelOptions, reader: Reader) -> Llama:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -94,19 +94,16 @@ class Answers(Reader):
             write: takes each piece.
             n_before: tokens that are there already of an answer that goes on.
         """
-        turns, times, interrupted = conversation.turns, list[float](), False
+        turns, times = conversation.turns, list[float]()
+
+        def show(text: str) -> None:
+            times.append(time.monotonic())
+            self.bars.clear()
+            write(text)
+
         began = time.monotonic()
-        with self.undisturbed(), closing(start()) as texts:
-            try:
-                for text in texts:
-                    times.append(time.monotonic())
-                    self.bars.clear()
-                    write(text)
-                    self.interrupts.check()
-            except KeyboardInterrupt:
-                if self.interrupts.presses != 1:
-                    raise
-                interrupted = True
+        with self.undisturbed():
+            interrupted = self.write_all(start(), show)
         kept = conversation.turns != turns
         turn = conversation.turns[-1] if kept else None
         answer = Answer(

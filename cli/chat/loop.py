@@ -12,12 +12,12 @@ from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 
 from ..errors import InputError, say_error
 from ..terminal.terminal import terminal
-from ..terminal.wording import count
 from .answers import Answer, Answers, footer, why_short
 from .autosave import Autosave
 from .command_table import Commands
 from .input import QUOTE, Dropped, Source
 from .markdown import answer_writer
+from .opening import say_unread
 
 if TYPE_CHECKING:
     from pyh2o.sessions.conversation import Conversation
@@ -173,9 +173,7 @@ class Chat:
     def set_system(self, text: str | None) -> None:
         """Go on under another system prompt, and say what that costs."""
         self.change(lambda: self.conversation.set_system(text))
-        if self.conversation.turns:
-            tokens = count(self.conversation.turns[-1].end, "token")
-            terminal.say(f"{tokens} will be read again with the next message")
+        say_unread(self.conversation)
 
     def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
         """Let options that were typed replace what a saved conversation brought along."""

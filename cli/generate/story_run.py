@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -145,21 +145,16 @@ class StoryRun(Reader):
     def _write(self) -> None:
         story, plan = self._story, self._plan
         most = plan.left(story.written)
-        try:
-            with closing(story.write(most)) as texts:
-                for text in texts:
-                    self._put(text)
-                    is_at_step = story.written % plan.checkpoint_every == 0
-                    if story.finish is None and (is_at_step or not self._is_read):
-                        self._checkpoint()
-                    if self._file is not None:
-                        self.bars.writing(self._written, most, self._seconds)
-                    self.interrupts.check()
-        except KeyboardInterrupt:
-            if self.interrupts.presses != 1:
-                raise
-        finally:
-            self.bars.clear()
+
+        def write(text: str) -> None:
+            self._put(text)
+            is_at_step = story.written % plan.checkpoint_every == 0
+            if story.finish is None and (is_at_step or not self._is_read):
+                self._checkpoint()
+            if self._file is not None:
+                self.bars.writing(self._written, most, self._seconds)
+
+        self.write_all(story.write(most), write)
 
     def _put(self, text: str) -> None:
         if self._file is None:
