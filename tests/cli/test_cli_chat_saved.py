@@ -164,6 +164,7 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
 def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel, tmp_path: Path) -> None:
     script = "/clear\n/set temp 0\n/system x\n/save\n"
     output = run("chat", "--session", "work", stdin=script)
+    assert output.notes.startswith("forgotten: 0 turns\n")
     assert output.notes.endswith("error: there is nothing to save yet\n")
     assert list((tmp_path / "chats").iterdir()) == []
 
