@@ -27,10 +27,10 @@ def show() -> None:
     file = config_path()
     sections = read_sections(file)
     terminal.write(f"{file}{'' if sections else '  sets nothing'}\n")
-    for section in sections:
-        for key, value in section.values.items():
+    for section, values in sections.items():
+        for key, value in values.items():
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            terminal.write(f"  [{section.name}] {key} = {shown}\n")
+            terminal.write(f"  [{section}] {key} = {shown}\n")
     variables = variables_set()
     variables.pop(VARIABLE, None)
     if variables:

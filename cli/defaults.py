@@ -6,7 +6,6 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +29,8 @@ ALL = "defaults"
 DOCTOR = "doctor"
 """The command that says what is wrong with the file, among others."""
 
-CommandPath = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of the file.
-
-    Attributes:
-        name: as it stands in the file.
-        path: of the command, or the group of commands, that it is for; empty for all.
-        values: by the long names of options.
-    """
-
-    name: str
-    path: CommandPath
-    values: Mapping[str, Any]
+Sections = dict[str, dict[str, Any]]
+"""The tables of the file by their names, those for more commands first: values by option names."""
 
 
 class ProgramWithDefaults(Group):
@@ -79,8 +64,8 @@ def variables_set() -> dict[str, str]:
     }
 
 
-def read_sections(path: Path) -> list[Section]:
-    """The tables of the file, those for more commands first.
+def read_sections(path: Path) -> Sections:
+    """The tables of the file.
 
     Raises:
         InputError: no TOML, a value outside of a table, or no file where PYH2O_CONFIG says.
@@ -91,43 +76,41 @@ def read_sections(path: Path) -> list[Section]:
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
             raise InputError(f"{VARIABLE} names {path}, which is not there: unset it") from None
-        return []
+        return {}
     except NotADirectoryError:
         if os.environ.get(VARIABLE):
             raise
-        return []  # HOME is /dev/null, as services have it
+        return {}  # HOME is /dev/null, as services have it
     try:
         tables = tomllib.loads(data.decode("utf-8-sig"))
-        sections = list(_sections(path, tables, ()))
+        sections = list(_sections(path, tables, ""))
     except InputError:
         raise
     except RecursionError:
         raise InputError(f"{path} has tables in tables in tables, which no option needs") from None
     except ValueError as error:  # also of a number with too many digits
         raise InputError(f"{path} is no TOML: {error}") from None
-    return sorted(sections, key=lambda section: len(section.path))
+    return dict(sorted(sections, key=lambda section: (section[0] != ALL, section[0].count("."))))
 
 
-def _sections(path: Path, table: Mapping[str, Any], at: CommandPath) -> Iterator[Section]:
-    """The tables in a table, and what stands in it itself."""
+def _sections(
+    path: Path, table: Mapping[str, Any], name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What stands in a table itself, and the tables in it."""
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if values and not at:
+    if values and not name:
         raise InputError(
             f"{path}: {next(iter(values))} stands in no section: put it below [{ALL}] or a command"
         )
     if values:
-        yield Section(".".join(at), () if at == (ALL,) else at, values)
+        yield name, values
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _sections(path, value, (*at, key))
+            yield from _sections(path, value, f"{name}.{key}" if name else key)
 
 
-def default_map(program: Any, sections: list[Section]) -> dict[str, Any]:
-    """What the sections say, as `default_map` of the program's context.
-
-    Args:
-        program: the group of all commands.
-        sections: those for more commands first.
+def default_map(program: Any, sections: Sections) -> dict[str, Any]:
+    """What the sections say, as `default_map` of the context of the program, all commands' group.
 
     Raises:
         InputError: no such command or option, or a value that the option does not take.
@@ -135,31 +118,32 @@ def default_map(program: Any, sections: list[Section]) -> dict[str, Any]:
     commands = dict(_commands(program, ()))
     names = {ALL, *(".".join(path[:n]) for path in commands for n in range(1, len(path) + 1))}
     defaults: dict[str, Any] = {}
-    for section in sections:
-        if section.name not in names:
-            raise _unknown(f"section [{section.name}]", section.name, names)
+    for section, values in sections.items():
+        if section not in names:
+            raise _unknown(f"section [{section}]", section, names)
+        at = () if section == ALL else tuple(section.split("."))
         options = [
             (name.removeprefix("--"), path, option)
             for path, command in commands.items()
-            if path[: len(section.path)] == section.path
+            if path[: len(at)] == at
             for option in command.params
             for name in option.opts
             if name.startswith("--")
         ]
-        for key, value in section.values.items():
+        for key, value in values.items():
             having = [(path, option) for name, path, option in options if name == key]
             if not having:
                 known = {name for name, _, _ in options}
-                raise _unknown(f"{key} in [{section.name}]", key, known)
+                raise _unknown(f"{key} in [{section}]", key, known)
             for path, option in having:
                 table = defaults
                 for name in path:
                     table = table.setdefault(name, {})
-                table[option.name] = _value(section, key, value, option, path)
+                table[option.name] = _value(f"{key} in [{section}]", value, option)
     return defaults
 
 
-def _commands(command: Any, path: CommandPath) -> Iterator[tuple[CommandPath, Any]]:
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The commands that do something."""
     children = getattr(command, "commands", None)
     if children is None:
@@ -168,9 +152,9 @@ def _commands(command: Any, path: CommandPath) -> Iterator[tuple[CommandPath, An
         yield from _commands(child, (*path, name))
 
 
-def _value(section: Section, key: str, value: Any, option: Any, path: CommandPath) -> Any:
-    """A value as the command line would have it, which the option takes."""
-    where = f"{config_path()}: {key} in [{section.name}]"
+def _value(key: str, value: Any, option: Any) -> Any:
+    """A value as the command line would have it, which the option takes; `key` for a message."""
+    where = f"{config_path()}: {key}"
     is_flag = bool(getattr(option, "is_flag", False))
     items = value if isinstance(value, list) and option.multiple else [value]
     right = bool if is_flag else (str, int, float)
@@ -181,7 +165,7 @@ def _value(section: Section, key: str, value: Any, option: Any, path: CommandPat
     texts = items if is_flag else [str(item) for item in items]
     given = texts if option.multiple else texts[0]
     try:
-        option.process_value(typer.Context(typer.core.TyperCommand(path[-1])), given)
+        option.process_value(typer.Context(typer.core.TyperCommand(None)), given)
     except typer.BadParameter as error:
         raise InputError(f"{where} is {_shown(value)}: {error.message}") from None
     return given

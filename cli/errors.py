@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import typer
 
 from pyh2o.errors import PyH2OError
 
-from .terminal.terminal import silence_stdout, terminal
+from .terminal.terminal import silence, terminal
 
 EXIT_ERROR = 1
 # As a shell reports a program ended by SIGINT (128 + 2) and by SIGPIPE (128 + 13).
@@ -28,7 +29,7 @@ def reported_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         # The reader has gone (`| head`): nobody is left to tell, and nothing went wrong here.
-        silence_stdout()
+        silence(sys.stdout)
         raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except KeyboardInterrupt:
         terminal.say("stopped by Ctrl-C")

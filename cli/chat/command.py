@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +25,7 @@ from ..terminal.terminal import stdout
 from .answers import Answers
 from .autosave import Autosave
 from .commands import COMMANDS
-from .input import open_source
+from .input import ScriptSource, Source
 from .loop import Chat
 from .opening import open_conversation, say_last_exchange, say_recompute
 from .web import chat_on_page, refuse_what_the_page_lacks
@@ -103,7 +104,7 @@ def chat(
         refuse_what_the_page_lacks(context, given | ({"no_save"} if no_save else set()))
         chat_on_page(options, given, opened)
         return
-    source = open_source(COMMANDS, keep_history=not no_save)
+    source = open_source(keep_history=not no_save)
     saving = not no_save and (source.interactive or opened is not None)
     with closing(Autosave(saving, opened)) as autosave:
         saved = opened.path if opened is not None and opened.path.exists() else None
@@ -154,3 +155,13 @@ def _header(saved: Path) -> dict[str, Any]:
     from pyh2o.sessions.saved_conversation import read_saved_conversation
 
     return asdict(read_saved_conversation(saved))
+
+
+def open_source(*, keep_history: bool) -> Source:
+    """Standard input as it is: with a person at it, or not."""
+    if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return ScriptSource(sys.stdin.buffer)
+    # Imported here because it takes a moment that a script need not wait for.
+    from .terminal_input import TerminalSource, history_file
+
+    return TerminalSource(COMMANDS, history_file() if keep_history else None)

@@ -11,7 +11,7 @@ from pyh2o.errors import SessionError
 from pyh2o.sessions.saved import SavedChat, saved_chats
 
 from ..errors import InputError
-from ..sessions import lines_of
+from ..sessions import lines_of, read_text
 from ..shell_completion import complete_session
 from ..terminal.terminal import terminal
 from ..terminal.wording import count
@@ -38,7 +38,7 @@ def _clear(chat: Chat, _argument: str) -> None:
     n_turns, left = len(chat.conversation.turns), _make_sure_it_is_saved(chat)
     with chat.answers.undisturbed():
         chat.conversation.clear()
-    chat.fades = False
+    chat.fading_said = False
     what = f"forgotten: {count(n_turns, 'turn')}"
     if left:
         with chat.autosave.moving(None):
@@ -145,8 +145,9 @@ def _sessions(chat: Chat, _argument: str) -> None:
     """List the conversations that are saved."""
     found = saved_chats()
     chat.listed = found[:LISTED]
-    for number, line in enumerate(lines_of(chat.listed), start=1):
-        this = "  (this one)" if chat.listed[number - 1].name == chat.autosave.name else ""
+    texts = [read_text(each) for each in chat.listed]
+    for number, (text, line) in enumerate(zip(texts, lines_of(texts), strict=True), start=1):
+        this = "  (this one)" if text.name == chat.autosave.name else ""
         terminal.say(f"{number:>2}  {line}{this}")
     if len(found) > LISTED:
         terminal.say(f"and {count(len(found) - LISTED, 'older one')}: pyh2o sessions list")

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ..errors import InputError
-
-if TYPE_CHECKING:
-    from .command_table import Command
 
 PROMPT = "> "
 MORE = "  "
@@ -87,13 +82,3 @@ class ScriptSource(Source):
             return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise InputError(f"line {number} of standard input is not UTF-8 text") from None
-
-
-def open_source(commands: Mapping[str, Command], *, keep_history: bool) -> Source:
-    """Standard input as it is: with a person at it, or not."""
-    if not sys.stdin.isatty() or not (sys.stdout.isatty() or sys.stderr.isatty()):
-        return ScriptSource(sys.stdin.buffer)
-    # Imported here because it takes a moment that a script need not wait for.
-    from .terminal_input import TerminalSource, history_file
-
-    return TerminalSource(commands, history_file() if keep_history else None)

@@ -40,7 +40,7 @@ class Chat:
         copies: files that `/save` has written.
         left: set to leave.
         refused: whether anything could not be done.
-        fades: whether it was said that tokens of the conversation are evicted.
+        fading_said: whether it was said that tokens of the conversation are evicted.
     """
 
     conversation: Conversation
@@ -54,7 +54,7 @@ class Chat:
     copies: set[Path] = field(default_factory=set)
     left: bool = False
     refused: bool = False
-    fades: bool = False
+    fading_said: bool = False
     _changed: bool = False  # and not saved yet
     _trouble: str = ""  # that was said last
 
@@ -128,8 +128,8 @@ class Chat:
             return
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
-        if self.conversation.llm.kv.tokens_evicted and not self.fades:
-            self.fades = True
+        if self.conversation.llm.kv.tokens_evicted and not self.fading_said:
+            self.fading_said = True
             terminal.say(
                 "from here on older words fade: /kv shows what is still there", style="dim"
             )

@@ -63,7 +63,7 @@ def open_conversation(
                 _leave_archive_alone(llm)
     if reread:
         chat.conversation = load(reread=True, fair_turns=fair_turns)
-    chat.fades = llm.kv.tokens_evicted > 0
+    chat.fading_said = llm.kv.tokens_evicted > 0
     return reread
 
 

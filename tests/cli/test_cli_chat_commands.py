@@ -210,17 +210,6 @@ def test_pin_and_unpin(model: ScriptedModel) -> None:
     ]
 
 
-def test_pins_without_room(model: ScriptedModel) -> None:
-    model.say("Hi")
-    output = run("chat", stdin=f"{'word ' * 100}\n/pin word\n/pin\n")
-    (refused, nothing) = notes_of(output)
-    assert refused == (
-        "error: 506 tokens to pin do not fit the 400 rows that are not recent: pin fewer, or raise "
-        "hh (--hh)"
-    )
-    assert nothing.startswith("nothing is pinned: ")
-
-
 def test_undo_and_clear(model: ScriptedModel) -> None:
     model.say(*["a"] * 5)
     lines = ["one", "two", "word " * 50, "/undo", "/undo", "four", "five", "/clear", "/undo"]

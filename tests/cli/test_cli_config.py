@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import Output, run
-from fake_story import FakeModel
+from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.defaults import config_path
@@ -23,14 +23,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "my.toml"
     monkeypatch.setenv("PYH2O_CONFIG", str(path))
     return path
-
-
-def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
-    fake.script = ["a"]
-    output = run("generate", "-p", "x", *arguments)
-    assert output.code == 0, output.notes
-    assert isinstance(fake.options, RunOptions)
-    return fake.options
 
 
 def test_config_file_is_in_the_user_s_folder(

@@ -8,21 +8,13 @@ from pathlib import Path
 import pytest
 
 from cli_fakes import run
-from fake_story import FakeModel
+from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.policies import Snap
 from pyh2o.writing.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
-    fake.script = ["a"]
-    output = run("generate", "-p", "x", *arguments)
-    assert output.code == 0, output.notes
-    assert isinstance(fake.options, RunOptions)
-    return fake.options
 
 
 def test_defaults_reach_the_model(fake: FakeModel) -> None:
@@ -78,9 +70,7 @@ def test_rows_are_a_fraction_or_a_count(fake: FakeModel, text: str, rows: float)
 
 def test_model_from_the_environment(fake: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_MODEL", "env.gguf")
-    monkeypatch.setenv("PYH2O_THREADS", "2")
-    given = options_of(fake)
-    assert (given.model, given.threads) == (Path("env.gguf"), 2)
+    assert options_of(fake).model == Path("env.gguf")
     assert options_of(fake, "-m", "m.gguf").model == Path("m.gguf")
 
 

@@ -15,6 +15,7 @@ from gguf import GGUFReader
 
 from cli_fakes import LoadedModel, Output, run
 from pyh2o import Llama
+from pyh2o.cli.options import RunOptions
 from pyh2o.sessions import story
 from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
@@ -107,6 +108,15 @@ TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came
 
 def begin(*arguments: str) -> Output:
     return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
+
+
+def options_of(fake: FakeModel, *arguments: str) -> RunOptions:
+    """What the model is loaded with."""
+    fake.script = ["a"]
+    output = run("generate", "-p", "x", *arguments)
+    assert output.code == 0, output.notes
+    assert isinstance(fake.options, RunOptions)
+    return fake.options
 
 
 def resume(*arguments: str) -> Output:
