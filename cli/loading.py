@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyh2o.engine import Engine
 
 
-class Reader:
-    """Shows how the model is loaded and prompts are read, and lets Ctrl-C stop that.
+class ModelRun:
+    """Shows how a model is loaded and reads prompts, and lets Ctrl-C stop what it reads and writes.
 
     Attributes:
         bars: what shows it.
@@ -62,8 +62,8 @@ class Reader:
         return False
 
 
-def load_llama(options: ModelOptions, reader: Reader) -> Llama:
-    """Load the model; `reader` is told of each prompt that it reads.
+def load_llama(options: ModelOptions, run: ModelRun) -> Llama:
+    """Load the model, which tells the run of each prompt that it reads.
 
     Raises:
         PyH2OError: no such model, a broken or refused one, or settings that make no sense.
@@ -73,16 +73,16 @@ def load_llama(options: ModelOptions, reader: Reader) -> Llama:
 
     path = find_model(options.model)
     machine = with_gpu_layers(machine_settings(options), options, path, texts=1)
-    with watched_load(reader.bars) as on_load:
+    with watched_load(run.bars) as on_load:
         llm = Llama(
             str(path),
             load_progress=on_load,
-            prompt_progress=reader.on_read,
+            prompt_progress=run.on_read,
             on_exact_prefill=say_prefill,
             **machine,
             **cache_settings(options),
         )
-    llm.text.while_reading = reader.interrupts.check
+    llm.text.while_reading = run.interrupts.check
     say_layers(llm.text.model, options)
     return llm
 

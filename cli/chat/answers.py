@@ -12,7 +12,7 @@ from pyh2o.cache.statistics import KVStatistics, mib_text
 from pyh2o.writing.cache_copies import WORTH
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
-from ..loading import Reader
+from ..loading import ModelRun
 from ..terminal.progress import Bars
 from ..terminal.wording import count, per_second, why_ended
 
@@ -44,7 +44,7 @@ class Answer:
     write_seconds: float
 
 
-class Answers(Reader):
+class Answers(ModelRun):
     """Streams one answer after the other; Ctrl-C ends an answer between two tokens.
 
     Attributes:
@@ -57,7 +57,7 @@ class Answers(Reader):
         self._read = 0
 
     def on_read(self, done: int, total: int) -> None:
-        """As for any reader; the tokens are counted."""
+        """As for any run of a model; the tokens are counted."""
         self._read = done
         super().on_read(done, total)
 

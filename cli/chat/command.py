@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,7 +143,10 @@ def chat(
                 )
                 answers.interrupts.check()  # Ctrl-C was kept off meanwhile
                 say_last_exchange(talk, is_reread=is_reread)
-                talk.adapt(sampling_given(options, given), system)
+                given_sampling = sampling_given(options, given)
+                talk.conversation.sampling = replace(talk.conversation.sampling, **given_sampling)
+                if system is not None and system != talk.conversation.system:
+                    talk.set_system(system)
             talk.greet()
             talk.run()
         is_saved = autosave.settle()

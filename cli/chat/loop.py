@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyh2o.errors import PyH2OError
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
@@ -174,12 +174,6 @@ class Chat:
         """Go on under another system prompt, and say what that costs."""
         self.change(lambda: self.conversation.set_system(text))
         say_unread(self.conversation)
-
-    def adapt(self, sampling: dict[str, Any], system: str | None) -> None:
-        """Let options that were typed replace what a saved conversation brought along."""
-        self.conversation.sampling = replace(self.conversation.sampling, **sampling)
-        if system is not None and system != self.conversation.system:
-            self.set_system(system)
 
     def greet(self) -> None:
         """Tell a person where they are."""

@@ -14,7 +14,7 @@ from pyh2o.system.memory import resident_bytes
 from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 
 from ..errors import EXIT_INTERRUPTED, InputError
-from ..loading import Reader
+from ..loading import ModelRun
 from ..terminal.progress import Bars
 from ..terminal.terminal import terminal
 from ..terminal.wording import count, per_second, why_ended
@@ -61,7 +61,7 @@ class Plan:
         return None if self.max_tokens == NO_LIMIT else max(0, self.max_tokens - written)
 
 
-class StoryRun(Reader):
+class StoryRun(ModelRun):
     """Writes a story to a file, or to standard output; Ctrl-C ends it between two tokens.
 
     Args:

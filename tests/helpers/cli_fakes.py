@@ -98,12 +98,12 @@ class LoadedModel:
         monkeypatch.setattr(self.llm, "close", self.close)
         monkeypatch.setattr(loading, "load_llama", self.load)
 
-    def load(self, options: ModelOptions, reader: loading.Reader) -> Llama:
+    def load(self, options: ModelOptions, run: loading.ModelRun) -> Llama:
         self.options = options
         if self.error is not None:
             raise self.error
-        self.llm.prompt_progress = reader.on_read
-        self.llm.text.while_reading = reader.interrupts.check
+        self.llm.prompt_progress = run.on_read
+        self.llm.text.while_reading = run.interrupts.check
         return self.llm
 
     def close(self) -> None:
