@@ -14,19 +14,19 @@ from cli_fakes import Output, run
 from pyh2o.cli.chat import file_commands
 from pyh2o.errors import SessionError
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import RecordedConversation, Script, ScriptedModel, answers_of, notes_of
+from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, answers_of, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "chats").write_text("a file")
+def test_a_folder_that_cannot_be_written_is_told(model: ScriptedModel) -> None:
+    CHATS.write_text("a file")
     output = run("chat", "--session", "work", stdin="Hello\n")
     assert output == Output(
         1,
         "",
-        f"error: {tmp_path}/chats cannot be used (File exists): make it writable, set PYH2O_CHATS "
-        "to another folder, or give --no-save\n",
+        f"error: {CHATS.absolute()} cannot be used (File exists): make it writable, set "
+        "PYH2O_CHATS to another folder, or give --no-save\n",
     )
 
 
@@ -71,9 +71,7 @@ def test_conversation_that_cannot_be_saved_is_not_left(
     assert answers_of() == [("Hello", "Hi"), ("Who?", "Ho")]
 
 
-def test_clear_begins_a_new_conversation_and_the_old_one_stays(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_clear_begins_a_new_conversation_and_the_old_one_stays(model: ScriptedModel) -> None:
     codes: list[int] = []
 
     def look_at_the_old_one() -> None:
@@ -88,7 +86,7 @@ def test_clear_begins_a_new_conversation_and_the_old_one_stays(
     ]
     assert answers_of() == [("Who?", "Ho")]
     assert RecordedConversation.last.system == "Be kind."
-    assert (codes, len(list((tmp_path / "chats").iterdir()))) == ([0], 3)
+    assert (codes, len(list(CHATS.iterdir()))) == ([0], 3)
     run("chat", "-c")
     assert answers_of() == [("Who?", "Ho")]
     run("chat", "--session", "my work")
@@ -115,11 +113,11 @@ def test_save_writes_copies_and_load_goes_on_from_them(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.h2o", "precious.txt"]
 
 
-def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Path) -> None:
+def test_loading_leaves_the_session_as_it_is(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
     run("chat", stdin="one\n/save copy.h2o\n")
     run("chat", "--session", "work", stdin="two\n/load copy.h2o\nthree\n")
-    names = sorted(path.name for path in (tmp_path / "chats").iterdir())
+    names = sorted(path.name for path in CHATS.iterdir())
     assert len(names) == 2
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}\.h2o", names[0])
     run("chat", "--session", "work")
@@ -127,7 +125,7 @@ def test_loading_leaves_the_session_as_it_is(model: ScriptedModel, tmp_path: Pat
     run("chat", "--session", names[0].removesuffix(".h2o"))
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "three"]
     run("chat", "--session", "empty", stdin="/load copy.h2o\n")
-    assert sorted(path.name for path in (tmp_path / "chats").iterdir()) == [
+    assert sorted(path.name for path in CHATS.iterdir()) == [
         names[0],
         "empty.h2o",
         names[1],
@@ -159,14 +157,14 @@ def begin(model: ScriptedModel, name: str, message: str) -> None:
 
 
 def test_sessions_are_listed_and_loaded(
-    model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_commands, "LISTED", 2)
     assert notes_of(run("chat", stdin="/sessions\n")) == ["none is saved yet"]
     for name, message in (("old", "zero"), ("work", "one"), ("my plans", "two")):
         begin(model, name, message)
     for day, name in enumerate(("old", "work", "my plans")):
-        os.utime(tmp_path / "chats" / f"{name}.h2o", (day * 86_400, day * 86_400))
+        os.utime(CHATS / f"{name}.h2o", (day * 86_400, day * 86_400))
     model.say("Ho")
     output = run("chat", "--session", "work", stdin="/sessions\n/load 1\nthree\n/load work\n")
     notes = notes_of(output)
@@ -187,12 +185,12 @@ def test_sessions_are_listed_and_loaded(
     assert answers_of() == [("one", "Hi")]  # that was loaded last
     run("chat", "--session", "my plans")
     assert answers_of() == [("two", "Hi"), ("three", "Ho")]
-    assert sorted(path.name for path in (tmp_path / "chats").iterdir()) == [
+    assert sorted(path.name for path in CHATS.iterdir()) == [
         "my plans.h2o", "old.h2o", "work.h2o"
     ]  # fmt: skip
 
 
-def test_a_file_of_the_same_name_is_meant(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_file_of_the_same_name_is_meant(model: ScriptedModel) -> None:
     begin(model, "work", "one")
     begin(model, "2", "two")
     model.say("Hi")
@@ -203,19 +201,19 @@ def test_a_file_of_the_same_name_is_meant(model: ScriptedModel, tmp_path: Path) 
     assert answers_of() == [("two", "Hi")]
 
 
-def test_sessions_that_cannot_be_loaded(model: ScriptedModel, tmp_path: Path) -> None:
+def test_sessions_that_cannot_be_loaded(model: ScriptedModel) -> None:
     begin(model, "work", "one")
     begin(model, "plans", "two")
-    (tmp_path / "chats" / "odd.h2o").write_text("damaged")
+    (CHATS / "odd.h2o").write_text("damaged")
     model.say("Ho")
-    with (tmp_path / "chats" / ".work.lock").open("w") as lock:
+    with (CHATS / ".work.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script = "/load work\n/load odd\n/load plans\nthree\n"
         notes = notes_of(run("chat", "--session", "plans", stdin=script))
     assert notes[1:] == [
         "error: session work is open in another chat: leave that one first, or give another "
         "--session",
-        f"error: {tmp_path}/chats/odd.h2o is not a session file of pyh2o: check the name",
+        f"error: {CHATS.absolute()}/odd.h2o is not a session file of pyh2o: check the name",
         "error: this is session plans already",
     ]
     assert answers_of() == [("two", "Hi"), ("three", "Ho")]

@@ -10,7 +10,7 @@ from cli_fakes import run
 from pyh2o.errors import SessionError
 from pyh2o.sessions import copies
 from pyh2o.sessions.session_file import read_session, write_session
-from scripted_chat import Person, ScriptedModel, answers_of, chat_with, notes_of
+from scripted_chat import CHATS, Person, ScriptedModel, answers_of, chat_with, notes_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -24,11 +24,11 @@ def said_in(work: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def work(surroundings: None, model: ScriptedModel, tmp_path: Path) -> Path:
+def work(surroundings: None, model: ScriptedModel) -> Path:
     """A session that was made with another cache."""
     model.say("Hi")
     run("chat", "--session", "work", "-s", "Be kind.", stdin="Hello\n")
-    path = tmp_path / "chats" / "work.h2o"
+    path = CHATS / "work.h2o"
     session = read_session(path, "conversation")
     session.header["settings"] |= {"recent": 50}
     write_session(path, session)

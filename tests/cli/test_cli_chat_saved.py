@@ -21,12 +21,12 @@ from pyh2o.core.text import Text
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.writing.sampling import Sampling
-from scripted_chat import Person, RecordedConversation, ScriptedModel, answers_of, chat_with
+from scripted_chat import CHATS, Person, RecordedConversation, ScriptedModel, answers_of, chat_with
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel, tmp_path: Path) -> None:
+def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel) -> None:
     model.say("Hi", "Ho")
     first = run("chat", "--session", "work", "--seed", "7", "-s", "Be kind.", stdin="Hello\n")
     hello, who = ("Hello", "Hi"), ("Who?", "Ho")
@@ -42,34 +42,33 @@ def test_a_saved_session_goes_on_where_it_was(model: ScriptedModel, tmp_path: Pa
     conversation = RecordedConversation.last
     assert [turn.user for turn in conversation.turns] == ["Hello", "Who?"]
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
-    assert conversation.saves == [tmp_path / "chats" / "work.h2o"]
-    assert [path.name for path in (tmp_path / "chats").iterdir()] == ["work.h2o"]
-    assert (tmp_path / "chats").stat().st_mode & 0o777 == 0o700
+    assert conversation.saves == [CHATS.absolute() / "work.h2o"]
+    assert [path.name for path in CHATS.iterdir()] == ["work.h2o"]
+    assert CHATS.stat().st_mode & 0o777 == 0o700
 
 
 def test_continue_takes_the_chat_last_changed_when_the_clock_goes_back(
-    model: ScriptedModel, tmp_path: Path
+    model: ScriptedModel,
 ) -> None:
     model.say(*["Hi"] * 8)
-    chats = tmp_path / "chats"
 
     def say(name: str) -> None:
         run("chat", "--session", name, stdin=f"{name}\n")
 
     def continued() -> str:
-        before = {path: path.read_bytes() for path in chats.iterdir()}
+        before = {path: path.read_bytes() for path in CHATS.iterdir()}
         run("chat", "-c", "--no-save", stdin="more\n")
-        assert {path: path.read_bytes() for path in chats.iterdir()} == before
+        assert {path: path.read_bytes() for path in CHATS.iterdir()} == before
         return RecordedConversation.last.turns[0].user
 
     say("one")
     in_ten_years = time() + 10 * 365 * 86_400
-    os.utime(chats / "one.h2o", (in_ten_years, in_ten_years))
+    os.utime(CHATS / "one.h2o", (in_ten_years, in_ten_years))
     say("two")
     assert continued() == "two"
     say("one")
     assert continued() == "one"
-    assert sorted(path.name for path in chats.iterdir()) == ["one.h2o", "two.h2o"]
+    assert sorted(path.name for path in CHATS.iterdir()) == ["one.h2o", "two.h2o"]
     assert run("chat", "-c", stdin="more\n").code == 0
     assert answers_of()[0] == ("one", "Hi")
 
@@ -129,11 +128,11 @@ def test_model_is_left_alone_while_it_is_saved(
     ],
 )
 def test_what_a_session_would_pass_over_is_refused(
-    model: ScriptedModel, tmp_path: Path, option: list[str], made: str
+    model: ScriptedModel, option: list[str], made: str
 ) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
-    path = tmp_path / "chats" / "work.h2o"
+    path = CHATS / "work.h2o"
     session = read_session(path, "conversation")
     session.header["settings"] |= {"evict": made != "with --no-evict"}
     write_session(path, session)
@@ -161,12 +160,12 @@ def test_every_change_is_saved(model: ScriptedModel) -> None:
     assert RecordedConversation.last.sampling.temperature == 0.0
 
 
-def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel, tmp_path: Path) -> None:
+def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel) -> None:
     script = "/clear\n/set temp 0\n/system x\n/save\n"
     output = run("chat", "--session", "work", stdin=script)
     assert output.notes.startswith("forgotten: 0 turns\n")
     assert output.notes.endswith("error: there is nothing to save yet\n")
-    assert list((tmp_path / "chats").iterdir()) == []
+    assert list(CHATS.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["--no-save", "--session", "work"]])
@@ -179,10 +178,10 @@ def test_script_leaves_nothing_behind(
 
 
 def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
-    model: ScriptedModel, tmp_path: Path
+    model: ScriptedModel,
 ) -> None:
     expected = (
-        f"error: no conversation is saved in {tmp_path}/chats: start one without --continue\n"
+        f"error: no conversation is saved in {CHATS.absolute()}: start one without --continue\n"
     )
     assert run("chat", "-c") == Output(1, "", expected)
     output = run("chat", "-c", "--session", "work")
@@ -201,11 +200,11 @@ def test_names_that_are_refused(model: ScriptedModel, tmp_path: Path, name: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) -> None:
+def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
     model.say("Hi")
     run("chat", "--session", "work", stdin="Hello\n")
     model.options = None
-    with (tmp_path / "chats" / ".work.lock").open("w") as lock:
+    with (CHATS / ".work.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         expected = Output(
             1,
@@ -222,12 +221,10 @@ def test_session_that_is_open_elsewhere(model: ScriptedModel, tmp_path: Path) ->
     assert run("chat", "-c").code == 0
 
 
-def test_damaged_sessions_are_refused_before_a_model_is_loaded(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_damaged_sessions_are_refused_before_a_model_is_loaded(model: ScriptedModel) -> None:
     model.say("a")
     run("chat", "--session", "work", stdin="one\n")
-    work, odd = (tmp_path / "chats" / f"{name}.h2o" for name in ("work", "odd"))
+    work, odd = (CHATS.absolute() / f"{name}.h2o" for name in ("work", "odd"))
     whole = read_session(work, "conversation")
     write_session(work, replace(whole, header=whole.header | {"turns": [{"user": 5}]}))
     odd.write_text("damaged")
@@ -259,7 +256,7 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
         sampling=model.options.sampling,
     )
     # A model that is no longer where it was is looked for elsewhere.
-    work = tmp_path / "chats" / "work.h2o"
+    work = CHATS / "work.h2o"
     saved = read_session(work, "conversation")
     moved = saved.header | {"model": saved.header["model"] | {"path": "/gone/tiny.gguf"}}
     write_session(work, replace(saved, header=moved))

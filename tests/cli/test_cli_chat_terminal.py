@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from pyh2o.cli.chat import command as chat
 from pyh2o.cli.chat import terminal_input
 from pyh2o.cli.chat.commands import COMMANDS
 from pyh2o.cli.chat.terminal_input import CommandCompleter, TerminalSource
-from scripted_chat import RecordedConversation, Script, ScriptedModel, notes_of, said
+from scripted_chat import CHATS, RecordedConversation, Script, ScriptedModel, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 ENTER, ALT_ENTER = "\r", "\x1b\r"
@@ -44,21 +43,20 @@ UP = "\x1b[A"
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-@pytest.fixture
-def type_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
-    """Runs `pyh2o chat` for a person who types these keys."""
-
-    def type_keys(
-        keys: str, *arguments: str, session: str | None = "work", history: Path | None = None
-    ) -> Output:
-        monkeypatch.setattr(terminal_input, "create_output", lambda _: DummyOutput())
-        with create_pipe_input() as pipe, create_app_session(pipe):
-            pipe.send_text(keys)
-            source = TerminalSource(COMMANDS, history)
-            monkeypatch.setattr(chat, "open_source", lambda *_, **__: source)
-            return run("chat", *arguments, *(["--session", session] if session else []))
-
-    return type_keys
+def type_keys(
+    keys: str, *arguments: str, session: str | None = "work", history: Path | None = None
+) -> Output:
+    """`pyh2o chat` for a person who types these keys."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        create_pipe_input() as pipe,
+        create_app_session(pipe),
+    ):
+        patch.setattr(terminal_input, "create_output", lambda _: DummyOutput())
+        pipe.send_text(keys)
+        source = TerminalSource(COMMANDS, history)
+        patch.setattr(chat, "open_source", lambda **_: source)
+        return run("chat", *arguments, *(["--session", session] if session else []))
 
 
 FAREWELL = "saved as work: pyh2o chat -c goes on"
@@ -70,7 +68,7 @@ GREETING = [
 
 
 def test_ctrl_z_suspends_and_is_not_typed(
-    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suspended: list[object] = []
     monkeypatch.setattr(
@@ -82,9 +80,7 @@ def test_ctrl_z_suspends_and_is_not_typed(
     assert len(suspended) == 1
 
 
-def test_enter_sends_and_alt_enter_begins_a_line(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_enter_sends_and_alt_enter_begins_a_line(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
     pasted = "\x1b[200~three\r\n  four\n/five\x1b[201~"
     output = type_keys(
@@ -96,9 +92,7 @@ def test_enter_sends_and_alt_enter_begins_a_line(
     assert notes_of(output) == [*GREETING, "/quit or Ctrl-D leaves", FAREWELL]
 
 
-def test_pasted_commands_of_several_lines(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_pasted_commands_of_several_lines(model: ScriptedModel) -> None:
     output = type_keys(f"/etc/passwd\\{ENTER}two{ENTER}/system Be\\{ENTER}kind.{ENTER}/quit{ENTER}")
     assert output.code == 0  # a person has seen it
     assert "error: unknown command /etc/passwd: " in output.notes
@@ -106,7 +100,7 @@ def test_pasted_commands_of_several_lines(
     assert said() == []
 
 
-def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_messages_between_quotes(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     output = type_keys(
         f'"""one{ENTER}/two \\{ENTER}"""{ENTER}'
@@ -123,9 +117,7 @@ def test_messages_between_quotes(model: ScriptedModel, type_keys: Callable[..., 
     ]
 
 
-def test_edit_offers_the_last_message_and_can_be_dropped(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_edit_offers_the_last_message_and_can_be_dropped(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     empty = "\x7f" * len("Hello\nyou")
     output = type_keys(
@@ -142,16 +134,14 @@ def test_edit_offers_the_last_message_and_can_be_dropped(
 
 
 def test_a_history_that_cannot_be_written_does_not_end_the_chat(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
+    model: ScriptedModel, tmp_path: Path
 ) -> None:
     model.say("a")
     assert type_keys(f"one{ENTER}{CTRL_D}", history=tmp_path).code == 0
     assert said() == ["one"]
 
 
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a", press_ctrl_c, "b", "c"]), Script(["d"])])
     output = type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     assert (output.code, output.text) == (0, "ab\nd\n")
@@ -163,9 +153,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(
     assert [turn.answer for turn in RecordedConversation.last.turns] == ["ab", "d"]
 
 
-def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(model: ScriptedModel) -> None:
     model.answers.extend([Script(["a"]), Script(["b", press_ctrl_c, press_ctrl_c, "c"])])
     output = type_keys(f"one{ENTER}two{ENTER}three{ENTER}")
     assert (output.code, output.text) == (130, "a\nb\n")
@@ -173,9 +161,7 @@ def test_second_ctrl_c_leaves_and_the_last_turn_is_safe(
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one"]
 
 
-def test_refusals_do_not_end_the_chat(
-    model: ScriptedModel, type_keys: Callable[..., Output]
-) -> None:
+def test_refusals_do_not_end_the_chat(model: ScriptedModel) -> None:
     from pyh2o.errors import ContextLimitError
 
     model.answers.extend([ContextLimitError("too long"), Script(["a"])])
@@ -187,7 +173,7 @@ def test_refusals_do_not_end_the_chat(
     ]
 
 
-def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., Output]) -> None:
+def test_last_exchange_is_shown(model: ScriptedModel) -> None:
     model.say("a", "one two\n")
     type_keys(f"Hello{ENTER}Who?{ENTER}{CTRL_D}")
     n_text = model.n_text(("Hello", "a"), ("Who?", "one two\n"))
@@ -200,9 +186,7 @@ def test_last_exchange_is_shown(model: ScriptedModel, type_keys: Callable[..., O
     ]
 
 
-def test_long_messages_are_not_shown_whole(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
-) -> None:
+def test_long_messages_are_not_shown_whole(model: ScriptedModel, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("begin " + "x" * 5000)
     model.say("a")
     type_keys(f"/read notes.txt What is it?{ENTER}{CTRL_D}")
@@ -219,13 +203,11 @@ def test_long_messages_are_not_shown_whole(
     assert "error: this is session work already" in notes
 
 
-def test_chat_without_a_name_is_named_by_the_time(
-    model: ScriptedModel, type_keys: Callable[..., Output], tmp_path: Path
-) -> None:
+def test_chat_without_a_name_is_named_by_the_time(model: ScriptedModel) -> None:
     model.say(*["a"] * 2)
     for _ in range(2):
         type_keys(f"Hello{ENTER}/save{ENTER}{CTRL_D}", session=None)
-    _, second = sorted((tmp_path / "chats").iterdir())
+    _, second = sorted(CHATS.iterdir())
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}(-2)?\.h2o", second.name)
     output = type_keys(CTRL_D, "-c", session=None)
     n_text = model.n_text(("Hello", "a"))
@@ -234,7 +216,7 @@ def test_chat_without_a_name_is_named_by_the_time(
 
 
 def test_prompt_does_not_wait_for_the_disk(
-    model: ScriptedModel, type_keys: Callable[..., Output], monkeypatch: pytest.MonkeyPatch
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the next answer does, and so does leaving."""
     prompts = saving = prompts_before = 0
@@ -281,8 +263,8 @@ def test_tab_completes_commands_their_words_and_files(tmp_path: Path) -> None:
     assert completions("/set top") == ["/set top_k", "/set top_p"]
     assert completions("/read n") == ["/read night", "/read notes.txt"]
     assert completions("/load not") == ["/load notes.txt"]
-    (tmp_path / "chats").mkdir()
-    (tmp_path / "chats" / "nothing new.h2o").touch()
+    CHATS.mkdir()
+    (CHATS / "nothing new.h2o").touch()
     assert completions("/load not") == ["/load nothing new", "/load notes.txt"]
     assert completions("n") == completions("/system n") == completions("x /re") == []
 

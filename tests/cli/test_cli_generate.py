@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cli_fakes import Output, press_ctrl_c, run
-from fake_story import FakeModel, names, now_there, report
+from fake_story import CHECKPOINT, RECORDS, STORY, WHOLE, FakeModel, names, now_there, report
 from pyh2o.errors import ModelError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -57,7 +57,7 @@ def test_until(fake: FakeModel) -> None:
     assert output.notes == report(fake, read=fake.n_prompt("x "), wrote=15, why=why)
 
 
-def test_loops_are_told_and_end_a_story(fake: FakeModel, tmp_path: Path) -> None:
+def test_loops_are_told_and_end_a_story(fake: FakeModel) -> None:
     fake.script = ["Repeat! " * 400]
     output = run("generate", "-p", "I: ", "-o", "story.txt")
     assert output.code == 0
@@ -69,7 +69,7 @@ def test_loops_are_told_and_end_a_story(fake: FakeModel, tmp_path: Path) -> None
         )
     assert "the model fell into one loop after another" in last
     assert f"broke {len(loops)} loops" in last
-    record = json.loads((tmp_path / "story.txt.jsonl").read_text().splitlines()[-1])
+    record = json.loads(RECORDS.read_text().splitlines()[-1])
     assert (record["loops"], record["finish"]) == (len(loops), "repetition")
     # on stdout, where a line amid the text would belong to it, they come after it
     printed = run("generate", "-p", "I: ", "-n", "600")
@@ -88,9 +88,9 @@ def test_loops_are_told_and_end_a_story(fake: FakeModel, tmp_path: Path) -> None
     ],
 )
 def test_prompt_of_a_file_or_of_standard_input(
-    fake: FakeModel, tmp_path: Path, content: bytes, prompt: str
+    fake: FakeModel, content: bytes, prompt: str
 ) -> None:
-    (tmp_path / "start.txt").write_bytes(content)
+    Path("start.txt").write_bytes(content)
     for source, given in (("start.txt", None), ("-", content)):
         fake.script = ["."]
         output = run("generate", "-f", source, stdin=given)
@@ -153,20 +153,18 @@ def test_prompt_of_a_file_or_of_standard_input(
         ),
     ],
 )
-def test_unusable_files(
-    fake: FakeModel, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "latin.txt").write_bytes("caé".encode("latin-1"))
-    (tmp_path / "empty.txt").write_bytes(b"\n")
-    (tmp_path / "old.txt").write_text("old")
-    (tmp_path / "left.txt.jsonl").write_text("{}\n")
-    (tmp_path / "story.txt.h2o").write_text("no session")
+def test_unusable_files(fake: FakeModel, arguments: list[str], message: str) -> None:
+    Path("folder").mkdir()
+    Path("latin.txt").write_bytes("caé".encode("latin-1"))
+    Path("empty.txt").write_bytes(b"\n")
+    Path("old.txt").write_text("old")
+    Path("left.txt.jsonl").write_text("{}\n")
+    CHECKPOINT.write_text("no session")
     output = run("generate", *arguments)
     assert (output.code, output.text) == (1, "")
-    assert output.notes.replace(f"{tmp_path}/", "") == f"error: {message}\n"
+    assert output.notes.replace(f"{Path().absolute()}/", "") == f"error: {message}\n"
     assert fake.options is None  # no model was loaded for it
-    assert (tmp_path / "old.txt").read_text() == "old"
+    assert Path("old.txt").read_text() == "old"
 
 
 @pytest.mark.parametrize(
@@ -192,33 +190,31 @@ def test_usage(fake: FakeModel, arguments: list[str], message: str) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_file_grows_as_the_story_is_written(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
+def test_file_grows_as_the_story_is_written(fake: FakeModel) -> None:
     seen: list[str] = []
 
     def look() -> None:
-        seen.append(story.read_text())
+        seen.append(STORY.read_text())
 
     fake.script = [look, " a", look, " time", look]
     output = run("generate", "-p", "Once upon", "-o", "story.txt", "--seed", "7")
     assert seen == ["", "Once upon a", "Once upon a time"]
-    assert story.read_text() == "Once upon a time\n"
+    assert STORY.read_text() == "Once upon a time\n"
     assert (output.code, output.text) == (0, "")
     first, last = output.notes.splitlines(keepends=True)
-    assert first == f"the text is in {story}\n"
+    assert first == f"the text is in {STORY.absolute()}\n"
     assert last == report(fake, read=fake.n_prompt("Once upon"), wrote=7)
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert names() == WHOLE
 
 
-def test_story_can_be_gone_on_with_in_place(fake: FakeModel, tmp_path: Path) -> None:
-    story = tmp_path / "story.txt"
-    story.write_text("Once upon\n")
-    story.chmod(0o600)
+def test_story_can_be_gone_on_with_in_place(fake: FakeModel) -> None:
+    STORY.write_text("Once upon\n")
+    STORY.chmod(0o600)
     fake.script = [" a time"]
     assert run("generate", "-f", "story.txt", "-o", "story.txt", "--force").code == 0
-    assert story.read_text() == "Once upon a time\n"
-    assert story.stat().st_mode & 0o777 == 0o600
-    assert names(tmp_path) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
+    assert STORY.read_text() == "Once upon a time\n"
+    assert STORY.stat().st_mode & 0o777 == 0o600
+    assert names() == WHOLE
 
 
 def make_story(fake: FakeModel, text: str) -> dict[str, bytes]:
@@ -264,21 +260,21 @@ def test_replaced_story_is_removed_when_the_new_one_is_whole(fake: FakeModel) ->
     make_story(fake, " text")
     fake.script = [" a"]
     assert run("generate", "-p", "x", "-o", "story.txt", "--force").code == 0
-    assert Path("story.txt").read_text() == "x a\n"
-    assert names(Path()) == ["story.txt", "story.txt.h2o", "story.txt.jsonl"]
-    assert len(Path("story.txt.jsonl").read_text().splitlines()) == 2
+    assert STORY.read_text() == "x a\n"
+    assert names() == WHOLE
+    assert len(RECORDS.read_text().splitlines()) == 2
 
 
-def test_replaced_story_stays_if_the_new_one_is_cut_short(fake: FakeModel, tmp_path: Path) -> None:
+def test_replaced_story_stays_if_the_new_one_is_cut_short(fake: FakeModel) -> None:
     old = make_story(fake, " text")
     fake.script = [" a", press_ctrl_c, "b c"]
     output = run("generate", "-p", "x", "-o", "story.txt", "--force")
-    assert (tmp_path / "story.txt").read_text() == "x ab"
-    [aside] = tmp_path.glob("story.txt.*.old")
+    assert STORY.read_text() == "x ab"
+    [aside] = Path().glob("story.txt.*.old")
     assert output.code == 130
     assert output.notes.splitlines()[:2] == [
-        f"the earlier story.txt is kept as {aside}",
-        f"the text is in {tmp_path / 'story.txt'}",
+        f"the earlier story.txt is kept as {aside.absolute()}",
+        f"the text is in {STORY.absolute()}",
     ]
     for suffix in ("", ".h2o", ".jsonl"):
         assert Path(f"{aside}{suffix}").read_bytes() == old[f"story.txt{suffix}"]
@@ -288,14 +284,14 @@ def test_replaced_story_stays_if_the_new_one_is_cut_short(fake: FakeModel, tmp_p
     assert aside.read_text() == "old text and more\n"
 
 
-def test_link_is_followed_and_stays(fake: FakeModel, tmp_path: Path) -> None:
-    (tmp_path / "real.txt").write_text("old")
-    (tmp_path / "story.txt").symlink_to("real.txt")
+def test_link_is_followed_and_stays(fake: FakeModel) -> None:
+    Path("real.txt").write_text("old")
+    STORY.symlink_to("real.txt")
     fake.script = ["a"]
     assert run("generate", "-p", "x", "-o", "story.txt", "--force", "--no-echo").code == 0
-    assert (tmp_path / "real.txt").read_text() == "a\n"
-    assert (tmp_path / "story.txt").is_symlink()
-    assert (tmp_path / "real.txt.h2o").exists()
+    assert Path("real.txt").read_text() == "a\n"
+    assert STORY.is_symlink()
+    assert Path("real.txt.h2o").exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -326,7 +322,7 @@ def test_ctrl_c_keeps_what_was_written(fake: FakeModel) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["-o", "story.txt"]])
-def test_ctrl_c_while_reading(fake: FakeModel, tmp_path: Path, arguments: list[str]) -> None:
+def test_ctrl_c_while_reading(fake: FakeModel, arguments: list[str]) -> None:
     fake.script = ["never written"]
     fake.before_reading = press_ctrl_c
     output = run("generate", "-p", "x y", "--seed", "7", *arguments)
@@ -337,7 +333,7 @@ def test_ctrl_c_while_reading(fake: FakeModel, tmp_path: Path, arguments: list[s
         f"read {n_read} tokens · wrote 0 tokens · stopped by Ctrl-C · seed 7 · "
         f"{fake.llm.kv.summary()}\n",
     )
-    assert names(tmp_path) == []
+    assert names() == []
 
 
 def test_second_ctrl_c_does_not_wait(fake: FakeModel) -> None:

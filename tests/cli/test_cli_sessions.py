@@ -13,7 +13,7 @@ import pytest
 
 from cli_fakes import Output, run
 from pyh2o.sessions.story import Story
-from scripted_chat import ScriptedModel, answers_of
+from scripted_chat import CHATS, ScriptedModel, answers_of
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -113,9 +113,7 @@ def test_copies_that_are_refused(chats: Path, names: tuple[str, str], message: s
     assert output.notes.startswith(f"error: {message.format(chats=chats)}")
 
 
-def test_an_exported_session_goes_on_by_load(
-    model: ScriptedModel, chats: Path, tmp_path: Path
-) -> None:
+def test_an_exported_session_goes_on_by_load(model: ScriptedModel, chats: Path) -> None:
     """The file is the one that the chat itself would write."""
     run("chat", "--session", "work", stdin="/save saved.h2o\n")
     assert run("sessions", "export", "work", "exported.h2o") == Output(
@@ -248,10 +246,10 @@ def test_export_to_standard_output() -> None:
 
 
 @pytest.mark.usefixtures("talk")
-def test_search_finds_turns_that_have_all_words(model: ScriptedModel, tmp_path: Path) -> None:
+def test_search_finds_turns_that_have_all_words(model: ScriptedModel) -> None:
     model.say("Nothing", "The answer is 42")
     run("chat", "--session", "deep", stdin=f"one\nThe question {'word ' * 30}\n")
-    (tmp_path / "chats" / "odd.h2o").touch()
+    (CHATS / "odd.h2o").touch()
     assert run("sessions", "search", "HELLO  you") == Output(
         0, "talk  turn 1  Hello you Hi there\n", "1 turn in 1 session\n"
     )
@@ -273,13 +271,13 @@ def test_search_finds_turns_that_have_all_words(model: ScriptedModel, tmp_path: 
 
 
 @pytest.fixture
-def tale(surroundings: None, model: ScriptedModel, tmp_path: Path) -> None:
+def tale(surroundings: None, model: ScriptedModel) -> None:
     """A story as the server saves it."""
-    (tmp_path / "chats").mkdir(exist_ok=True)
+    CHATS.mkdir(exist_ok=True)
     story = Story(model.llm, "Once upon a time", echo=True)
     "".join(story.write(20))
     story.notes = {"text": "Once upon a time\n\nthe fox slept.\nThe FOX woke,\n", "passages": [16]}
-    story.save(tmp_path / "chats" / "tale.h2o")
+    story.save(CHATS / "tale.h2o")
 
 
 @pytest.mark.usefixtures("talk", "tale")

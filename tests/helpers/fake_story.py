@@ -106,6 +106,11 @@ TALE = "Once upon a time there was \N{SNOWMAN}. The end.\n\nNo: another day came
 """A script that needs several bytes for a character, and has the same words more than once."""
 
 
+STORY, CHECKPOINT, RECORDS = Path("story.txt"), Path("story.txt.h2o"), Path("story.txt.jsonl")
+"""What there is of a story in the folder of a test, where nothing else is wrong."""
+WHOLE = [STORY.name, CHECKPOINT.name, RECORDS.name]
+
+
 def begin(*arguments: str) -> Output:
     return run("generate", "-p", "I: ", "-o", "story.txt", "--seed", "7", *arguments)
 
@@ -166,7 +171,7 @@ def wrote(output: Output) -> int:
     return int(found[1])
 
 
-def names(folder: Path) -> list[str]:
+def names(folder: Path = Path()) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 

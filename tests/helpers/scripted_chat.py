@@ -27,6 +27,8 @@ from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 
+CHATS = Path("chats")
+"""The folder of the chats that a test saves, in its own."""
 SETTINGS: dict[str, Any] = {"n_ctx": 1000, "hh": 400, "recent": 400, "slack": 100, "policy": "tova"}
 
 
