@@ -11,7 +11,7 @@ from cli_fakes import Output, run
 from fake_story import FakeModel, options_of
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
-from pyh2o.cli.defaults import config_path
+from pyh2o.cli.config import config_path
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.cli.session_options import with_limit
 
