@@ -119,13 +119,9 @@ class Chat:
         try:
             with answer_writer(markdown=self.markdown) as write:
                 answer = self.answers.stream(self.conversation, start, write, n_before=n_before)
-        except BrokenPipeError:
-            raise
-        except (PyH2OError, OSError) as error:
-            say_error(error)
-            self.refused = True
+        except (PyH2OError, OSError):
             self.left = not self.source.interactive
-            return
+            raise
         terminal.say(footer(answer, self.conversation.llm.kv), style="dim")
         self._say_end(answer, otherwise)
         if self.conversation.llm.kv.tokens_evicted and not self.fading_said:

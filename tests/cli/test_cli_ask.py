@@ -26,14 +26,14 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def test_one_question_and_its_answer(model: ScriptedModel, tmp_path: Path) -> None:
+def test_one_question_and_its_answer(model: ScriptedModel) -> None:
     model.say("Hi there")
     output = run("ask", "Who?", "--seed", "7", "-s", "Be kind.", stdin="")
     assert output == Output(0, "Hi there\n", model.footer(("Who?", "Hi there"), system="Be kind."))
     conversation = RecordedConversation.last
     assert (conversation.said, conversation.limits) == (["Who?"], [1000])  # the window
     assert (conversation.system, conversation.sampling) == ("Be kind.", Sampling(seed=7))
-    assert conversation.saves == list(tmp_path.iterdir()) == []
+    assert conversation.saves == list(Path().iterdir()) == []
     assert model.closed
 
 
@@ -51,10 +51,10 @@ def test_one_question_and_its_answer(model: ScriptedModel, tmp_path: Path) -> No
     ],
 )
 def test_text_comes_before_the_question(
-    model: ScriptedModel, tmp_path: Path, arguments: list[str], stdin: str | bytes, message: str
+    model: ScriptedModel, arguments: list[str], stdin: str | bytes, message: str
 ) -> None:
-    (tmp_path / "a.txt").write_text("A\n")
-    (tmp_path / "b c.txt").write_text("B\n")
+    Path("a.txt").write_text("A\n")
+    Path("b c.txt").write_text("B\n")
     model.say("Hi")
     assert run("ask", *arguments, stdin=stdin).text == "Hi\n"
     assert said() == [message]
@@ -71,9 +71,9 @@ def test_text_comes_before_the_question(
     ],
 )
 def test_what_cannot_be_asked(
-    model: ScriptedModel, tmp_path: Path, arguments: list[str], stdin: str | bytes, message: str
+    model: ScriptedModel, arguments: list[str], stdin: str | bytes, message: str
 ) -> None:
-    (tmp_path / "empty.txt").touch()
+    Path("empty.txt").touch()
     output = run("ask", *arguments, stdin=stdin)
     assert (output.code, output.text, model.options) == (1, "", None)
     assert output.notes.startswith(f"error: {message}")
@@ -115,9 +115,9 @@ def tiny(tmp_path: Path) -> Path:
     return write_tiny_gguf(tmp_path / "tiny.gguf", seed=5, chat_template=CHAT_TEMPLATE)
 
 
-def test_answer_to_a_text_that_is_longer_than_the_cache(tiny: Path, tmp_path: Path) -> None:
+def test_answer_to_a_text_that_is_longer_than_the_cache(tiny: Path) -> None:
     """It is that of a chat to the same message."""
-    (tmp_path / "notes.txt").write_text("word " * 100)
+    Path("notes.txt").write_text("word " * 100)
     cache = ["--hh=32", "--recent=32", "--slack=8", "--recall=32"]
     options = ["-m", str(tiny), "-n20", "--seed=1", *cache]
     asked = run("ask", "Why?", *options, stdin="word " * 100)

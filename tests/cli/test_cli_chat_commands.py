@@ -99,11 +99,9 @@ def test_quit_ends_the_chat(model: ScriptedModel, quit_line: str) -> None:
         ("/load a b", "'a b' is more than a file: put quotes around a name with spaces"),
     ],
 )
-def test_commands_that_cannot_be_done(
-    model: ScriptedModel, tmp_path: Path, line: str, message: str
-) -> None:
-    (tmp_path / "latin.txt").write_bytes("caé".encode("latin-1"))
-    (tmp_path / "empty.txt").write_bytes(b"\n")
+def test_commands_that_cannot_be_done(model: ScriptedModel, line: str, message: str) -> None:
+    Path("latin.txt").write_bytes("caé".encode("latin-1"))
+    Path("empty.txt").write_bytes(b"\n")
     output = run("chat", stdin=f"{line}\n")
     assert (output.code, output.text) == (1, "")
     assert output.notes.startswith(f"error: {message}")
@@ -225,7 +223,7 @@ def test_undo_and_clear(model: ScriptedModel) -> None:
     assert RecordedConversation.last.system == "Be kind."
 
 
-def test_undo_says_what_is_read_again(path: Path, tmp_path: Path) -> None:
+def test_undo_says_what_is_read_again(path: Path) -> None:
     small = ["-m", str(path), "--hh=16", "--recent=16", "--slack=8", "-n60", "--seed=1"]
     output = run("chat", *small, "--recall=0", "--copies-mib=0", stdin="one\ntwo\n/undo\nthree\n")
     undone, again, reading = [line for line in notes_of(output) if "the answer was" not in line][
@@ -288,9 +286,9 @@ def test_system_prompt_is_shown_set_and_taken_away(model: ScriptedModel) -> None
     assert RecordedConversation.last.system is None
 
 
-def test_read_sends_a_file_and_a_question(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
-    (tmp_path / "my notes.txt").write_text("three\n")
+def test_read_sends_a_file_and_a_question(model: ScriptedModel) -> None:
+    Path("notes.txt").write_bytes(b"\xef\xbb\xbfone\r\n/two\r\n")
+    Path("my notes.txt").write_text("three\n")
     model.say(*["a"] * 6)
     script = [
         "/read notes.txt",

@@ -93,11 +93,9 @@ def test_clear_begins_a_new_conversation_and_the_old_one_stays(model: ScriptedMo
     assert answers_of() == [("Hello", "Hi")]
 
 
-def test_save_writes_copies_and_load_goes_on_from_them(
-    model: ScriptedModel, tmp_path: Path
-) -> None:
+def test_save_writes_copies_and_load_goes_on_from_them(model: ScriptedModel) -> None:
     model.say(*["a"] * 4)
-    (tmp_path / "precious.txt").write_text("old")
+    Path("precious.txt").write_text("old")
     script = ["one", "/save copy.h2o", "two", "/save ./copy.h2o", "three", "/save precious.txt"]
     output = run("chat", stdin="\n".join([*script, "/load copy.h2o", "four"]))
     assert (output.code, output.text) == (1, "a\n" * 4)
@@ -109,8 +107,8 @@ def test_save_writes_copies_and_load_goes_on_from_them(
         f"continuing a conversation of 2 turns, {n_text} tokens",
     ]
     assert [turn.user for turn in RecordedConversation.last.turns] == ["one", "two", "four"]
-    assert (tmp_path / "precious.txt").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.h2o", "precious.txt"]
+    assert Path("precious.txt").read_text() == "old"
+    assert sorted(path.name for path in Path().iterdir()) == ["copy.h2o", "precious.txt"]
 
 
 def test_loading_leaves_the_session_as_it_is(model: ScriptedModel) -> None:

@@ -169,12 +169,10 @@ def test_nothing_is_saved_before_there_is_an_answer(model: ScriptedModel) -> Non
 
 
 @pytest.mark.parametrize("arguments", [[], ["--no-save", "--session", "work"]])
-def test_script_leaves_nothing_behind(
-    model: ScriptedModel, tmp_path: Path, arguments: list[str]
-) -> None:
+def test_script_leaves_nothing_behind(model: ScriptedModel, arguments: list[str]) -> None:
     model.say("Hi")
     assert run("chat", *arguments, stdin="Hello\n").code == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(Path().iterdir()) == []
 
 
 def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
@@ -191,13 +189,13 @@ def test_continue_without_a_saved_conversation_or_with_a_name_is_refused(
 
 
 @pytest.mark.parametrize("name", ["", "../a", "-a", "a\nb", " a", "x" * 101])
-def test_names_that_are_refused(model: ScriptedModel, tmp_path: Path, name: str) -> None:
+def test_names_that_are_refused(model: ScriptedModel, name: str) -> None:
     for command in (["chat", f"--session={name}"], ["sessions", "rm", "--", name]):
         output = run(*command)
         assert (output.code, output.text) == (1, "")
         assert output.notes.startswith(f"error: {name!r} cannot be the name of a session: ")
     assert model.options is None
-    assert list(tmp_path.iterdir()) == []
+    assert list(Path().iterdir()) == []
 
 
 def test_session_that_is_open_elsewhere(model: ScriptedModel) -> None:
@@ -260,7 +258,7 @@ def test_session_brings_its_settings_along(model: ScriptedModel, tmp_path: Path)
     saved = read_session(work, "conversation")
     moved = saved.header | {"model": saved.header["model"] | {"path": "/gone/tiny.gguf"}}
     write_session(work, replace(saved, header=moved))
-    (tmp_path / "tiny.gguf").touch()
+    Path("tiny.gguf").touch()
     run("chat", "--session", "work")
     assert model.options.model == tmp_path / "tiny.gguf"
     run("chat", "--session", "work", "-m", "other.gguf", "--no-evict", "--kv-type", "q8_0")

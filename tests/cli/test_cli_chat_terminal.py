@@ -186,8 +186,8 @@ def test_last_exchange_is_shown(model: ScriptedModel) -> None:
     ]
 
 
-def test_long_messages_are_not_shown_whole(model: ScriptedModel, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("begin " + "x" * 5000)
+def test_long_messages_are_not_shown_whole(model: ScriptedModel) -> None:
+    Path("notes.txt").write_text("begin " + "x" * 5000)
     model.say("a")
     type_keys(f"/read notes.txt What is it?{ENTER}{CTRL_D}")
     notes = notes_of(type_keys(f"/load work{ENTER}{CTRL_D}"))
@@ -254,9 +254,9 @@ def completions(line: str) -> list[str]:
     return [line[: len(line) + each.start_position] + each.text for each in found]
 
 
-def test_tab_completes_commands_their_words_and_files(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "night").mkdir()
+def test_tab_completes_commands_their_words_and_files() -> None:
+    Path("notes.txt").touch()
+    Path("night").mkdir()
     assert completions("/re") == ["/regen", "/read", "/recalled"]
     assert completions("/help st") == ["/help stats"]
     assert completions("/kv ") == ["/kv all"]
@@ -383,7 +383,7 @@ def test_text_goes_to_a_file_and_all_else_to_the_terminal(tiny: Path, tmp_path: 
     screen.wait_for(READY)
     screen.type(CTRL_D)
     assert screen.end() == 0
-    text = (tmp_path / "answers.txt").read_text()
+    text = Path("answers.txt").read_text()
     assert len(text) > 10
     assert text.endswith("\n")
     assert "\x1b" not in text

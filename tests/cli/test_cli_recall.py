@@ -233,7 +233,7 @@ def test_a_story_whose_archive_is_gone_says_so_and_builds_it_anew(
     story = tmp_path / "story.txt"
     arguments = ["-o", str(story), "--checkpoint=50", "--ignore-eos"]
     run("generate", "-p", MESSAGE, *small(tiny, "--recall=32"), "-n200", *arguments)
-    (archive,) = tmp_path.glob("*.archive")
+    (archive,) = Path().glob("*.archive")
     size = archive.stat().st_size
     archive.unlink()
     text = story.read_text().removesuffix("\n")

@@ -221,9 +221,9 @@ def test_export_of_what_was_said(
 
 
 @pytest.mark.usefixtures("talk")
-def test_export_for_programs(tmp_path: Path) -> None:
+def test_export_for_programs() -> None:
     assert run("sessions", "export", "talk", "a.json").code == 0
-    about = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    about = json.loads(Path("a.json").read_text(encoding="utf-8"))
     sampling = about.pop("sampling")
     assert (sampling["seed"], sampling["temperature"]) == (7, 0.8)
     assert about == {
