@@ -33,7 +33,7 @@ from pyh2o.system.home import expanded
 from pyh2o.system.memory import available_bytes, memory_limits
 from pyh2o.system.threads import cpu_quota, physical_cores
 
-from .defaults import config_path, default_map, read_sections, variables_set
+from .config import config_path, default_map, read_sections, variables_set
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
 from .terminal.entries import entry
 from .terminal.terminal import harmless, paint, terminal

@@ -21,8 +21,8 @@ from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..options import RunOptions
+from ..session_options import saved_options, with_limit
 from ..terminal.terminal import terminal
-from .opening import saved_options, with_limit
 
 if TYPE_CHECKING:
     from pyh2o.server.models import AnyModel
