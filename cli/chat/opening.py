@@ -98,11 +98,12 @@ def _is_wanted(
     error: OtherSettingsError, path: Path, source: Source, seconds_per_token: float | None
 ) -> bool:
     """Ask a person whether a text shall be read again; nobody wants it where none can be asked."""
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.saved_conversation import SavedConversation
+    from pyh2o.sessions.session_header import read_header
 
     if not source.interactive:
         return False
-    turns = read_saved_conversation(path).turns
+    turns = read_header(path, SavedConversation).turns
     n_tokens = turns[-1].end if turns else 0
     cause, takes = one_line(error).partition(": ")[0], _about(n_tokens, seconds_per_token)
     takes = f", which takes {takes}" if takes else ""

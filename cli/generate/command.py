@@ -255,9 +255,10 @@ def go_on(
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    from pyh2o.sessions.saved_story import read_saved_story
+    from pyh2o.sessions.saved_story import SavedStory
+    from pyh2o.sessions.session_header import read_header
 
-    header = asdict(read_saved_story(file.checkpoint))
+    header = asdict(read_header(file.checkpoint, SavedStory))
     if not reread:
         refuse_what_is_fixed(given, header, "length and ends")
     options = options_of_header(options, given, header)

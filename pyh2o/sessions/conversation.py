@@ -10,13 +10,13 @@ again, and `on_recompute` is told so before.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.beginnings import n_common
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
-from ..writing.cache_copies import DEFAULT_MIB, CacheCopies
+from ..writing.cache_copies import DEFAULT_MIB
 from ..writing.cached_text import CachedText
 from ..writing.chat_template import ChatTemplate
 from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
@@ -24,10 +24,9 @@ from ..writing.prompt import check_message
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
 from .answers import Answer, LatestAnswer, answer_seed
-from .identity import model_identity, settings_identity
 from .layout import Layout, Places, lay_out
 from .pins import Pins
-from .saved_conversation import KIND, SavedConversation, open_saved_conversation
+from .saved_conversation import SavedConversation, open_conversation
 from .text_session import TextSession
 from .turns import MOST_KEPT, KeptAnswer, Turn, attempts
 
@@ -120,7 +119,6 @@ class Conversation(TextSession):
         self._template = template
         self._text = CachedText(llm, on_taken=self._latest.end, copies_mib=copies_mib)
         n_pinned = places.n_pinned(llm, template)
-        self._text.take_model()
         self._text.begin(template.opening, n_pinned=n_pinned)
 
     @property
@@ -143,21 +141,6 @@ class Conversation(TextSession):
         found = [*last, *(kept.in_turn(last[0]) for kept in self._kept)]
         return tuple(sorted(found, key=lambda turn: turn.attempt))
 
-    @property
-    def unread(self) -> list[int]:
-        """Tokens of what was said that are evaluated with the next message, before it."""
-        return self._text.unread
-
-    @property
-    def tokens_evaluated(self) -> int:
-        """Tokens evaluated since this object exists."""
-        return self._text.evaluated
-
-    @property
-    def copies(self) -> CacheCopies:
-        """Copies of the cache: how many (`len`), and the memory that they take."""
-        return self._text.copies
-
     # ---------------------------------------------------------------------------------------------
     # Answers
     # ---------------------------------------------------------------------------------------------
@@ -176,7 +159,9 @@ class Conversation(TextSession):
             ContextLimitError: there are no positions for the message and an answer.
             PyH2OError: the template refuses the message.
         """
-        return self._latest.begin(self._say(message, max_tokens))
+        return self._answering(
+            lambda: self._reply(message, self._turns, len(self._text.tokens), max_tokens)
+        )
 
     def regenerate(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Draw another answer to the last message, with another seed; otherwise as `say`.
@@ -184,11 +169,13 @@ class Conversation(TextSession):
         The one before, and at most 19 before that, are kept until something else is said: `choose`
         brings them back.
         """
-        return self._latest.begin(self._regenerate(max_tokens))
+        return self._answering(lambda: self._regenerate(max_tokens))
 
     def edit(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         """Replace the last message and its answer; otherwise as `say`."""
-        return self._latest.begin(self._edit(message, max_tokens))
+        return self._answering(
+            lambda: self._reply(message, self._turns[:-1], self._last_turn().start, max_tokens)
+        )
 
     def go_on(self, *, max_tokens: int | None = None) -> Generator[str]:
         """Go on with the last answer, which was stopped or cut by its limit, as if it had not been.
@@ -198,10 +185,18 @@ class Conversation(TextSession):
         Raises:
             PyH2OError: the model has ended its answer.
         """
-        return self._latest.begin(self._go_on(max_tokens))
+        return self._answering(lambda: self._go_on(max_tokens))
+
+    def _answering(self, begin: Callable[[], Generator[str]]) -> Generator[str]:
+        """End the answer before, and begin another one when its first piece is asked for."""
+
+        def answer() -> Generator[str]:
+            self._check_text()
+            yield from begin()
+
+        return self._latest.begin(answer())
 
     def _go_on(self, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
         last = self._last_turn()
         if last.finish == FINISH_STOP:
             raise PyH2OError("the model has ended its answer: say something, or regenerate it")
@@ -209,16 +204,7 @@ class Conversation(TextSession):
         tokens = self._text.tokens[start:]
         yield from self._write(last, start, tokens, self._turns[:-1], self._kept, max_tokens)
 
-    def _say(self, message: str, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        yield from self._reply(message, self._turns, len(self._text.tokens), max_tokens)
-
-    def _edit(self, message: str, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
-        yield from self._reply(message, self._turns[:-1], self._last_turn().start, max_tokens)
-
     def _regenerate(self, max_tokens: int | None) -> Generator[str]:
-        self._check_text()
         last = self._last_turn()
         start = last.answer_start - 1  # there are logits behind the newest token only
         tokens = self._text.tokens[start : last.answer_start]
@@ -308,7 +294,7 @@ class Conversation(TextSession):
 
     def _has_text_of(self, answer: Answer) -> bool:
         """Whether the cache ends with the answer, and not with something else by now."""
-        return not answer.has_begun or self._text.is_growing()
+        return not answer.has_begun or self._text.is_there()
 
     def _keep(self, answer: Answer, start: int, before: _Before) -> None:
         """Make a turn of an answer, or go back to what was before.
@@ -431,7 +417,7 @@ class Conversation(TextSession):
 
     def _check_text(self) -> None:
         """Refuse to go on if the model was used for another text."""
-        if not self._text.is_as_left():
+        if not self._text.is_there():
             raise _other_text()
         self._text.drop_surplus()
 
@@ -461,21 +447,16 @@ class Conversation(TextSession):
         """
         self._settle()
         saved = SavedConversation(
-            model=model_identity(self.llm.model),
-            settings=settings_identity(self.llm.model),
+            **self._header(),
             template=self._template.fingerprint,
             system=self.system,
-            sampling=self.sampling,
             places=self._places,
             turns=self._turns,
-            cached=self.llm.n_tokens,
             known=self._text.n_again,
             empty=self._n_empty,
-            archive=None,
-            pins=self.pins,
             kept=self._kept,
         )
-        self._write_session(path, KIND, asdict(saved), portable=portable)
+        self._write_file(path, saved, portable=portable)
 
     @classmethod
     def load(
@@ -511,11 +492,11 @@ class Conversation(TextSession):
             SettingsError: with `reread`: there is no room for what is pinned.
         """
         llm = text_of(llm)
-        session, saved, template = open_saved_conversation(path, llm, reread=reread)
+        session, saved, is_same, template = open_conversation(path, llm, reread=reread)
         places = replace(saved.places, fair_turns=saved.places.fair_turns or fair_turns)
         layout, kept = None, saved.kept
         # All that may be refused is looked at while the cache is still what it was.
-        if reread and saved.model.is_same(model_identity(llm.model)):
+        if reread and is_same:
             layout = lay_out(llm, template, places, saved.turns, session.tokens, saved.pins)
         elif reread:
             turns = [replace(turn, finish=FINISH_STOP, attempt=0) for turn in saved.turns]
@@ -525,8 +506,7 @@ class Conversation(TextSession):
         if layout is not None:
             conversation._begin(layout)
         else:
-            n_known = saved.cached + saved.known
-            conversation._load_text(session, saved.archive, saved.cached, n_known, saved.pins)
+            conversation._read_file(session, saved, saved.cached + saved.known)
             conversation._turns, conversation._n_empty = saved.turns, saved.empty
         conversation._kept = kept
         return conversation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -115,17 +115,6 @@ def check_settings(settings: Settings) -> None:
     """
     for name in settings.keys() & _SETTING_TYPES.keys():
         value_of(_SETTING_TYPES[name], settings[name], name)
-
-
-def check_tokens(model: Model, *texts: Sequence[int]) -> None:
-    """Refuse texts with tokens that a model does not have.
-
-    Raises:
-        ValueError: there are some.
-    """
-    n_vocab = model.n_vocab
-    if any(not 0 <= token < n_vocab for tokens in texts for token in tokens):
-        raise ValueError("it has tokens the model does not know")
 
 
 def check_same_header(header: Mapping[str, Any], model: Model) -> None:

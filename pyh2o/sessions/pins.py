@@ -47,13 +47,3 @@ def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
             f"{n_tokens} tokens to pin do not fit the {budget.pinned + budget.heavy} rows that are "
             "not recent: pin fewer, or raise hh (--hh)"
         )
-
-
-def check_pins(pins: Pins) -> None:
-    """Refuse what are no spans, in a header that somebody may have edited.
-
-    Raises:
-        ValueError: a span has no tokens, or they are not one behind the other.
-    """
-    if any(len(span) != 2 or span[0] >= span[1] for span in pins) or merged(pins) != pins:
-        raise ValueError("its pins are no spans")

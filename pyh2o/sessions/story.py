@@ -17,7 +17,6 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,11 @@ from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_to
 from ..writing.repetition import Loop, RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
-from .identity import check_same_header, check_tokens, model_identity, settings_identity
 from .pins import check_room
-from .records import in_one_line, record_of
-from .saved_story import KIND, SavedStory
-from .session_file import damage_found, read_session
+from .records import in_one_line
+from .saved_story import SavedStory
+from .session_file import damage_found
+from .session_header import open_session
 from .text_session import TextSession
 
 
@@ -117,7 +116,6 @@ class Story(TextSession):
 
         self.llm = llm
         self._text = CachedText(llm, copies_mib=copies_mib)
-        self._text.take_model()
         self._text.begin(tokens)
         self._opening = prompt_text(llm.model, prompt) if echo else ""
         self._until = list(until)
@@ -214,7 +212,7 @@ class Story(TextSession):
             self._ended = False
             self.finish = generation.finish
             yield self._certain(pieces)
-            if self.finish is None and not text.is_growing():
+            if self.finish is None and not text.is_there():
                 raise PyH2OError(
                     "the model was used for another text while the story was being written: call "
                     "write() again, which reads the story first"
@@ -237,12 +235,12 @@ class Story(TextSession):
                 f"the story has come to the end of the {llm.position_limit} positions there are: "
                 "begin a new one with its last part, or turn eviction on"
             )
-        is_there = text.is_there()
-        text.take_model()
+        text.take_back()
         # All is evaluated when the model has ended its text; the logits are needed once more.
-        is_all = llm.n_tokens == len(text.tokens)
-        if not is_there or (is_all and not llm.remove_tail(llm.n_tokens - 1)):
-            text.recover(len(text.tokens) - 1)
+        if llm.n_tokens == len(text.tokens):
+            if not llm.remove_tail(llm.n_tokens - 1):
+                text.recover(len(text.tokens) - 1)
+            text.look()
 
     def _watch(self, token: int) -> str | None:
         """Look for a loop with each token that was drawn; whether the text has to end for it."""
@@ -316,7 +314,7 @@ class Story(TextSession):
         parts = _parts_after(self.llm, tokens[:n_prompt])
         if b"".join(map(parts.feed, tokens[n_prompt:])) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
-        self._text.take_model()
+        self._text.take_back()
         self._text.set_back(n_same)
         self._text.tokens += tokens[n_same:]
         self.n_prompt, self._opening = n_prompt, opening
@@ -369,28 +367,22 @@ class Story(TextSession):
         Raises:
             SessionError: the file cannot be written.
         """
-        is_there = self._text.is_there()
         saved = SavedStory(
-            model=model_identity(self.llm.model),
-            settings=settings_identity(self.llm.model),
+            **self._header(),
             prompt_tokens=self.n_prompt,
-            cached=self.llm.n_tokens if is_there else 0,
             opening=self._opening,
             text_bytes=self._pieces.size,
             held=self._pieces.held.hex(),
             unsearched=self._pieces.unsearched,
             finish=self.finish,
             ended=self._ended,
-            sampling=self.sampling,
             until=self._until,
             loop_guard=self._guard is not None,
             ignore_eos=self._ignore_eos,
             seconds=self.seconds,
-            pins=self.pins,
             notes=self.notes,
-            archive=None,
         )
-        self._write_session(path, KIND, asdict(saved), with_state=is_there)
+        self._write_file(path, saved)
 
     @classmethod
     def load(
@@ -428,23 +420,16 @@ class Story(TextSession):
                 another model or other settings; with `reread` its notes do not have its text.
             SettingsError: with `reread`: there is no room for what is pinned.
         """
-        llm, session = text_of(llm), read_session(path, KIND)
-        with damage_found(path):
-            saved = record_of(SavedStory, session.header)
-        if not reread:
-            check_same_header(session.header, llm.model)
+        llm = text_of(llm)
+        session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
         tokens, text = session.tokens, saved.notes.get("text")
-        is_same_model = saved.model.is_same(model_identity(llm.model))
         if is_same_model:
+            parts = _parts_after(llm, tokens[: saved.prompt_tokens])
             with damage_found(path):
-                check_tokens(llm.model, tokens)
-                parts = _parts_after(llm, tokens[: saved.prompt_tokens])
-                written = b"".join(map(parts.feed, tokens[saved.prompt_tokens :]))
-                saved.check_text(tokens, written)
+                saved.check_text(b"".join(map(parts.feed, tokens[saved.prompt_tokens :])))
             if reread:
-                check_room(
-                    llm, 0 if llm.model.budget is None else llm.model.budget.pinned, saved.pins
-                )
+                budget = llm.model.budget
+                check_room(llm, 0 if budget is None else budget.pinned, saved.pins)
         elif not isinstance(text, str):
             raise SessionError(
                 f"{path} has the story in tokens only, which another model does not know: go on "
@@ -469,8 +454,7 @@ class Story(TextSession):
         if reread:
             story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
         else:
-            n_cached = saved.cached
-            story._load_text(session, saved.archive, n_cached, n_cached, saved.pins)
+            story._read_file(session, saved, saved.cached)
         story._take_over(saved)
         return story
 

@@ -6,11 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..writing.finish import FINISH_STOP
+from ..writing.finish import (
+    FINISH_INTERRUPTED,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_STOP,
+    FINISH_TRAINED_CONTEXT,
+)
 from .records import Count, Range
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.
 MOST_KEPT = 20
+
+ANSWER_FINISHES = (
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_REPETITION,
+    FINISH_TRAINED_CONTEXT,
+    FINISH_INTERRUPTED,
+)
+Finish = Annotated[str, ANSWER_FINISHES]
+Attempt = Annotated[int, Range(0, 2**31)]
 
 
 @dataclass(frozen=True)
@@ -30,11 +46,11 @@ class Turn:
 
     user: str
     answer: str
-    finish: str
-    start: int
-    answer_start: int
-    end: int
-    attempt: int = 0
+    finish: Finish
+    start: Count
+    answer_start: Count
+    end: Count
+    attempt: Attempt = 0
 
 
 @dataclass(frozen=True)
@@ -47,8 +63,8 @@ class KeptAnswer:
     """
 
     answer: str
-    finish: str
-    attempt: Annotated[int, Range(0, 2**31)]
+    finish: Finish
+    attempt: Attempt
     tokens: tuple[Count, ...]
 
     @classmethod

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from faulty_process import NO_TROUBLE, Ended, Fault, Trouble, run
+from pyh2o.sessions.saved_story import KIND
 from pyh2o.sessions.session_file import read_session
-from pyh2o.sessions.story import KIND
 from subject import ARCHIVE_LOST, CACHE, SAMPLING, Found, check_end, emptied
 
 

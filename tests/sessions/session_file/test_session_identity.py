@@ -13,10 +13,10 @@ from pyh2o.errors import SessionError
 from pyh2o.models import file_identity
 from pyh2o.sessions.identity import (
     check_same_header,
-    check_tokens,
     model_identity,
     settings_identity,
 )
+from pyh2o.sessions.session_header import check_vocabulary
 from session_files import one_line
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
@@ -125,6 +125,6 @@ def test_a_header_without_a_setting_is_refused(model: Path) -> None:
 @pytest.mark.parametrize("tokens", [[-1], [3, 384]])
 def test_tokens_that_the_model_does_not_have_are_refused(model: Path, tokens: list[int]) -> None:
     llm = tiny_llama(model, n_ctx=100)
-    check_tokens(llm.text.model, [1, 2], [383])
+    check_vocabulary(llm.text.model, [1, 383])
     with pytest.raises(ValueError, match="does not know"):
-        check_tokens(llm.text.model, [1, 2], tokens)
+        check_vocabulary(llm.text.model, tokens)
