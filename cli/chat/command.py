@@ -158,8 +158,7 @@ def chat(
 
 def _header(saved: Path) -> dict[str, Any]:
     # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.sessions.saved_conversation import SavedConversation
-    from pyh2o.sessions.session_header import read_header
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
     return asdict(read_header(saved, SavedConversation))
 

@@ -98,8 +98,7 @@ def _is_wanted(
     error: OtherSettingsError, path: Path, source: Source, seconds_per_token: float | None
 ) -> bool:
     """Ask a person whether a text shall be read again; nobody wants it where none can be asked."""
-    from pyh2o.sessions.saved_conversation import SavedConversation
-    from pyh2o.sessions.session_header import read_header
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
     if not source.interactive:
         return False

@@ -255,8 +255,7 @@ def go_on(
         PyH2OError: the story does not fit the options, or its file cannot be read.
         typer.Exit: Ctrl-C was pressed; what was written stays.
     """
-    from pyh2o.sessions.saved_story import SavedStory
-    from pyh2o.sessions.session_header import read_header
+    from pyh2o.sessions.headers import SavedStory, read_header
 
     header = asdict(read_header(file.checkpoint, SavedStory))
     if not reread:

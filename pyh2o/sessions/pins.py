@@ -30,12 +30,7 @@ def without(spans: Iterable[Span], start: int, end: int) -> Pins:
 
 
 def check_room(llm: Text, n_pinned: int, spans: Iterable[Span]) -> None:
-    """Refuse spans for which there are too few rows.
-
-    Args:
-        llm: the model.
-        n_pinned: first tokens of the text that are pinned.
-        spans: beside them.
+    """Refuse spans beside the first `n_pinned` tokens for which there are too few rows.
 
     Raises:
         SettingsError: there are.

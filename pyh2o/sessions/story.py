@@ -1,13 +1,5 @@
 """Stories: texts of any length that can be left at any token and gone on with exactly there.
 
-    story = Story(llm, "Once upon a time", sampling=Sampling(seed=7))
-    for text in story.write(100_000):
-        print(text, end="", flush=True)
-        if story.written % 1000 == 0:
-            story.save("story.h2o")
-
-    story = Story.load("story.h2o", llm)  # later, in another process
-
 A story's tokens are a function of the model, its settings, the prompt and the sampling: a story
 that was saved and loaded goes on with the tokens it would have had without.
 """
@@ -43,11 +35,10 @@ from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_to
 from ..writing.repetition import Loop, RepetitionGuard
 from ..writing.sampling import Sampling
 from ..writing.writer import Writer
+from .headers import SavedStory, open_session
 from .pins import check_room
 from .records import in_one_line
-from .saved_story import SavedStory
 from .session_file import damage_found
-from .session_header import open_session
 from .text_session import TextSession
 
 
@@ -121,8 +112,8 @@ class Story(TextSession):
         self._until = list(until)
         held = self._opening.encode()
         self._pieces = self._new_pieces(held=held, unsearched=len(held))
-        self._parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        self._guard = RepetitionGuard(tokens) if loop_guard else None
+        self._guard = RepetitionGuard() if loop_guard else None
+        self._follow_written()
         self._ignore_eos = ignore_eos
         self._on_loop = on_loop
         self._on_recompute = on_recompute
@@ -147,8 +138,7 @@ class Story(TextSession):
 
     def text(self) -> str:
         """All text given out so far, with the opening."""
-        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        story = b"".join(parts.feed(token) for token in self.tokens[self.n_prompt :])
+        story = _written(self.llm, self.tokens, self.n_prompt)
         whole = self._opening + story.decode(errors="ignore")
         return whole.encode()[: self._pieces.size].decode()
 
@@ -195,7 +185,12 @@ class Story(TextSession):
         n_unread = len(text.unread)
         n_read = n_unread if n_unread > 1 or not self.written else 0
         self._refused = llm.model.end_tokens() if self._ended or self._ignore_eos else []
-        self._writer = self._writer or self._new_writer()
+        self._writer = self._writer or Writer(
+            llm,
+            self.sampling,
+            written=self.tokens[self.n_prompt :],
+            logits_processor=self._forbid,
+        )
         generation = Generation(
             text.tokens,
             self._parts,
@@ -267,10 +262,6 @@ class Story(TextSession):
         else:
             self.seconds += seconds
 
-    def _new_writer(self) -> Writer:
-        written = self.tokens[self.n_prompt :]
-        return Writer(self.llm, self.sampling, written=written, logits_processor=self._forbid)
-
     def _new_pieces(self, **state: Any) -> TextPieces:
         return TextPieces([text.encode() for text in self._until], **state)
 
@@ -311,8 +302,7 @@ class Story(TextSession):
             tokens += suffix_tokens(self.llm.model, text[len(opening) :])
             n_same = n_common(tokens, self.tokens)
         check_prompt(self.llm, tokens)
-        parts = _parts_after(self.llm, tokens[:n_prompt])
-        if b"".join(map(parts.feed, tokens[n_prompt:])) != text[len(opening) :].encode():
+        if _written(self.llm, tokens, n_prompt) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
         self._text.take_back()
         self._text.set_back(n_same)
@@ -327,10 +317,9 @@ class Story(TextSession):
         self.edit(self.text()[:n_characters])
 
     def _tokens_in(self, text: str) -> tuple[int, int]:
-        """How much of a beginning of the story's own text whole tokens make.
+        """How many tokens, with the prompt's, make a beginning of the story's own text.
 
-        Returns:
-            How many tokens that are, with the prompt's, and how many characters they have.
+        Whole ones only; and how many characters of it they have.
         """
         parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
         decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
@@ -424,9 +413,8 @@ class Story(TextSession):
         session, saved, is_same_model = open_session(path, SavedStory, llm.model, reread=reread)
         tokens, text = session.tokens, saved.notes.get("text")
         if is_same_model:
-            parts = _parts_after(llm, tokens[: saved.prompt_tokens])
             with damage_found(path):
-                saved.check_text(b"".join(map(parts.feed, tokens[saved.prompt_tokens :])))
+                saved.check_text(_written(llm, tokens, saved.prompt_tokens))
             if reread:
                 budget = llm.model.budget
                 check_room(llm, 0 if budget is None else budget.pinned, saved.pins)
@@ -455,21 +443,23 @@ class Story(TextSession):
             story._text.begin(tokens, n_known=saved.cached, pins=saved.pins)
         else:
             story._read_file(session, saved, saved.cached)
-        story._take_over(saved)
-        return story
-
-    def _take_over(self, saved: SavedStory) -> None:
-        """Be as a story was when it was saved, whose tokens are there."""
-        self.finish = saved.finish
-        self._ended = saved.ended
-        self.seconds = saved.seconds
-        self._opening = saved.opening
-        self._pieces = self._new_pieces(
+        story.finish = saved.finish
+        story._ended = saved.ended
+        story.seconds = saved.seconds
+        story._opening = saved.opening
+        story._pieces = story._new_pieces(
             held=bytes.fromhex(saved.held), unsearched=saved.unsearched, size=saved.text_bytes
         )
-        self._follow_written()
+        story._follow_written()
+        return story
 
 
 def _parts_after(llm: Text, prompt: Sequence[int]) -> Detokenizer:
     """The bytes of the tokens that a story has after its prompt."""
     return detokenizer(llm.model, prompt, starts_text=list(prompt) == [llm.model.token_bos()])
+
+
+def _written(llm: Text, tokens: Sequence[int], n_prompt: int) -> bytes:
+    """What a story says behind its prompt."""
+    parts = _parts_after(llm, tokens[:n_prompt])
+    return b"".join(map(parts.feed, tokens[n_prompt:]))

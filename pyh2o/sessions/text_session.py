@@ -12,10 +12,10 @@ from ..errors import SettingsError
 from ..writing.cache_copies import CacheCopies
 from ..writing.cached_text import CachedText
 from ..writing.sampling import Sampling
+from .headers import SessionHeader
 from .identity import model_identity, settings_identity
 from .pins import Pins, check_room, merged, without
 from .session_file import Session, write_session
-from .session_header import SessionHeader
 
 
 class TextSession:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.beginnings import is_beginning
 from ..errors import SettingsError, StateError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ AT_ONCE = 4
 
 
 def cannot_go_back(kv: KVStatistics, n_new: int | None) -> bool:
-    """Whether a text may lose what it needs to go back from what comes behind it.
+    """Whether the rows that a text needs to go back may be lost to what comes behind it.
 
     As long as nothing is evicted its end can be removed, but no recurrent state goes back, and a
     window moves on.
@@ -76,15 +77,13 @@ class CacheCopy:
 
     def begins(self, tokens: IntArray) -> bool:
         """Whether a text goes on from here."""
-        n_mine = len(self.tokens)
-        return n_mine <= len(tokens) and np.array_equal(self.tokens, tokens[:n_mine])
+        return is_beginning(self.tokens, tokens)
 
     def n_to_read(self, tokens: IntArray) -> int | None:
         """How many tokens of a text are not in it; None if the text cannot go on from it."""
         if self.begins(tokens):
             return len(tokens) - len(self.tokens)
-        can_be_cut = len(tokens) >= self.reaches
-        return 0 if can_be_cut and np.array_equal(self.tokens[: len(tokens)], tokens) else None
+        return 0 if len(tokens) >= self.reaches and is_beginning(tokens, self.tokens) else None
 
 
 class CacheCopies:
@@ -135,17 +134,14 @@ class CacheCopies:
     def may_be_needed(self, n_new: int | None) -> bool:
         """Whether copies are taken, and the text may lose what it needs to go back to here.
 
-        Args:
-            n_new: most tokens that are evaluated before this is asked again; None for no limit.
+        `n_new` tokens at most are evaluated before this is asked again; None for no limit.
         """
         return self.mib > 0 and cannot_go_back(self._llm.kv, n_new)
 
     def take(self, n_new: int | None = None, *, is_start: bool = False) -> None:
-        """Copy what the cache holds, if that may be needed and is worth it.
+        """Copy what the cache holds, if that may be needed (as there) and is worth it.
 
-        Args:
-            n_new: as for `may_be_needed`.
-            is_start: whether a turn begins.
+        With `is_start` a turn begins here.
         """
         llm = self._llm
         if not self.may_be_needed(n_new) or self._likely_bytes() > self._limit // AT_ONCE:

@@ -174,12 +174,7 @@ class CachedText:
         self.pins = tuple(pins)
 
     def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
-        """Pin what of these spans is in the first tokens of the text, in the place of all others.
-
-        Args:
-            pins: spans for which there is room.
-            n_tokens: so many of the first.
-        """
+        """Pin what of these spans is in the first `n_tokens`, in the place of all others."""
         left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
         if left != self.pins:
             self.pin(left)
@@ -229,13 +224,7 @@ class CachedText:
     def put_back(
         self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
     ) -> None:
-        """Give the text its old end again, behind its first `start` tokens.
-
-        Args:
-            start: tokens that the text has had all the time.
-            tokens: those behind them.
-            n_known, pins: as they were.
-        """
+        """Give the text the end again that it had behind its first `start` tokens."""
         self.set_back(start)
         self.tokens += tokens
         self.n_known = max(self.n_known, n_known)
@@ -263,11 +252,7 @@ class CachedText:
         """Evaluate what is unread, then give the tokens that the writer draws.
 
         A token that becomes a part of the text has to be in `tokens` before the next one is asked
-        for.
-
-        Args:
-            writer: draws the tokens.
-            max_tokens: most of them; None for no limit.
+        for. There are `max_tokens` of them at most, if that is not None.
         """
         n_unread = len(self.unread)
         n_new = None if max_tokens is None else n_unread + max_tokens

@@ -16,14 +16,12 @@ from conversations import (
     ROOMY,
     SHORT,
     SYSTEM,
-    Trap,
     check_positions,
     in_cache,
     next_logits,
     refuse,
     said,
     stopping_at,
-    text_of,
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
@@ -137,26 +135,6 @@ def test_the_model_may_end_it_at_once(llm: Llama, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PyH2OError, match="the model has ended its answer: say something"):
         said(conversation.go_on())
     assert conversation.turns == (turn,)
-
-
-def test_nothing_changes_if_nothing_comes(path: Path, trap: Trap) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = Conversation(llm)
-    with pytest.raises(PyH2OError, match="nothing has been said yet"):
-        said(conversation.go_on())
-    said(conversation.say("hello", max_tokens=SHORT))
-    before = conversation.turns, text_of(conversation)
-    for error in (KeyboardInterrupt, ZeroDivisionError):
-        trap.countdown, trap.error = 1, error
-        with pytest.raises(error):
-            said(conversation.go_on(max_tokens=SHORT))
-        assert (conversation.turns, text_of(conversation)) == before
-    more = conversation.go_on(max_tokens=40)
-    first = next(more)
-    more.close()
-    (turn,) = conversation.turns
-    assert (turn.finish, turn.answer) == ("interrupted", before[0][0].answer + first)
-    check_positions(conversation)
 
 
 def test_a_text_that_is_read_again_goes_on_too(path: Path) -> None:

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from conversations import (
-    SHORT,
-    SYSTEM,
-    check_positions,
-    refuse,
-    said,
-    text_of,
-)
+from conversations import SHORT, check_positions, said
 from pyh2o import Conversation
 from pyh2o.errors import ContextLimitError
 from pyh2o.writing.chat_template import ChatTemplate
@@ -68,16 +61,3 @@ def test_the_last_position_can_be_used(path: Path) -> None:
             said(answer)
             (turn,) = conversation.turns
             assert turn.end - turn.answer_start == room + 1
-
-
-@pytest.mark.parametrize("scheme", ["original", "dense"])
-def test_a_text_without_an_end(tmp_path: Path, scheme: str, drawn: list[list[int]]) -> None:
-    path = write_chat_gguf(tmp_path / "tiny.gguf", CHATML, n_ctx_train=256, n_layer=1)
-    llm = tiny_llama(path, hh=60, recent=60, slack=40, positions=scheme)
-    conversation = Conversation(llm, system=SYSTEM, on_recompute=refuse)
-    for _ in range(30):
-        said(conversation.say("go on", max_tokens=SHORT))
-    assert llm.n_tokens > 3 * 256
-    assert llm.kv.rebases > 0
-    turn = conversation.turns[-1]
-    assert text_of(conversation)[turn.answer_start :] == drawn[-1]

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from conversations import (
-    EVICTING,
-    SHORT,
-    SYSTEM,
-    said,
-    text_of,
-)
+from conversations import EVICTING, SHORT, SYSTEM, said, text_of
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
 from tiny_llama import tiny_llama

@@ -96,14 +96,6 @@ def test_a_story_left_between_two_tokens_is_the_same(
 
 
 @pytest.mark.usefixtures("no_end")
-def test_writing_again_goes_on(llm: Llama, rng: np.random.Generator) -> None:
-    expected = whole(llm, 300, sampling=Sampling(seed=5))
-    tale = Story(llm, PROMPT, sampling=Sampling(seed=5))
-    text = "".join("".join(tale.write(length)) for length in cuts(rng, 300, 20))
-    assert result(tale, text) == expected
-
-
-@pytest.mark.usefixtures("no_end")
 def test_a_model_used_for_something_else_reads_the_story_again(full: Llama) -> None:
     sampling = Sampling(temperature=0, repeat_penalty=1.1)
     expected = whole(full, 100, sampling=sampling)
@@ -140,7 +132,7 @@ def test_text_of_random_bytes_is_not_lost(
     """A model that draws single bytes, half of them no characters, is saved at every token."""
     tale = Story(llm, PROMPT, sampling=Sampling(temperature=5.0, top_k=0, top_p=1, min_p=0, seed=4))
     text = ""
-    for _ in range(200):
+    for _ in range(60):
         text += "".join(tale.write(1))
         held = tale.held_back
         tale.save(tmp_path / "s.h2o")
@@ -148,4 +140,4 @@ def test_text_of_random_bytes_is_not_lost(
         assert (tale.text(), tale.held_back) == (text, held)
     data = llm.detokenize(tale.tokens[tale.n_prompt :], prev_tokens=tale.tokens[: tale.n_prompt])
     assert text + held == data.decode(errors="ignore")
-    assert len(text) > 100
+    assert len(text) > 30
