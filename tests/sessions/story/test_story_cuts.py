@@ -124,20 +124,3 @@ def test_using_the_model_amid_a_story_is_noticed(llm: Llama) -> None:
     text += "".join(tale.write(10))
     assert (tale.text(), tale.written) == (text, 20)
     assert llm.input_ids[: len(written)].tolist() == written
-
-
-def test_text_of_random_bytes_is_not_lost(
-    llm: Llama, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """A model that draws single bytes, half of them no characters, is saved at every token."""
-    tale = Story(llm, PROMPT, sampling=Sampling(temperature=5.0, top_k=0, top_p=1, min_p=0, seed=4))
-    text = ""
-    for _ in range(60):
-        text += "".join(tale.write(1))
-        held = tale.held_back
-        tale.save(tmp_path / "s.h2o")
-        tale = Story.load(tmp_path / "s.h2o", llm)
-        assert (tale.text(), tale.held_back) == (text, held)
-    data = llm.detokenize(tale.tokens[tale.n_prompt :], prev_tokens=tale.tokens[: tale.n_prompt])
-    assert text + held == data.decode(errors="ignore")
-    assert len(text) > 30

@@ -63,17 +63,6 @@ def test_a_stop_text_is_found_across_a_cut(
     assert (text, tale.held_back, tale.finish) == ("THE ETHE ", "THE END", "until")
 
 
-def test_a_character_is_found_across_a_cut(
-    llm: Llama, tmp_path: Path, scripted: Callable[[bytes], None]
-) -> None:
-    scripted("a\N{PARTY POPPER}b".encode())
-    tale = Story(llm, PROMPT)
-    text = "".join(tale.write(3))
-    assert (text, tale.held_back) == ("a", "")
-    tale.save(tmp_path / "s.h2o")
-    assert "".join(Story.load(tmp_path / "s.h2o", llm).write(3)) == "\N{PARTY POPPER}b"
-
-
 def test_a_model_that_ends_its_text_may_not_do_so_again_at_once(llm: Llama, tmp_path: Path) -> None:
     ending = None
     for seed in range(100):

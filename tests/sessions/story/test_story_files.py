@@ -11,7 +11,7 @@ from pyh2o import Llama
 from pyh2o.errors import SessionError, SettingsError
 from pyh2o.sessions.story import Story
 from pyh2o.writing.sampling import Sampling
-from stories import PROMPT, result, whole
+from stories import PROMPT
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 
@@ -68,14 +68,6 @@ def test_another_model_reads_the_text_in_the_notes_of_a_story(llm: Llama, tmp_pa
     assert (loaded.text(), loaded.notes, loaded.pins) == (text, tale.notes, ())
     more = "".join(loaded.write(10))
     assert loaded.text() == text + more
-
-
-def test_a_story_saved_before_its_prompt_was_read_is_the_same(llm: Llama, tmp_path: Path) -> None:
-    expected = whole(llm, 50, echo=True)
-    Story(llm, PROMPT, echo=True).save(tmp_path / "s.h2o")
-    loaded = Story.load(tmp_path / "s.h2o", llm)
-    assert loaded.text() == ""
-    assert result(loaded, "".join(loaded.write(50))) == expected
 
 
 @pytest.mark.usefixtures("no_end")
