@@ -215,7 +215,7 @@ class Conversation(TextSession):
         rest: list[str] = []
         try:
             self._said = said
-            text.set_back(start, may_return=True)
+            text.truncate(start, may_return=True)
             text.tokens += tokens
             text.pin_first(pins, start + n_common(tokens, dropped))
             yield from self._draw(answer, max_tokens)
@@ -227,7 +227,7 @@ class Conversation(TextSession):
                 rest = answer.take(answer.generation.end())
                 if not self._keep(answer):
                     self._said = before
-                    text.put_back(start, dropped, n_known, pins)
+                    text.restore(start, dropped, n_known, pins)
         yield from rest
 
     def _draw(self, answer: Answer, max_tokens: int | None) -> Generator[str]:
@@ -257,7 +257,7 @@ class Conversation(TextSession):
         # A stop string's tokens go; what the template ends an answer with will come instead.
         if end < self.llm.n_tokens and not text.has_rows(end):
             end = len(text.tokens)
-        text.set_back(end)
+        text.truncate(end)
         self._said = self._said.answered(answer.made_turn(end))
         self._n_empty = 0
         return True
@@ -285,8 +285,8 @@ class Conversation(TextSession):
             return
         chosen, start = self._said.kept_answer(attempt), last.answer_start
         self._said = self._said.choose(chosen, text.tokens)
-        text.set_back(start, may_return=True)
-        text.put_back(start, chosen.tokens, start + chosen.n_known, text.pins)
+        text.truncate(start, may_return=True)
+        text.restore(start, chosen.tokens, start + chosen.n_known, text.pins)
 
     def undo(self) -> Turn:
         """Take back the last message and its answer, and return them.
@@ -297,7 +297,7 @@ class Conversation(TextSession):
         self._settle()
         last = self._said.last
         self._said = Dialogue(self.turns[:-1])
-        self._text.set_back(last.start)
+        self._text.truncate(last.start)
         return last
 
     def clear(self) -> None:
@@ -306,7 +306,7 @@ class Conversation(TextSession):
         if self.turns:
             start = self.turns[0].start
             self._said = Dialogue()
-            self._text.set_back(start)
+            self._text.truncate(start)
             self._text.copies.clear()
 
     def take_over(self, said: Sequence[tuple[str, str]]) -> None:

@@ -230,7 +230,7 @@ class Story(TextSession):
                 f"the story has come to the end of the {llm.position_limit} positions there are: "
                 "begin a new one with its last part, or turn eviction on"
             )
-        text.take_back()
+        text.reclaim()
         # All is evaluated when the model has ended its text; the logits are needed once more.
         if llm.n_tokens == len(text.tokens):
             if not llm.remove_tail(llm.n_tokens - 1):
@@ -304,8 +304,8 @@ class Story(TextSession):
         check_prompt(self.llm, tokens)
         if _written(self.llm, tokens, n_prompt) != text[len(opening) :].encode():
             n_prompt, opening = len(tokens), text  # tokens cannot say everything that is typed
-        self._text.take_back()
-        self._text.set_back(n_same)
+        self._text.reclaim()
+        self._text.truncate(n_same)
         self._text.tokens += tokens[n_same:]
         self.n_prompt, self._opening = n_prompt, opening
         self.finish, self._ended, self._writer = None, False, None

@@ -92,7 +92,7 @@ class CachedText:
                 on_taken()
         _owners[self.llm] = weakref.ref(self)
 
-    def take_back(self) -> None:
+    def reclaim(self) -> None:
         """Have the model again, and what copies have of this text, if another one is there."""
         if not self.is_there():
             self._take_model()
@@ -200,7 +200,7 @@ class CachedText:
         self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
         self.look()
 
-    def set_back(self, n_tokens: int, *, may_return: bool = False) -> None:
+    def truncate(self, n_tokens: int, *, may_return: bool = False) -> None:
         """Shorten the text to its first tokens.
 
         If too many of their rows were evicted they come back from a copy, and what that lacks is to
@@ -208,7 +208,7 @@ class CachedText:
 
         Args:
             n_tokens: that stay.
-            may_return: whether `put_back` may be called next, for which a copy is taken.
+            may_return: whether `restore` may be called next, for which a copy is taken.
         """
         if may_return and self.llm.n_tokens - n_tokens >= WORTH:
             self.copies.take()
@@ -221,11 +221,11 @@ class CachedText:
             self.recover(n_tokens)
         self.look()
 
-    def put_back(
+    def restore(
         self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
     ) -> None:
         """Give the text the end again that it had behind its first `start` tokens."""
-        self.set_back(start)
+        self.truncate(start)
         self.tokens += tokens
         self.n_known = max(self.n_known, n_known)
         n_more = self.copies.n_to_read(self.tokens[: self.n_known])

@@ -65,14 +65,14 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
             known = len(tokens)
         elif kind == 2:
             size = int(rng.integers(max(1, len(tokens) - 30), len(tokens) + 1))
-            text.set_back(size)
+            text.truncate(size)
             del tokens[size:]
             known = min(known, size)
         else:
             start = int(rng.integers(max(1, len(tokens) - 10), len(tokens) + 1))
             dropped, before = text.tokens[start:], text.n_known
-            text.set_back(start)
-            text.put_back(start, dropped, before)
+            text.truncate(start)
+            text.restore(start, dropped, before)
         check(text)
         assert text.tokens == tokens
         assert text.n_known == known
@@ -81,9 +81,9 @@ def test_any_sequence_of_changes_keeps_text_and_cache_together(
 def test_rows_that_are_gone_are_read_again(llm: Llama) -> None:
     text = begun(llm, list(range(3, 203)))
     read(text)
-    text.set_back(199)
+    text.truncate(199)
     assert (llm.n_tokens, text.n_again) == (199, 0)
-    text.set_back(100)  # evicted by now
+    text.truncate(100)  # evicted by now
     assert (llm.n_tokens, text.n_again, text.n_known) == (0, 100, 100)
     read(text)
     assert (llm.n_tokens, text.n_again) == (100, 0)
@@ -107,7 +107,7 @@ def test_a_model_used_for_something_else_is_noticed(llm: Llama) -> None:
     llm.reset()
     llm.eval([1, 2, 5])
     assert not text.is_there()
-    text.take_back()
+    text.reclaim()
     read(text)
     check(text)
 

@@ -155,13 +155,11 @@ def test_the_models_end_is_fed_once() -> None:
     llm = Llama(str(demo_model_path()), n_ctx=512, verbose=False, **ONE_THREAD)
     conversation = Conversation(llm, sampling=Sampling(temperature=0.0))
     end = llm.tokenize(b"<|im_end|>", add_bos=False, special=True)
-    for i in range(3):
-        said(conversation.say(f"Say only the number {i}.", max_tokens=60))
-    said(conversation.say("And now a long story.", max_tokens=20))
-    said(conversation.say("Stop."))
+    said(conversation.say("Bye.", max_tokens=20))
+    said(conversation.say("And now a long story.", max_tokens=5))
+    said(conversation.say("Stop.", max_tokens=5))
     finishes = [turn.finish for turn in conversation.turns]
-    assert finishes[3] == "length"
-    assert "stop" in finishes
+    assert finishes[:2] == ["stop", "length"]
     text = in_cache(llm)
     for turn, following in zip(conversation.turns, conversation.turns[1:], strict=False):
         assert end[0] not in text[turn.answer_start : turn.end]

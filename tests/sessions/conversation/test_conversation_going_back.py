@@ -276,7 +276,7 @@ def test_an_archive_that_lacks_a_copys_rows_is_read_again(path: Path, tmp_path: 
     last = conversation._text.copies._copies[-1]
     # back to where little was archived, and on with another text: its pages take the place
     conversation._text.copies._copies = [first, last]
-    conversation._text.set_back(len(first.tokens))
+    conversation._text.truncate(len(first.tokens))
     llm.text.read([7] * 300)
     conversation._text.copies._copies = [last]
     conversation._text.tokens = list(text)
