@@ -260,7 +260,8 @@ def check_vocabulary(model: Model, tokens: Sequence[int]) -> None:
     Raises:
         ValueError: there are some.
     """
-    if any(not 0 <= token < model.n_vocab for token in tokens):
+    n_vocab = model.n_vocab
+    if any(not 0 <= token < n_vocab for token in tokens):
         raise ValueError("it has tokens the model does not know")
 
 

@@ -6,7 +6,6 @@ that was saved and loaded goes on with the tokens it would have had without.
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import Callable, Generator, Sequence
 from itertools import takewhile
@@ -40,6 +39,7 @@ from .pins import check_room
 from .records import in_one_line
 from .session_file import damage_found
 from .text_session import TextSession
+from .token_texts import whole_tokens
 
 
 class Story(TextSession):
@@ -100,11 +100,8 @@ class Story(TextSession):
         self.n_prompt = len(tokens)
         self.sampling = sampling or Sampling()
         self.finish: str | None = None
-        self.n_read = 0
-        self.read_seconds = 0.0
-        self.seconds = 0.0
+        self.n_read, self.read_seconds, self.seconds = 0, 0.0, 0.0
         self.notes: dict[str, Any] = {}
-
         self.llm = llm
         self._text = CachedText(llm, copies_mib=copies_mib)
         self._text.begin(tokens)
@@ -292,7 +289,12 @@ class Story(TextSession):
         n_prompt, opening = self.n_prompt, self._opening
         if text.startswith(opening):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(text, self.text(), strict=False))
-            n_same, n_characters = self._tokens_in(text[len(opening) : sum(1 for _ in same)])
+            n_written, n_characters = whole_tokens(
+                _parts_after(self.llm, self.tokens[:n_prompt]),
+                self.tokens[n_prompt:],
+                text[len(opening) : sum(1 for _ in same)],
+            )
+            n_same = n_prompt + n_written
             end = suffix_tokens(self.llm.model, text[len(opening) + n_characters :])
             tokens = [*self.tokens[:n_same], *end]
         else:
@@ -315,23 +317,6 @@ class Story(TextSession):
     def cut(self, n_characters: int) -> None:
         """Take back what was given out behind so many characters; otherwise as `edit`."""
         self.edit(self.text()[:n_characters])
-
-    def _tokens_in(self, text: str) -> tuple[int, int]:
-        """How many tokens, with the prompt's, make a beginning of the story's own text.
-
-        Whole ones only; and how many characters of it they have.
-        """
-        parts = _parts_after(self.llm, self.tokens[: self.n_prompt])
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        n_all, n_tokens, n_characters = 0, self.n_prompt, 0
-        for i, token in enumerate(self.tokens[self.n_prompt :], self.n_prompt):
-            if n_all >= len(text):
-                break
-            n_all += len(decoder.decode(parts.feed(token)))
-            is_amid_character = bool(decoder.getstate()[0])
-            if n_all <= len(text) and not is_amid_character:
-                n_tokens, n_characters = i + 1, n_all
-        return n_tokens, n_characters
 
     def _follow_written(self) -> None:
         """Tell what watches the tokens of those that were written already."""
