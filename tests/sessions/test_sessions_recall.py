@@ -1,4 +1,4 @@
-"""Conversations and stories whose tokens find evicted rows."""
+"""Conversations whose tokens find evicted rows."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def llm(path: Path) -> Iterator[Llama]:
     llm.close()
 
 
-def talk(llm: Llama, **settings: Any) -> Conversation:
+def talk(llm: Llama) -> Conversation:
     """A long message, which is evicted for the most part, and a question."""
-    chat = Conversation(llm, sampling=GREEDY, on_recompute=refuse, **settings)
+    chat = Conversation(llm, sampling=GREEDY, on_recompute=refuse)
     said(chat.say("hay " * 60 + "needle " + "straw " * 20, max_tokens=SHORT))
     said(chat.say(QUESTIONS[0], max_tokens=SHORT))
     return chat

@@ -92,36 +92,6 @@ def test_a_token_is_evaluated_when_the_next_is_asked_for(llm: Llama) -> None:
     assert llm.input_ids[llm.n_tokens - 1] == token
 
 
-def test_logits_processor_sees_the_text_and_decides(llm: Llama) -> None:
-    prompt = start(llm)
-    seen: list[list[int]] = []
-
-    def take_the_next_letter(
-        input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        seen.append(input_ids.tolist())
-        logits[:] = -np.inf
-        logits[300 + len(seen)] = 0.0
-        return logits
-
-    writer = Writer(llm, Sampling(), logits_processor=take_the_next_letter)
-    assert list(islice(writer.write(prompt), 3)) == [301, 302, 303]
-    assert seen == [prompt, [*prompt, 301], [*prompt, 301, 302]]
-
-
-def test_end_of_text_is_drawn_but_not_evaluated(llm: Llama) -> None:
-    def end(
-        _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
-    ) -> npt.NDArray[np.single]:
-        logits[llm.token_eos()] = np.inf
-        return logits
-
-    prompt = start(llm)
-    writer = Writer(llm, Sampling(temperature=0), logits_processor=end)
-    assert next(writer.write(prompt)) == llm.token_eos()
-    assert llm.n_tokens == len(prompt)
-
-
 def refused_to_another_thread(llm: Llama) -> bool:
     """Whether another thread may not evaluate anything now."""
     refused: list[BusyError] = []

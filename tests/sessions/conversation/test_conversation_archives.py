@@ -256,11 +256,7 @@ from test_conversation_archives import go_on, opened
 
 conversation = Conversation.load(sys.argv[1], opened(Path({model!r})))
 before, moment, n = sys.argv[2], sys.argv[3], int(sys.argv[4])
-OF = {{
-    "replace": (os, "replace"),
-    "flush": (KVCache, "flush_archive"),
-    "save": (Conversation, "save"),
-}}
+OF = {{"replace": (os, "replace"), "flush": (KVCache, "flush_archive")}}
 
 def kill_at(of, name):
     call = getattr(of, name)
@@ -282,9 +278,7 @@ conversation.save(sys.argv[1])
 
 
 # The second file that is renamed is the archive, which has another name after a clearing.
-@pytest.mark.parametrize(
-    "moment", ["go save 1", "go flush 1", "go replace 1", "clear save 1", "clear replace 2"]
-)
+@pytest.mark.parametrize("moment", ["go flush 1", "go replace 1", "clear replace 2"])
 def test_a_program_that_is_killed_loses_nothing_that_was_saved(
     path: Path, tmp_path: Path, moment: str
 ) -> None:

@@ -128,20 +128,6 @@ def test_an_answer_that_fails_leaves_the_old_one_as_it_was(path: Path, change: s
     assert llm.kv_state() == state
 
 
-def test_pins_hold_after_going_back(path: Path) -> None:
-    llm = tiny_llama(path, **EVICTING)
-    conversation = talk(llm, system="Speak like a pirate.")
-    n_pinned = llm.kv.pinned
-    assert n_pinned > 0
-    said(conversation.regenerate(max_tokens=LONG))
-    conversation.undo()
-    said(conversation.say("more", max_tokens=LONG))
-    assert llm.kv.pinned == n_pinned
-    for layer in range(2):
-        for head in llm.kv_rows(layer)[0].tolist():
-            assert head[:n_pinned] == list(range(n_pinned))
-
-
 def test_the_limit_of_memory_holds(path: Path) -> None:
     counts: dict[int, int] = {}
     for mib in (0, 1, 2):
