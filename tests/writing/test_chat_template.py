@@ -9,10 +9,8 @@ from typing import Any
 import llama_cpp
 import pytest
 from llama_cpp.llama_chat_format import (
-    ChatFormatterResponse,
     Jinja2ChatFormatter,
     LlamaChatCompletionHandlerRegistry,
-    chat_formatter_to_chat_completion_handler,
 )
 
 from pyh2o import Llama
@@ -376,15 +374,6 @@ def test_a_message_that_the_template_refuses(model: OpenModel) -> None:
     for turn in (template.first_turn, template.next_turn):
         with pytest.raises(UnsupportedModelError, match="refuses the conversation: no"):
             turn("bad")
-
-
-def test_a_formatter_that_fails_is_refused(model: OpenModel) -> None:
-    def formatter(**_request: Any) -> ChatFormatterResponse:
-        raise RuntimeError
-
-    handler = chat_formatter_to_chat_completion_handler(formatter)
-    with pytest.raises(UnsupportedModelError, match="refuses the conversation: RuntimeError"):
-        ChatTemplate(model(CHATML, chat_handler=handler).text.model, None)
 
 
 def test_a_tokenizer_that_adds_tokens_is_refused(tmp_path: Path) -> None:

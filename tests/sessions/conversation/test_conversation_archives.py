@@ -111,28 +111,6 @@ def test_what_is_saved_stays_until_the_next_save(path: Path, tmp_path: Path) -> 
     assert_equal(go_on(conversation), go_on(loaded))
 
 
-def test_a_state_of_a_saved_text_finds_its_rows(path: Path, tmp_path: Path) -> None:
-    """It goes on in a file of its own: what was saved stays, however the text goes on."""
-    file = tmp_path / "chat"
-    conversation = talk(path)
-    llm = conversation.llm
-    conversation.save(file)
-    go_on(conversation, "what was said after it was saved")
-    state, tokens = llm.kv_state(), llm.tokens.tolist()
-    n_archived, n_tokens = llm.kv.archived, conversation.turns[0].end
-    before = archive_of(file).read_bytes()
-    for _ in range(2):
-        llm.load_kv_state(state, tokens)
-        assert (llm.kv.archived, llm.archive_trouble) == (n_archived, "")
-        llm.eval(tokens[:n_tokens] * 3)
-    assert archive_of(file).read_bytes() == before
-    llm.close()
-    assert names(tmp_path) == {"chat", "chat.archive"}
-    loaded = Conversation.load(file, opened(path))
-    assert_equal(go_on(talk(path)), go_on(loaded))
-    assert loaded.llm.archive_trouble == ""
-
-
 def test_a_file_that_no_session_needs_goes_with_the_model(path: Path, tmp_path: Path) -> None:
     conversation = talk(path)
     conversation.save(tmp_path / "chat")

@@ -60,21 +60,6 @@ def test_a_story_beyond_the_trained_context_that_was_cut_is_the_same(
 
 
 @pytest.mark.usefixtures("no_end")
-def test_a_story_that_recalls_and_was_cut_is_the_same(
-    model: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
-    """What was evicted lies in a file beside the story's own."""
-    settings = {"hh": 20, "recent": 20, "slack": 8, "recall": 30, "recall_type": "f16"}
-    llms = [tiny_llama(model, n_ctx=1024, **settings) for _ in range(2)]
-    expected = whole(llms[0], 700, sampling=Sampling(seed=6))
-    assert llms[0].kv.found_share > 0
-    pieces = cuts(rng, 700, 6)
-    assert in_pieces(llms, tmp_path / "s.h2o", pieces, sampling=Sampling(seed=6)) == expected
-    assert (tmp_path / "s.h2o.archive").stat().st_size > 100_000
-    assert len([*tmp_path.iterdir()]) == 2
-
-
-@pytest.mark.usefixtures("no_end")
 def test_a_story_left_between_two_tokens_is_the_same(
     llm: Llama, other: Llama, tmp_path: Path, rng: np.random.Generator
 ) -> None:
