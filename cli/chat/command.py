@@ -155,9 +155,9 @@ def chat(
 
 
 def _header(saved: Path) -> dict[str, Any]:
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
-    return asdict(read_saved_conversation(saved))
+    return asdict(read_header(saved, SavedConversation))
 
 
 def open_source(*, keep_history: bool) -> Source:

@@ -83,11 +83,11 @@ def say_last_exchange(chat: Chat, *, is_reread: bool) -> None:
 
 def _is_wanted(error: OtherSettingsError, path: Path, chat: Chat) -> bool:
     """Ask a person whether a text shall be read again; nobody wants it where none can be asked."""
-    from pyh2o.sessions.saved_conversation import read_saved_conversation
+    from pyh2o.sessions.headers import SavedConversation, read_header
 
     if not chat.source.interactive:
         return False
-    turns = read_saved_conversation(path).turns
+    turns = read_header(path, SavedConversation).turns
     n_tokens = turns[-1].end if turns else 0
     cause, takes = one_line(error).partition(": ")[0], _about(n_tokens, chat)
     takes = f", which takes {takes}" if takes else ""

@@ -149,10 +149,10 @@ def generate(
     file: StoryFile | None = None
     if resume:
         # Imported here, as below, because it loads llama.cpp, which `--help` must not wait for.
-        from pyh2o.sessions.saved_story import read_saved_story
+        from pyh2o.sessions.headers import SavedStory, read_header
 
         file = ResumedStoryFile(cast(Path, output))
-        header = asdict(read_saved_story(file.checkpoint))
+        header = asdict(read_header(file.checkpoint, SavedStory))
         options = saved_options(options, given, header, reread=reread, changes=CHANGES)
     elif output is not None:
         file = NewStoryFile(output, replace=force)

@@ -99,12 +99,12 @@ class RecordedConversation(Conversation):
 
     last: RecordedConversation
 
-    def _set_up(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.said: list[str] = []
         self.limits: list[int | None] = []
         self.saves: list[Path] = []
         type(self).last = self
-        super()._set_up(*arguments)
+        super().__init__(*arguments, **settings)
 
     def say(self, message: str, *, max_tokens: int | None = None) -> Generator[str]:
         self.said.append(message)
