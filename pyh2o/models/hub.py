@@ -17,16 +17,8 @@ from typing import IO, Any, cast
 import psutil
 
 from ..errors import MissingPackageError, ModelError
-from ..system.files import flush_to_disk, try_lock
-from .folder import (
-    Fetched,
-    Progress,
-    age_seconds,
-    check_space,
-    disk_message,
-    models_folder,
-    sha256_of,
-)
+from ..system.files import flush_to_disk, remove_unlocked, try_lock
+from .folder import Fetched, Progress, check_space, disk_message, models_folder, sha256_of
 from .quantisations import HubFile, HubModel, choose, models_of
 
 # A name that does not say which model it is of.
@@ -111,7 +103,7 @@ def fetch_chosen(
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_old(folder)
+        remove_unlocked(folder.glob(f"{_PREFIX}*{_SUFFIX}"), older_than=_KEPT_SECONDS)
         targets = _targets(chosen, folder, checking)
         files = {file: path for file, path in targets.items() if not path.is_file()}
         with ExitStack() as stack:
@@ -281,17 +273,6 @@ class Partial(io.BufferedWriter):
             if self.path.stat().st_size == 0:
                 self.path.unlink()
         self.close()
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove what was left of downloads that nobody has gone on with for a week."""
-    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(FileNotFoundError):  # the other fetch has ended
-            if age_seconds(path) > _KEPT_SECONDS:
-                # The clock may have been set meanwhile: one that is written is young.
-                with path.open("rb") as file:
-                    if try_lock(file):
-                        path.unlink()
 
 
 # -------------------------------------------------------------------------------------------------

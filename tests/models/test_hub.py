@@ -19,7 +19,6 @@ from cli_fakes import Output, run, run_program
 from hub_server import HubServer, Repository
 from pyh2o.models import hub as fetching
 from pyh2o.models import models_folder
-from pyh2o.system.files import try_lock
 from tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -345,18 +344,6 @@ def test_old_leftovers_go(hub: HubServer, tmp_path: Path) -> None:
     os.utime(old, (long_ago, long_ago))
     assert fetch(NAME).code == 0
     assert (old.exists(), young.exists()) == (False, True)
-
-
-def test_a_download_that_runs_is_no_leftover(tmp_path: Path) -> None:
-    path = tmp_path / ".hub-a.part"
-    path.write_bytes(b"part")
-    os.utime(path, (0, 0))
-    with path.open("ab") as file:
-        assert try_lock(file)
-        fetching._remove_old(tmp_path)
-        assert path.exists()
-    fetching._remove_old(tmp_path)
-    assert not path.exists()
 
 
 @pytest.mark.real

