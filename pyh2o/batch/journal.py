@@ -16,14 +16,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import BatchError
 from ..sessions.records import record_of
 from ..system.files import flush_to_disk, replacement, sync_folder, try_lock
 from .answering import Manner, failed
 from .reading import BatchInput
-from .workplace import Workplace
+
+if TYPE_CHECKING:
+    from .on_ray import OnRay
+    from .workplace import Here
 
 SUFFIX = ".partial"
 # The name of the head, with the version of the format.
@@ -53,7 +56,7 @@ class BatchHead:
 
     @classmethod
     def of(
-        cls, batch: BatchInput, workplace: Workplace, manner: Manner, *, replaces: bool
+        cls, batch: BatchInput, workplace: Here | OnRay, manner: Manner, *, replaces: bool
     ) -> BatchHead:
         """That of a batch."""
         model = {name: workplace.model[name] for name in ("bytes", "sha256")}

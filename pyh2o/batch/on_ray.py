@@ -136,11 +136,10 @@ def share_out(
 
 
 class OnRay:
-    """A `Workplace` on the cluster that this process has joined.
+    """Answers requests on the cluster that this process has joined, otherwise as `Here` does.
 
     Attributes:
-        model: the fields of the model file's `ModelIdentity`.
-        settings: those of each cache, as `settings_identity` has them.
+        model, settings: as of `Here`.
         caches: how many caches there are, and the memory of one.
         tokens: of the answers that have come, prompts included.
     """
@@ -190,11 +189,11 @@ class OnRay:
         self.caches = f"{share.workers} x {job.texts} x {mib_text(self._cache_bytes)} MiB"
 
     def stop(self) -> None:
-        """As of `Workplace`; the workers end with the cluster, or as soon as it is left."""
+        """As of `Here`; the workers end with the cluster, or as soon as it is left."""
         self._stopped = True
 
     def results(self) -> Generator[Result | None, None, None]:
-        """As of `Workplace`."""
+        """As of `Here`."""
         while self._asked and not self._stopped:
             yield self._next()
 

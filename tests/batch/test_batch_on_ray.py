@@ -34,7 +34,7 @@ from pyh2o.batch.journal import BatchHead  # noqa: E402
 from pyh2o.batch.on_ray import Machine, OnRay, Share, cluster  # noqa: E402
 from pyh2o.batch.ray_worker import Job  # noqa: E402
 from pyh2o.batch.reading import BatchInput, read_batch  # noqa: E402
-from pyh2o.batch.workplace import Here, Workplace  # noqa: E402
+from pyh2o.batch.workplace import Here  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("surroundings"),
@@ -75,7 +75,7 @@ def written(path: Path, lengths: list[int], **body: Any) -> BatchInput:
 
 def job(model: Path, **changes: Any) -> Job:
     settings = {"verbose": False, "n_gpu_layers": 0, "policy": "h2o", **ONE_THREAD, **SETTINGS}
-    values = {"texts": 3, "cpus": 1, "has_prompts": False, "manner": MANNER, **changes}
+    values = {"texts": 3, "cpus": 1, "manner": MANNER, **changes}
     return Job(str(model), file_identity(str(model)), settings, **values)
 
 
@@ -91,7 +91,7 @@ def content(line: dict[str, Any]) -> dict[str, Any]:
     return {"custom_id": line["custom_id"], "response": response, "error": line["error"]}
 
 
-def contents(place: Workplace) -> dict[int, dict[str, Any]]:
+def contents(place: Here | OnRay) -> dict[int, dict[str, Any]]:
     """What a place answers, by the number of the request."""
     with closing(place.results()) as results:
         done = [result for result in results if result is not None]
@@ -101,7 +101,7 @@ def contents(place: Workplace) -> dict[int, dict[str, Any]]:
 
 def contents_here(model: Path, batch: BatchInput) -> dict[int, dict[str, Any]]:
     with tiny_engine(model, texts=2, **SETTINGS) as engine:
-        return contents(Here(engine, batch, batch.requests, MANNER))
+        return contents(Here(engine, batch.requests, MANNER))
 
 
 def nothing() -> None:
@@ -115,7 +115,7 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
         place = OnRay(job(tiny), SHARE, batch.requests, nothing)
         found = contents(place)
     with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
-        here = Here(engine, batch, batch.requests, MANNER)
+        here = Here(engine, batch.requests, MANNER)
         expected, cache = contents(here), here.caches.removeprefix("2")
         heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
     assert found == expected

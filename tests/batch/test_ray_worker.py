@@ -31,7 +31,7 @@ def job(model: Path, *, version: str = workers.__version__, **settings: Any) -> 
     settings = {"n_ctx": 256, "verbose": False, "n_gpu_layers": 0, **ONE_THREAD, **settings}
     manner = answering.Manner(Sampling(seed=3))
     identity = file_identity(str(model))
-    return workers.Job(str(model), identity, settings, 2, 64, False, manner, version)
+    return workers.Job(str(model), identity, settings, 2, 64, manner, version)
 
 
 def failure(job: Any) -> str:
@@ -47,7 +47,7 @@ def test_an_answer_says_whose_it_is(model: Path) -> None:
     assert nothing is None
     body = {"prompt": "Once", "max_tokens": 3}
     line = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
-    request = reading.BatchRequest(7, 8, "r", json.dumps(line).encode())
+    request = reading.BatchRequest(7, "r", json.dumps(line).encode())
     again, answer = worker.answer(request)
     assert again == about
     assert about["settings"]["ctx"] == 256
@@ -90,6 +90,6 @@ def test_too_little_memory_is_no_fault_of_a_request(
         raise MemoryError
 
     monkeypatch.setattr(worker._answers, "answer", answer)
-    request = reading.BatchRequest(0, 1, "r", b"{}")
+    request = reading.BatchRequest(0, "r", b"{}")
     with pytest.raises(BatchError, match=": out of memory: use a smaller --ctx, fewer --texts, or"):
         worker.answer(request)
