@@ -15,8 +15,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BatchError
 from ..sessions.records import record_of
@@ -151,7 +150,11 @@ class Journal:
                 f"cannot write {self.path}: {error.strerror}; give another name for the results"
             ) from None
         try:
-            self._lock()
+            if not try_lock(self._file):  # which is kept until the end, also by a crash
+                raise BatchError(
+                    f"{self.path} is being written by another run: wait for its end, or give "
+                    "another name for the results"
+                )
             if self._mode is not None:
                 with contextlib.suppress(OSError):  # a file system that has no permissions
                     os.fchmod(self._file.fileno(), self._mode | stat.S_IWUSR)
@@ -161,24 +164,11 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._size == 0:
             self._remove()
         with contextlib.suppress(OSError):  # all that counts has been flushed
             self._file.close()
-
-    def _lock(self) -> None:
-        """Keep other runs off, until this one ends, also by a crash."""
-        if not try_lock(self._file):
-            raise BatchError(
-                f"{self.path} is being written by another run: wait for its end, or give another "
-                "name for the results"
-            )
 
     def _read(self) -> None:
         """Read head and results, but for lines that are damaged or cut off: those come again."""
@@ -191,7 +181,10 @@ class Journal:
             if self.head is None:
                 self.head = self._read_head(line)
             else:
-                self._note(line)
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    number, result = json.loads(line)
+                    if type(number) is int:
+                        self._entries[number] = _Entry(self._size, len(line), failed(result))
             self._size += len(line)
         reader.detach()
 
@@ -203,13 +196,6 @@ class Journal:
                 f"{self.path} is no journal of a batch that this pyh2o can read: move it away, or "
                 "give another name for the results"
             ) from None
-
-    def _note(self, line: bytes) -> None:
-        """Remember where a result lies, at the end of what was read, if it is one."""
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            number, result = json.loads(line)
-            if type(number) is int:
-                self._entries[number] = _Entry(self._size, len(line), failed(result))
 
     # ---------------------------------------------------------------------------------------------
     # Writing
@@ -269,16 +255,14 @@ class Journal:
         try:
             with replacement(self._results, prefix=_PREFIX, mode=self._mode) as file:
                 for number in range(n_requests):
-                    self._copy(self._entries[number], file)
+                    entry = self._entries[number]
+                    self._file.seek(entry.start)
+                    _, result = json.loads(self._file.read(entry.size))
+                    file.write(f"{json.dumps(result, ensure_ascii=False)}\n".encode())
         except OSError as error:
             raise self._unwritable(error) from None
         self._size = 0
         self._remove()
-
-    def _copy(self, entry: _Entry, target: IO[bytes]) -> None:
-        self._file.seek(entry.start)
-        _, result = json.loads(self._file.read(entry.size))
-        target.write(f"{json.dumps(result, ensure_ascii=False)}\n".encode())
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):

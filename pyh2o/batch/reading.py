@@ -85,14 +85,14 @@ def read_batch(path: Path) -> BatchInput:
     requests: list[BatchRequest] = []
     first: dict[str | None, int] = {}
     for number, (line, text) in enumerate(lines.items()):
-        custom_id, error = _read_prompt(line, text) if has_prompts else _read_request(line, text)
-        if error is None and first.setdefault(custom_id, line) != line:
+        custom_id, wrong = _read_prompt(line, text) if has_prompts else _read_request(line, text)
+        if wrong is None and first.setdefault(custom_id, line) != line:
             message = (
                 f"line {line}: line {first[custom_id]} has the same custom_id: give each request "
                 "one of its own"
             )
-            error = {"code": "duplicate_custom_id", "message": message}
-        requests.append(BatchRequest(number, custom_id, text, has_prompts, error))
+            wrong = {"code": "duplicate_custom_id", "message": message}
+        requests.append(BatchRequest(number, custom_id, text, has_prompts, wrong))
     return BatchInput(hashlib.sha256(data).hexdigest(), has_prompts, requests)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 import psutil
@@ -262,12 +261,7 @@ class Partial(io.BufferedWriter):
                 "thrown away; try again"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):  # moved, or a full disk of which an error tells
             self.flush()
             if self.path.stat().st_size == 0:
