@@ -146,29 +146,17 @@ def mathematics(files: Files) -> str:
     return files.text("usr/share/info/maxima.info-2.gz")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of text.
-
-    Attributes:
-        collect: makes the text.
-        package: that has what it is made of.
-    """
-
-    collect: Callable[[Files], str]
-    package: str
-
-
-KINDS = {
-    "legal": Kind(legal, "base-files"),
-    "technical": Kind(technical, "debian-faq"),
-    "manual": Kind(manual, "man-db and bash, installed"),
-    "code": Kind(code, "Python's standard library"),
-    "tables": Kind(tables, "tzdata and netbase"),
-    "chat": Kind(chat, "fortunes"),
-    "dialogue": Kind(dialogue, "wesnoth-1.16-httt"),
-    "narrative": Kind(narrative, "r-cran-janeaustenr"),
-    "mathematics": Kind(mathematics, "maxima-doc"),
+# Each with the package that has what it is made of.
+KINDS: dict[str, tuple[Callable[[Files], str], str]] = {
+    "legal": (legal, "base-files"),
+    "technical": (technical, "debian-faq"),
+    "manual": (manual, "man-db and bash, installed"),
+    "code": (code, "Python's standard library"),
+    "tables": (tables, "tzdata and netbase"),
+    "chat": (chat, "fortunes"),
+    "dialogue": (dialogue, "wesnoth-1.16-httt"),
+    "narrative": (narrative, "r-cran-janeaustenr"),
+    "mathematics": (mathematics, "maxima-doc"),
 }
 
 
@@ -207,11 +195,11 @@ def main(arguments: list[str] | None = None) -> int:
     files = Files((given.root, INSTALLED))
     given.folder.mkdir(parents=True, exist_ok=True)
     missing = 0
-    for name, kind in KINDS.items():
+    for name, (collect, package) in KINDS.items():
         try:
-            text = shortened(kind.collect(files).strip()) + "\n"
+            text = shortened(collect(files).strip()) + "\n"
         except MissingError as error:
-            print(f"{name}: there is no {error}: get {kind.package}", file=sys.stderr)
+            print(f"{name}: there is no {error}: get {package}", file=sys.stderr)
             missing += 1
             continue
         (given.folder / f"{name}.txt").write_text(text, "utf-8")

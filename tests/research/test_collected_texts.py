@@ -21,7 +21,7 @@ def write(root: Path, name: str, data: str | bytes) -> Files:
 
 
 def collected(name: str, files: Files) -> str:
-    return KINDS[name].collect(files)
+    return KINDS[name][0](files)
 
 
 def test_prose_is_unwrapped(tmp_path: Path) -> None:
