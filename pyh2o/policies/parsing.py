@@ -12,12 +12,9 @@ from typing import Any
 
 from ..errors import SettingsError
 from .base import KINDS, Policy
-from .h2o import H2O, H2ODecay, H2OFar, H2OMean
-from .nacl import NACL
-from .roco import RoCo
-from .snap import Snap
+from .h2o import H2O, H2ODecay, H2OFar, H2OMean, RoCo
+from .last_queries import NACL, TOVA, Snap
 from .streaming import Streaming
-from .tova import TOVA
 
 POLICIES: dict[str, type[Policy]] = {
     "h2o": H2O,
