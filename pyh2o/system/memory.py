@@ -27,7 +27,9 @@ def spare_bytes() -> int:
     The weights of a loaded model are a mapped file, which the system calls available: it could read
     them again, for every token.
     """
-    return max(0, available_bytes() - _mapped_bytes(psutil.Process()))
+    # 0 where the system does not tell
+    mapped = int(getattr(psutil.Process().memory_info(), "shared", 0))
+    return max(0, available_bytes() - mapped)
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,6 @@ def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
     return int(psutil.Process().memory_info().rss)
-
-
-def own_bytes(process: int | None = None) -> int:
-    """Memory of a process, or this one, that is in RAM and no mapped file, as far as is known."""
-    of = psutil.Process(process)
-    return int(of.memory_info().rss) - _mapped_bytes(of)
-
-
-def _mapped_bytes(process: psutil.Process) -> int:
-    """Of files, in RAM; 0 where the system does not tell."""
-    return int(getattr(process.memory_info(), "shared", 0))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cli_fakes import PATIENCE, program_environment, pyh2o_command, run_program, wait_until
+from cli_fakes import PATIENCE, run_program, start_program, wait_until
 from fake_story import names, tiny_model
 from many_texts import tiny_engine
 from needed import needed
@@ -187,40 +186,27 @@ def n_done() -> int:
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on_with_what_has_no_result(
-    tiny: Path, tmp_path: Path, two: int, ending: signal.Signals
-) -> None:
+def test_a_run_that_was_ended_goes_on_here(tiny: Path, tmp_path: Path, two: int) -> None:
     written(Path("in.jsonl"), [900] * 16)
-    program = subprocess.Popen(
-        pyh2o_command(*command(tiny, "--ray", "--texts", "2", "--seed", "8")),
-        env=program_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    program = start_program(*command(tiny, "--ray", "--texts", "2", "--seed", "8"))
     wait_until(lambda: n_done() >= 3)
-    program.send_signal(ending)
-    text, notes = program.communicate(timeout=PATIENCE)
+    program.send_signal(signal.SIGINT)
+    _, notes = program.communicate(timeout=PATIENCE)
     wait_until(lambda: not processes_below(two, "ray::Worker"))
     ended = n_done()
-    assert text == b""
     assert 3 <= ended < 18
+    assert program.returncode == 130
     assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    said = notes.decode().splitlines()
-    assert said[0] == "Ray: 2 workers with 1 CPU each, on 1 machine"
-    if ending == signal.SIGINT:
-        assert program.returncode == 130
-        assert said[1].startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
-        assert said[-1] == "to go on: give the same command again"
+    ray, stopped, how = notes.decode().splitlines()
+    assert ray == "Ray: 2 workers with 1 CPU each, on 1 machine"
+    assert stopped.startswith(f"stopped by Ctrl-C: of 18 requests {ended} have a result")
+    assert how == "to go on: give the same command again"
     kept = Path("out.jsonl.partial").read_text().splitlines()[1:]
     output = run_program(*command(tiny, "--texts", "3"))  # here, with the seed that it had
     assert output.code == 0, output.notes
     assert output.notes.startswith(f"going on: of 18 requests {ended} have a result\n18 requests")
     lines = results()
-    assert [lines[number] for number, _ in map(json.loads, kept)] == [
-        line for _, line in map(json.loads, kept)
-    ]
+    assert all(lines[number] == line for number, line in map(json.loads, kept))
     assert [line["custom_id"] for line in lines] == [*(f"r{n}" for n in range(17)), None]
 
 

@@ -15,7 +15,6 @@ from fake_story import names, now_there, tiny_model
 from full_disk import full_disk
 from needed import needed
 from pyh2o.cli import loading
-from tiny_chat import CHATML, write_chat_gguf
 
 needed("pyh2o.server", name="the server's packages")
 on_ray = needed("pyh2o.batch.on_ray")
@@ -96,38 +95,6 @@ def test_a_file_of_prompts(tiny: Path) -> None:
     assert texts() != sampled
     assert run(*arguments, "--force").code == 0
     assert texts() == sampled
-
-
-def test_prompts_as_messages(tmp_path: Path) -> None:
-    model = write_chat_gguf(tmp_path / "chat.gguf", CHATML)
-    Path("in.txt").write_text("Hello?\nHow are you?")
-    output = run("batch", "in.txt", "-o", "out.jsonl", *small(model), "-n", "5", "--chat")
-    assert output.code == 0
-    for line in results():
-        body = line["response"]["body"]
-        assert body["object"] == "chat.completion"
-        assert body["choices"][0]["message"]["role"] == "assistant"
-
-
-def test_wrong_requests_are_counted(tiny: Path) -> None:
-    write_requests(2)
-    with Path("in.jsonl").open("a") as file:
-        file.write("\nwrong\n")
-    output = run("batch", "in.jsonl", "-o", "out.jsonl", *small(tiny))
-    assert output.code == 0
-    assert output.notes.startswith("3 requests · 1 error · ")
-    assert [line["error"] is None for line in results()] == [True, True, False]
-
-
-def test_seed_is_new_each_run_and_shown(tiny: Path) -> None:
-    write_requests(1)
-    seeds = []
-    for _ in range(2):
-        notes = run("batch", "in.jsonl", "-o", "out.jsonl", "--force", *small(tiny)).notes
-        found = re.search(r" · seed (\d+) · ", notes)
-        assert found is not None
-        seeds.append(found[1])
-    assert seeds[0] != seeds[1]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -240,26 +207,6 @@ def break_off(arguments: list[str], *, after: int) -> Output:
     """Run the command on a disk that is full after so many bytes."""
     with full_disk(after):
         return run(*arguments)
-
-
-def test_a_full_disk_keeps_the_results(tiny: Path, tmp_path: Path) -> None:
-    write_requests(6, temperature=0)
-    arguments = one_at_a_time(tiny)
-    assert run(*arguments).code == 0
-    whole = texts()
-    Path("out.jsonl").unlink()
-    output = break_off(arguments, after=3500)
-    done = n_done()
-    assert output.code == 1
-    assert re.match(r"error: cannot write the results: File too large; those that", output.notes)
-    assert 0 < done < 6
-    assert names(tmp_path) == ["in.jsonl", "out.jsonl.partial"]
-    output = run(*arguments)
-    assert (output.code, output.notes.splitlines()[0]) == (
-        0,
-        f"going on: of 6 requests {done} have a result",
-    )
-    assert texts() == whole
 
 
 def test_another_batch_does_not_go_on_with_these_results(tiny: Path, tmp_path: Path) -> None:

@@ -192,18 +192,6 @@ def test_commands_say_so_in_a_line(tmp_path: Path) -> None:
     assert bad.notes.startswith("error: the library fails on this processor with weights in Q5_1")
 
 
-@needs_preload
-@pytest.mark.real
-@pytest.mark.usefixtures("surroundings", "wrong_library")
-def test_doctor_says_so() -> None:
-    output = run_program("doctor")
-    assert output.code == 1
-    assert f"{len(ALL) - 2} types of weights, as NumPy has them: F32 F16 Q4_1" in output.text
-    problems = [line for line in output.text.splitlines() if "the library fails" in line]
-    assert ["Q4_0 (SIGSEGV)" in line for line in problems] == [True, False]
-    assert ["Q5_1 (wrong by" in line for line in problems] == [False, True]
-
-
 # -------------------------------------------------------------------------------------------------
 # What processes tell
 # -------------------------------------------------------------------------------------------------

@@ -138,26 +138,6 @@ def test_fetch_of_a_model_in_parts(gemma: PackagedModel, folder: Path) -> None:
     assert models.fetch_model(gemma) == Fetched(path, new=False)
 
 
-def test_fetch_in_parts_that_is_broken_off_can_be_run_again(
-    gemma: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_wheel, opened = zipfile.ZipFile, []
-
-    def stop_at_the_third(wheel: Path) -> zipfile.ZipFile:
-        opened.append(wheel)
-        if len(opened) == 3:
-            raise KeyboardInterrupt
-        return open_wheel(wheel)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("zipfile.ZipFile", stop_at_the_third)
-        with pytest.raises(KeyboardInterrupt):
-            models.fetch_model(gemma)
-    assert list(folder.iterdir()) == []
-    assert models.fetch_model(gemma).new
-    assert (folder / gemma.file).read_bytes() == CONTENT
-
-
 def refused(model: PackagedModel, folder: Path, message: str) -> str:
     """Fetch in vain: one line, and no file is left."""
     with pytest.raises(ModelError, match=message) as caught:
@@ -178,12 +158,6 @@ def test_model_with_the_wrong_hash(
 ) -> None:
     expected = offer(tmp_path, monkeypatch, DEMO, CONTENT[:-1] + b"!")
     refused(expected, folder, rf"{DEMO.file} .* is not the expected file \(wrong hash\)")
-
-
-def test_parts_in_the_wrong_order(gemma: PackagedModel, folder: Path) -> None:
-    first, second, *others = gemma.parts
-    swapped = replace(gemma, parts=(second, first, *others))
-    refused(swapped, folder, r"gguf .* is not the expected file \(wrong hash\)")
 
 
 def test_wheel_without_the_model(
@@ -326,28 +300,6 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert models.find_model("~/m.gguf") == tmp_path / "m.gguf"
     assert models.find_model(Path("m.gguf")) == Path("m.gguf")
-
-
-def test_find_model_by_name(
-    demo: PackagedModel,
-    gemma: PackagedModel,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"gemma3-270m .* run `pyh2o models fetch gemma3-270m`"):
-        models.find_model("gemma3-270m")
-    models.fetch_model(gemma)
-    assert models.find_model("gemma3-270m") == folder / gemma.file
-    assert models.find_model(Path("gemma3-270m")) == folder / gemma.file
-    models.fetch_model(demo)
-    assert models.find_model("demo") == models.find_model(None) == folder / demo.file
-
-    Path("demo").mkdir()
-    assert models.find_model("demo") == folder / demo.file
-    Path("gemma3-270m").write_bytes(b"GGUF")
-    assert models.find_model("gemma3-270m") == Path("gemma3-270m")
 
 
 def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) -> None:

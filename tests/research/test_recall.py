@@ -186,17 +186,6 @@ def test_recall_of_a_budget_that_covers_the_text_is_the_full_cache_s(path: Path)
     assert others == pytest.approx([full] * 2, abs=1e-3)
 
 
-def test_right_answer_is_the_likelier_the_better_it_fits(path: Path) -> None:
-    """What is measured is the likelihood of the answer itself: greedy tokens have the highest."""
-    with tiny_llama(path, n_ctx=512) as llm:
-        llm.eval(list(range(10, 60)))
-        best = int(np.argmax(llm._ctx.get_logits_ith(-1)[:384]))
-        llm.text.remove_tail(49)
-        losses = [answer_surprises(llm, 59, [token])[0] for token in range(384)]
-    assert int(np.argmin(losses)) == best
-    assert np.exp(-np.array(losses, dtype=np.float64)).sum() == pytest.approx(1, abs=1e-4)
-
-
 def test_recall_is_resumed_and_the_same_in_every_run(path: Path, tmp_path: Path) -> None:
     settings = recall_settings(path, tasks=("fwe",))
     whole = results()

@@ -36,9 +36,9 @@ import openai
 from gguf import GGMLQuantizationType
 
 from pyh2o import Llama
-from pyh2o.system.memory import own_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+from own_memory import own_bytes
 from tiny_gguf import write_tiny_gguf
 
 # What is kept of texts for those that go on has limits, but is not full by then.
