@@ -216,7 +216,6 @@ def _on_ray(
     from pyh2o.batch.ray_worker import Job
     from pyh2o.sessions.identity import file_identity
 
-    on_ray.check_packages()
     path = str(find_model(options.model).absolute())
     model = file_identity(path)
     settings = {**loading.thread_settings(options), **loading.cache_settings(options)}

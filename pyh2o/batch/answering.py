@@ -45,13 +45,9 @@ class Answers:
     """Answers requests, from as many threads as one likes."""
 
     def __init__(self, engine: Engine, manner: Manner, check: Callable[[], None]) -> None:
-        """Get ready.
+        """Get ready; what `check` raises, other than an Exception, ends the answer in the making.
 
-        Args:
-            engine: makes the texts.
-            manner: for what the requests leave open.
-            check: called after each piece of a prompt and each token; what it raises, other than
-                an Exception, ends the answer.
+        It is called after each piece of a prompt and each token.
         """
         self._engine = engine
         self._manner = manner

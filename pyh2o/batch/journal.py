@@ -97,10 +97,7 @@ class Journal:
     """
 
     def __init__(self, results: Path) -> None:
-        """Check the place; nothing is opened yet.
-
-        Args:
-            results: the file that the results are written to at last.
+        """Check the place of the results; nothing is opened yet.
 
         Raises:
             BatchError: no file can be written there.
@@ -202,11 +199,7 @@ class Journal:
     # ---------------------------------------------------------------------------------------------
 
     def begin(self, head: BatchHead, *, anew: bool) -> None:
-        """Go on with a batch, or begin it.
-
-        Args:
-            head: of the batch.
-            anew: without the results that are there.
+        """Go on with a batch, or begin it; `anew`: without the results that are there.
 
         Raises:
             BatchError: they are those of another batch, or the disk is full or broken.

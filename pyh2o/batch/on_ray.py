@@ -49,26 +49,16 @@ class Share:
     gpus: int = 0
 
 
-def check_packages() -> None:
-    """Refuse to start without Ray.
-
-    Raises:
-        MissingPackageError: names the extra that brings it.
-    """
-    if find_spec("ray") is None:
-        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
-
-
 @contextmanager
 def cluster(*, verbose: bool) -> Iterator[list[Machine]]:
     """The machines of the cluster that Ray finds (RAY_ADDRESS), or starts on this one.
 
-    Args:
-        verbose: show what Ray and its workers say.
-
     Raises:
+        MissingPackageError: Ray is not installed.
         ServerError: it can do neither.
     """
+    if find_spec("ray") is None:
+        raise MissingPackageError("--ray needs the package ray: pip install 'pyh2o-llm[ray]'")
     ray = import_module("ray")
     level = logging.INFO if verbose else logging.CRITICAL
     try:
@@ -99,8 +89,7 @@ def share_out(
 
     Args:
         machines: of the cluster.
-        workers: how many; None for as many as there is room for.
-        threads: CPUs of each; None to decide.
+        workers, threads: how many, and CPUs of each; None to decide.
         on_gpu: whether each takes a GPU.
 
     Raises:
@@ -151,13 +140,7 @@ class OnRay:
         requests: Sequence[BatchRequest],
         check: Callable[[], None],
     ) -> None:
-        """Start the workers and wait until one is ready.
-
-        Args:
-            job: of each worker.
-            share: how many there are, and what each gets.
-            requests: that are to be answered.
-            check: called during the wait; what it raises ends it.
+        """Start the workers and wait until one is ready; `check` is called meanwhile.
 
         Raises:
             BatchError: a worker refuses the job.

@@ -34,12 +34,7 @@ class Here:
     """
 
     def __init__(self, engine: Engine, requests: Sequence[BatchRequest], manner: Manner) -> None:
-        """Get ready.
-
-        Args:
-            engine: answers as many requests at once as it has places.
-            requests: that are to be answered, in the order in which they begin.
-            manner: for what the requests leave open.
+        """Get ready to answer these requests, as many at once as the engine has places.
 
         Raises:
             SessionError: the model file is gone.

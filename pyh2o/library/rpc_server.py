@@ -56,14 +56,8 @@ def run(
 ) -> None:
     """Serve one program after the other until Ctrl-C, which ends the process with exit code 0.
 
-    To be called in the main thread of a process that does nothing else.
-
-    Args:
-        address: IPv4, to listen on.
-        port: likewise.
-        threads: of the CPU.
-        on_ready: called in another thread when the server listens.
-        on_end: called in another thread at Ctrl-C.
+    To be called in the main thread of a process that does nothing else. `on_ready` is called when
+    the server listens, `on_end` at Ctrl-C, both in other threads.
 
     Raises:
         ServerError: the build has no RPC, or the port is taken.
