@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .._native import ffi, lib
 from ..errors import ModelError
@@ -100,21 +101,18 @@ class GgufFile:
 
     def number(self, key: str) -> int | None:
         """A key's whole number, without sign and of 32 bits; None if there is none."""
-        if self.kind(key) != UINT32:
-            return None
-        return ctypes.c_uint32.from_address(_data(self._file, self._find(key))).value
-
-    def n_files(self) -> int:
-        """Files of the model that this one says there are."""
-        if self.kind("split.count") != UINT16:
-            return 1
-        return ctypes.c_uint16.from_address(_data(self._file, self._find("split.count"))).value
+        number: int | None = self._value(key, UINT32, ctypes.c_uint32)
+        return number
 
     def real(self, key: str) -> float | None:
         """A key's floating point number of 32 bits; None if there is none."""
-        if self.kind(key) != FLOAT32:
-            return None
-        return ctypes.c_float.from_address(_data(self._file, self._find(key))).value
+        number: float | None = self._value(key, FLOAT32, ctypes.c_float)
+        return number
+
+    def n_files(self) -> int:
+        """Files of the model that this one says there are."""
+        number: int | None = self._value("split.count", UINT16, ctypes.c_uint16)
+        return 1 if number is None else number
 
     def numbers(self, key: str) -> list[int] | None:
         """A key's whole numbers of 32 bits: a single one or an array; None if there are none."""
@@ -149,6 +147,11 @@ class GgufFile:
 
     def _find(self, key: str) -> int:
         return int(_find(self._file, key.encode()))
+
+    def _value(self, key: str, kind: int, of: Any) -> Any:
+        if self.kind(key) != kind:
+            return None
+        return of.from_address(_data(self._file, self._find(key))).value
 
 
 def files_of(path: Path) -> list[Path]:

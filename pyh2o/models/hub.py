@@ -304,28 +304,25 @@ def _explained(repository: str) -> Iterator[None]:
     """
     from huggingface_hub import constants, errors
 
+    cures: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{repository} is for those who agree to its terms: do so at "
+        f"{constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of yours",
+        errors.RepositoryNotFoundError: f"there is no repository {repository}, or it is private: "
+        "check the name, or set HF_TOKEN to a token that may read it",
+        errors.HFValidationError: f"{repository} cannot be the name of a repository: give "
+        "owner/name as the hub shows it, or with --model the path of a file that is here already",
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset "
+        "it to fetch a model",
+        UnicodeEncodeError: "HF_TOKEN has characters that no token has: copy it again from the "
+        "hub's settings",
+    }
     # the base of them all in the HTTP package that this version uses
     http_errors: Any = errors.HfHubHTTPError.__bases__
     try:
         yield
-    except errors.GatedRepoError:
+    except tuple(cures) as error:
         raise ModelError(
-            f"{repository} is for those who agree to its terms: do so at "
-            f"{constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of yours"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ModelError(
-            f"there is no repository {repository}, or it is private: check the name, or set "
-            "HF_TOKEN to a token that may read it"
-        ) from None
-    except errors.HFValidationError:
-        raise ModelError(
-            f"{repository} cannot be the name of a repository: give owner/name as the hub shows "
-            "it, or with --model the path of a file that is here already"
-        ) from None
-    except errors.OfflineModeIsEnabled:
-        raise ModelError(
-            "HF_HUB_OFFLINE keeps huggingface_hub from the network: unset it to fetch a model"
+            next(cure for kind, cure in cures.items() if isinstance(error, kind))
         ) from None
     except errors.HfHubHTTPError as error:
         raise ModelError(_refusal(repository, error.response)) from None
@@ -336,10 +333,6 @@ def _explained(repository: str) -> Iterator[None]:
         raise ModelError(
             f"{constants.ENDPOINT} cannot be reached, or the connection broke: check the network, "
             f"then try again, and the fetch goes on where it was ({reason})"
-        ) from None
-    except UnicodeEncodeError:
-        raise ModelError(
-            "HF_TOKEN has characters that no token has: copy it again from the hub's settings"
         ) from None
     except ImportError as error:  # only now it is known that the proxy needs another package
         raise MissingPackageError(
