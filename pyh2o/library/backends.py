@@ -60,7 +60,6 @@ _memory = ggml_function(
 
 
 _traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(Traits), ctypes.c_int)
-_set_abort_callback = ggml_function("ggml_set_abort_callback", _Pointer, _Pointer)
 
 
 class _Place(ctypes.Structure):
@@ -165,8 +164,3 @@ def backend_function(backend: str, name: str, result: Any, *arguments: Any) -> A
         return None
     address = _address_in(registry, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-def set_abort_callback(callback: Any) -> None:
-    """Have a function of C called with ggml's message before it aborts; it has to live on."""
-    _set_abort_callback(ctypes.cast(callback, _Pointer))
