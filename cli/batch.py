@@ -27,9 +27,9 @@ from .terminal.wording import count, per_second
 if TYPE_CHECKING:
     from pyh2o.batch.answering import Manner
     from pyh2o.batch.journal import Journal
-    from pyh2o.batch.on_ray import OnRay
+    from pyh2o.batch.local import LocalRunner
+    from pyh2o.batch.on_ray import RayRunner
     from pyh2o.batch.reading import BatchInput, BatchRequest
-    from pyh2o.batch.workplace import Here
 
 PROMPTS = "Prompts of plain text"
 CLUSTER = "Cluster"
@@ -137,15 +137,15 @@ def batch(
             left = [each for each in asked.requests if force or each.number not in journal]
             bars = Bars(hidden=options.verbose)
             if ray and left:  # else the head is checked, and there is no more to do
-                opened = _on_ray(options, left, manner, texts=texts, workers=workers)
+                opened = _ray_runner(options, left, manner, texts=texts, workers=workers)
             else:
-                opened = _here(options, left, manner, texts=texts, bars=bars)
+                opened = _local_runner(options, left, manner, texts=texts, bars=bars)
             n_all = len(asked.requests)
-            with opened as workplace:
-                journal.begin(BatchHead.of(asked, workplace, manner, replaces=force), anew=force)
-                done = _answer_all(workplace, journal, n_all, bars)
+            with opened as runner:
+                journal.begin(BatchHead.of(asked, runner, manner, replaces=force), anew=force)
+                done = _answer_all(runner, journal, n_all, bars)
                 drawn = f"seed {manner.sampling.seed}"
-                terminal.say(" · ".join([*done, drawn, f"KV {workplace.caches}"]))
+                terminal.say(" · ".join([*done, drawn, f"KV {runner.caches}"]))
             if journal.n_done < n_all:
                 terminal.say("to go on: give the same command again" + " without --force" * force)
                 raise typer.Exit(EXIT_INTERRUPTED)
@@ -179,9 +179,9 @@ def _check_replaces(journal: Journal, output: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def _here(
+def _local_runner(
     options: RunOptions, left: list[BatchRequest], manner: Manner, *, texts: int, bars: Bars
-) -> Iterator[Here | OnRay]:
+) -> Iterator[LocalRunner | RayRunner]:
     """An engine in this process.
 
     Raises:
@@ -189,22 +189,22 @@ def _here(
         KeyboardInterrupt: Ctrl-C was pressed while it was loaded.
     """
     # Imported here because it loads llama.cpp.
-    from pyh2o.batch.workplace import Here
+    from pyh2o.batch.local import LocalRunner
 
     n_texts = max(1, min(texts, len(left)))
     with closing(loading.load_engine(options, bars, texts=n_texts, store_mib=0)) as engine:
-        yield Here(engine, left, manner)
+        yield LocalRunner(engine, left, manner)
 
 
 @contextmanager
-def _on_ray(
+def _ray_runner(
     options: RunOptions,
     left: list[BatchRequest],
     manner: Manner,
     *,
     texts: int,
     workers: int | None,
-) -> Iterator[Here | OnRay]:
+) -> Iterator[LocalRunner | RayRunner]:
     """The workers of a cluster.
 
     Raises:
@@ -235,17 +235,19 @@ def _on_ray(
         )
         n_texts = min(texts, math.ceil(len(left) / share.workers))
         job = Job(path, model, settings, n_texts, share.cpus, manner)
-        yield on_ray.OnRay(job, share, left, interrupts.check)
+        yield on_ray.RayRunner(job, share, left, interrupts.check)
 
 
-def _answer_all(workplace: Here | OnRay, journal: Journal, n_all: int, bars: Bars) -> list[str]:
+def _answer_all(
+    runner: LocalRunner | RayRunner, journal: Journal, n_all: int, bars: Bars
+) -> list[str]:
     """Answer the requests that have no result, until Ctrl-C is pressed.
 
     Returns:
         What there is now, and what this run has done for it.
 
     Raises:
-        PyH2OError: the results cannot be written, or the workplace fails.
+        PyH2OError: the results cannot be written, or the runner fails.
         KeyboardInterrupt: Ctrl-C was pressed twice.
     """
     from pyh2o.batch.answering import usage
@@ -255,7 +257,7 @@ def _answer_all(workplace: Here | OnRay, journal: Journal, n_all: int, bars: Bar
     n_read = n_written = 0
     seconds, started = 0.0, time.monotonic()
     try:
-        with Interrupts() as interrupts, closing(workplace.results()) as results:
+        with Interrupts() as interrupts, closing(runner.results()) as results:
             for result in results:
                 if result is not None:
                     request, line = result
@@ -263,9 +265,9 @@ def _answer_all(workplace: Here | OnRay, journal: Journal, n_all: int, bars: Bar
                     used = usage(line)
                     n_read, n_written = n_read + used[0], n_written + used[1]
                 seconds = time.monotonic() - started
-                bars.answering(journal.n_done, n_all, workplace.tokens, seconds)
+                bars.answering(journal.n_done, n_all, runner.tokens, seconds)
                 if interrupts.presses:
-                    workplace.stop()
+                    runner.stop()
     finally:
         bars.clear()
     done = count(n_all, "request")

@@ -24,8 +24,8 @@ from .answering import Manner, failed
 from .reading import BatchInput
 
 if TYPE_CHECKING:
-    from .on_ray import OnRay
-    from .workplace import Here
+    from .local import LocalRunner
+    from .on_ray import RayRunner
 
 SUFFIX = ".partial"
 # The name of the head, with the version of the format.
@@ -55,11 +55,11 @@ class BatchHead:
 
     @classmethod
     def of(
-        cls, batch: BatchInput, workplace: Here | OnRay, manner: Manner, *, replaces: bool
+        cls, batch: BatchInput, runner: LocalRunner | RayRunner, manner: Manner, *, replaces: bool
     ) -> BatchHead:
         """That of a batch."""
-        model = {name: workplace.model[name] for name in ("bytes", "sha256")}
-        return cls(batch.sha256, model, workplace.settings, manner, replaces)
+        model = {name: runner.model[name] for name in ("bytes", "sha256")}
+        return cls(batch.sha256, model, runner.settings, manner, replaces)
 
     def difference(self, other: BatchHead) -> str:
         """What differs between the two batches, for a person; "" if nothing that matters does."""

@@ -14,9 +14,9 @@ from ..cache.statistics import mib_text
 from ..errors import BatchError, MissingPackageError, ServerError, SettingsError
 from ..server.refusals import one_line
 from .answering import usage
+from .local import TICK, Result
 from .ray_worker import Job, Worker
 from .reading import BatchRequest
-from .workplace import TICK, Result
 
 # How often a worker that has died is started again, and a request with which one has died is tried
 # again: without a limit, one that kills workers would do so for ever.
@@ -124,11 +124,11 @@ def share_out(
 # -------------------------------------------------------------------------------------------------
 
 
-class OnRay:
-    """Answers requests on the cluster that this process has joined, otherwise as `Here` does.
+class RayRunner:
+    """Answers requests on the cluster that this process has joined, otherwise as `LocalRunner` does.
 
     Attributes:
-        model, settings: as of `Here`.
+        model, settings: as of `LocalRunner`.
         caches: how many caches there are, and the memory of one.
         tokens: of the answers that have come, prompts included.
     """
@@ -172,11 +172,11 @@ class OnRay:
         self.caches = f"{share.workers} x {job.texts} x {mib_text(self._cache_bytes)} MiB"
 
     def stop(self) -> None:
-        """As of `Here`; the workers end with the cluster, or as soon as it is left."""
+        """As of `LocalRunner`; the workers end with the cluster, or as soon as it is left."""
         self._stopped = True
 
     def results(self) -> Generator[Result | None, None, None]:
-        """As of `Here`."""
+        """As of `LocalRunner`."""
         while self._asked and not self._stopped:
             yield self._next()
 

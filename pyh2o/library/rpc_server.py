@@ -103,14 +103,14 @@ def _end_at_ctrl_c(on_end: Callable[[], None]) -> None:
 
     Python's own handler in C runs in any thread and writes the signal's number into the socket.
     """
-    told, teller = socket.socketpair()
-    teller.setblocking(False)
-    signal.set_wakeup_fd(teller.detach())
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    signal.set_wakeup_fd(sender.detach())
     # or else the server stops to wait for programs, and its end comes twice
     signal.siginterrupt(signal.SIGINT, False)
 
     def wait() -> None:
-        while told.recv(1) != bytes([signal.SIGINT]):
+        while receiver.recv(1) != bytes([signal.SIGINT]):
             pass
         on_end()
         os._exit(0)  # the server never returns

@@ -20,7 +20,7 @@ from tiny_llama import EXACT_ROWS, tiny_llama
 NAME = "the server's packages"
 answering = needed("pyh2o.batch.answering", name=NAME)
 reading = needed("pyh2o.batch.reading", name=NAME)
-workplace = needed("pyh2o.batch.workplace", name=NAME)
+local = needed("pyh2o.batch.local", name=NAME)
 
 SETTINGS = {"n_ctx": 256, "hh": 24, "recent": 16, "slack": 12, "attention": "ops", **EXACT_ROWS}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -49,7 +49,7 @@ def batch_of(tmp_path: Path, *requests: tuple[str, dict[str, Any]]) -> Any:
 
 def place(engine: Engine, batch: Any, **manner: Any) -> Any:
     how = answering.Manner(**{"sampling": Sampling(seed=3), **manner})
-    return workplace.Here(engine, batch.requests, how)
+    return local.LocalRunner(engine, batch.requests, how)
 
 
 def answered(engine: Engine, batch: Any, **manner: Any) -> list[dict[str, Any]]:

@@ -30,10 +30,10 @@ needed("pyh2o.server", name="the server's packages")
 
 from pyh2o.batch.answering import Manner  # noqa: E402
 from pyh2o.batch.journal import BatchHead  # noqa: E402
-from pyh2o.batch.on_ray import Machine, OnRay, Share, cluster  # noqa: E402
+from pyh2o.batch.local import LocalRunner  # noqa: E402
+from pyh2o.batch.on_ray import Machine, RayRunner, Share, cluster  # noqa: E402
 from pyh2o.batch.ray_worker import Job  # noqa: E402
 from pyh2o.batch.reading import BatchInput, read_batch  # noqa: E402
-from pyh2o.batch.workplace import Here  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("surroundings"),
@@ -90,7 +90,7 @@ def content(line: dict[str, Any]) -> dict[str, Any]:
     return {"custom_id": line["custom_id"], "response": response, "error": line["error"]}
 
 
-def contents(place: Here | OnRay) -> dict[int, dict[str, Any]]:
+def contents(place: LocalRunner | RayRunner) -> dict[int, dict[str, Any]]:
     """What a place answers, by the number of the request."""
     with closing(place.results()) as results:
         done = [result for result in results if result is not None]
@@ -100,7 +100,7 @@ def contents(place: Here | OnRay) -> dict[int, dict[str, Any]]:
 
 def contents_here(model: Path, batch: BatchInput) -> dict[int, dict[str, Any]]:
     with tiny_engine(model, texts=2, **SETTINGS) as engine:
-        return contents(Here(engine, batch.requests, MANNER))
+        return contents(LocalRunner(engine, batch.requests, MANNER))
 
 
 def nothing() -> None:
@@ -111,10 +111,10 @@ def test_results_and_head_are_those_of_this_machine(tiny: Path, tmp_path: Path, 
     batch = written(tmp_path / "in.jsonl", [10 * n for n in range(1, 13)])
     with cluster(verbose=False) as machines:
         assert machines == [Machine(cpus=2)]
-        place = OnRay(job(tiny), SHARE, batch.requests, nothing)
+        place = RayRunner(job(tiny), SHARE, batch.requests, nothing)
         found = contents(place)
     with tiny_engine(tiny, texts=2, **SETTINGS) as engine:
-        here = Here(engine, batch.requests, MANNER)
+        here = LocalRunner(engine, batch.requests, MANNER)
         expected, cache = contents(here), here.caches.removeprefix("2")
         heads = [BatchHead.of(batch, each, MANNER, replaces=False) for each in (here, place)]
     assert found == expected
@@ -132,7 +132,7 @@ def test_requests_of_a_worker_that_dies_are_answered_by_another(
     batch = written(tmp_path / "in.jsonl", [200] * 12)
     found = {}
     with cluster(verbose=False):
-        place = OnRay(job(tiny), SHARE, batch.requests, nothing)
+        place = RayRunner(job(tiny), SHARE, batch.requests, nothing)
         with closing(place.results()) as results:
             for result in results:
                 if result is not None:
@@ -152,7 +152,7 @@ def test_a_worker_with_another_model_refuses(tiny: Path, tmp_path: Path, two: in
     model.write_bytes(tiny.read_bytes() + b"x")
     message = f"^worker \\d+ on [^:]+: {model} is another model than where the batch was [^\\n]+$"
     with cluster(verbose=False), pytest.raises(BatchError, match=message):
-        OnRay(before, SHARE, batch.requests, nothing)
+        RayRunner(before, SHARE, batch.requests, nothing)
 
 
 def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -> None:
@@ -164,7 +164,7 @@ def test_a_wait_for_workers_can_be_ended(tiny: Path, tmp_path: Path, two: int) -
             raise KeyboardInterrupt
 
     with cluster(verbose=False), pytest.raises(KeyboardInterrupt):
-        OnRay(job(tiny), SHARE, batch.requests, check)
+        RayRunner(job(tiny), SHARE, batch.requests, check)
 
 
 # -------------------------------------------------------------------------------------------------

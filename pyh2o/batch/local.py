@@ -1,4 +1,4 @@
-"""Where the requests of a batch are answered: by an engine here, or on a cluster (`on_ray`)."""
+"""Answers the requests of a batch by an engine in this process; `on_ray` does so on a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _StoppedError(BaseException):
     """An answer that is broken off."""
 
 
-class Here:
+class LocalRunner:
     """Answers requests in this process.
 
     Attributes:
