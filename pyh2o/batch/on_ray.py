@@ -125,7 +125,7 @@ def share_out(
 
 
 class RayRunner:
-    """Answers requests on the cluster that this process has joined, otherwise as `LocalRunner` does.
+    """Answers requests on the cluster that this process has joined, else as `LocalRunner` does.
 
     Attributes:
         model, settings: as of `LocalRunner`.

@@ -52,18 +52,13 @@ class _Version:
     folder: Path
     limit: str
     used: str
-    cached: tuple[str, str]
+    prefix: str  # of statistics that count the groups inside, too
 
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_V2 = _Version(_ROOT, "memory.max", "memory.current", ("active_file", "inactive_file"))
-_V1 = _Version(
-    _ROOT / "memory",
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    ("total_active_file", "total_inactive_file"),
-)
+_V2 = _Version(_ROOT, "memory.max", "memory.current", "")
+_V1 = _Version(_ROOT / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def memory_limits() -> list[MemoryLimit]:
@@ -87,7 +82,8 @@ def memory_limits() -> list[MemoryLimit]:
 def _limit_of(version: _Version, folder: Path) -> MemoryLimit:
     limit, used = (int((folder / name).read_text()) for name in (version.limit, version.used))
     statistics = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    cached = sum(int(value) for name, value in statistics if name in version.cached)
+    files = [f"{version.prefix}{name}_file" for name in ("active", "inactive")]
+    cached = sum(int(value) for name, value in statistics if name in files)
     return MemoryLimit(limit, max(0, limit - used + cached))
 
 
