@@ -186,13 +186,14 @@ def with_gpu_layers(
     """What `machine_settings` returned, with as many layers on the GPUs as fit for the texts."""
     if options.gpu_layers is not None or options.rpc:
         return machine
-    from pyh2o.library.devices import find_gpus, fit_layers
+    from pyh2o.library import backends
+    from pyh2o.library.devices import fit_layers
 
-    if not (gpus := find_gpus()):
+    if not (gpus := backends.discrete_gpus()):
         return machine
-    fit = fit_layers(layer_bytes(options, path, texts=texts), gpus)
-    terminal.say(str(fit), style="dim")
-    return {**machine, "n_gpu_layers": fit.n_layers}
+    n_layers, said = fit_layers(layer_bytes(options, path, texts=texts), gpus)
+    terminal.say(said, style="dim")
+    return {**machine, "n_gpu_layers": n_layers}
 
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
