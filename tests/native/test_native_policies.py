@@ -15,7 +15,7 @@ import pytest
 from oracle import Step, assert_same_steps, clear_steps, read, shared_rows
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.errors import NativeError, StateError
+from pyh2o.errors import NativeError
 from pyh2o.policies import POLICIES, parse_policy
 from research.reference import ReferenceLlama
 from some_policies import EXAMPLES, in_research
@@ -227,14 +227,6 @@ def test_attention_that_fades_fast_stays_in_range(tiny: Path, rng: np.random.Gen
     llm = llama_of(tiny, policy, "auto", slack=50, n_ubatch=5)
     assert_same(llm, steps)
     assert all(np.isfinite(llm.kv_rows(layer)[1]).all() for layer in range(N_LAYER))
-
-
-def test_a_state_of_another_policy_is_refused(tiny: Path) -> None:
-    one = llama_of(tiny, "snap:queries=6")
-    one.eval([1, 2, 3])
-    for policy in ("h2o", "snap:queries=5", "snap:queries=6,pool=3"):
-        with pytest.raises(StateError, match="state does not fit"):
-            llama_of(tiny, policy).load_state(one.save_state())
 
 
 def test_a_policy_crosses_to_the_library_as_its_text(tiny: Path) -> None:

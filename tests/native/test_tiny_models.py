@@ -52,16 +52,3 @@ def test_full_layers_see_the_whole_text(
     assert differences[CHANGED] > 0.1
     # The windows of three or four layers alone would pass nothing on so far.
     assert differences[-20:].min() > 1e-4
-
-
-def test_longrope_has_other_frequencies_in_a_long_context(
-    tmp_path: Path, seed: int, rng: np.random.Generator
-) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", seed=seed, n_ctx_train=2048, arch_variant="longrope"
-    )
-    state = rng.bit_generator.state
-    short, _ = logits_of_two(path, rng)
-    rng.bit_generator.state = state
-    longer, _ = logits_of_two(path, rng, n_ctx=1024)
-    assert np.abs(short - longer)[-1].max() > 0.01
