@@ -8,13 +8,7 @@
 // Calls fn(parts, stream) of a sequence that has an archive.
 template <typename F>
 static int32_t with_archive(llama_context * ctx, int32_t seq_id, F fn) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-
-        const uint32_t s = h2o.stream_of(seq_id);
-
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) -> int32_t {
         return h2o.parts.streams[s].archive ? fn(h2o.parts, s) : LLAMA_H2O_ERR_NO_ARCHIVE;
     });
 }
@@ -96,25 +90,6 @@ int32_t llama_h2o_archive_flush(llama_context * ctx, int32_t seq_id) {
 
 int32_t llama_h2o_archive_in_states(llama_context * ctx, int32_t seq_id, bool all) {
     return change_archive(ctx, seq_id, [&](llama_h2o_stream & st) { st.archive_in_states = all; });
-}
-
-int32_t llama_h2o_archive_lost(llama_context * ctx, int32_t seq_id, llama_h2o_lost_rows * lost) {
-    if (!lost) {
-        return LLAMA_H2O_ERR_ARGUMENT;
-    }
-
-    return with_archive(ctx, seq_id, [&](llama_h2o_parts & parts, uint32_t s) {
-        const auto rows = parts.streams[s].archive->lost();
-
-        *lost = { rows.begin, rows.p0, rows.p1 };
-
-        return rows.p1 - rows.p0;
-    });
-}
-
-int32_t llama_h2o_archive_restore(llama_context * ctx, int32_t seq_id, llama_h2o_lost_rows lost) {
-    return change_archive(
-            ctx, seq_id, [&](llama_h2o_stream & st) { st.archive->restore({ lost.begin, lost.p0, lost.p1 }); });
 }
 
 const char * llama_h2o_archive_trouble(llama_context * ctx, int32_t seq_id) {

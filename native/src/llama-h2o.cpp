@@ -6,7 +6,7 @@
 #include "cache/h2o-cache.h"
 #include "graph/h2o-fused.h"
 #include "kernels/h2o-kernel.h"
-#include "policies/h2o-policy-text.h"
+#include "policies/h2o-policy.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -123,20 +123,14 @@ int32_t llama_h2o_attach(llama_context * ctx, llama_h2o_params params) {
 // Changes what a text asks for with fn(claims), if that can be met.
 template <typename F>
 static int32_t change_claims(llama_context * ctx, int32_t seq_id, F fn) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-
-        auto & claims = h2o.parts.streams[h2o.stream_of(seq_id)].claims;
-
-        llama_h2o_claims changed = claims;
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
+        llama_h2o_claims changed = h2o.parts.streams[s].claims;
         fn(changed);
 
         const int32_t status = changed.check(h2o.parts.max_pinned());
         if (status == LLAMA_H2O_OK) {
-            claims = std::move(changed);
-            h2o.restore_pinned(h2o.stream_of(seq_id));
+            h2o.parts.streams[s].claims = std::move(changed);
+            h2o.restore_pinned(s);
         }
 
         return status;
@@ -159,12 +153,8 @@ int32_t llama_h2o_pin_spans(llama_context * ctx, int32_t seq_id, const llama_h2o
 }
 
 int32_t llama_h2o_zero_rows(llama_context * ctx, int32_t seq_id) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        const llama_kv_cache & kv = *llama_h2o::cache_of(ctx);
-        if (!llama_h2o_has_seq(kv, seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-        if (kv.seq_pos_max(seq_id) >= 0) {
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) {
+        if (h2o.parts.cells.newest(s) >= 0) {
             return LLAMA_H2O_ERR_NOT_EMPTY;
         }
         h2o.zero_rows(seq_id);
@@ -186,22 +176,16 @@ int32_t llama_h2o_share_fairly(llama_context * ctx, int32_t seq_id, const int32_
 }
 
 int32_t llama_h2o_mark(llama_context * ctx, int32_t seq_id) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)) {
-            return LLAMA_H2O_ERR_ARGUMENT;
-        }
-        llama_h2o_set_mark(h2o.parts, h2o.stream_of(seq_id));
+    return llama_h2o_with_stream(ctx, seq_id, [](llama_h2o & h2o, uint32_t s) {
+        llama_h2o_set_mark(h2o.parts, s);
 
         return LLAMA_H2O_OK;
     });
 }
 
 int32_t llama_h2o_marked(llama_context * ctx, int32_t seq_id, int32_t pos) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        return llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id)
-                       ? llama_h2o_last_mark(h2o.parts, h2o.stream_of(seq_id), pos)
-                       : LLAMA_H2O_ERR_ARGUMENT;
-    });
+    return llama_h2o_with_stream(
+            ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) { return llama_h2o_last_mark(h2o.parts, s, pos); });
 }
 
 int32_t llama_h2o_set_breaker(llama_context * ctx, llama_h2o_breaker * breaker) {
@@ -338,9 +322,8 @@ static int32_t read_rows(
 
 int32_t llama_h2o_get_rows(
         llama_context * ctx, int32_t seq_id, int32_t il, uint32_t n_rows, int32_t * pos, float * score) {
-    return llama_h2o_with_eviction(ctx, [&](llama_h2o & h2o) -> int32_t {
-        if (!llama_h2o_has_seq(*llama_h2o::cache_of(ctx), seq_id) || il < 0 ||
-                uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
+    return llama_h2o_with_stream(ctx, seq_id, [&](llama_h2o & h2o, uint32_t s) -> int32_t {
+        if (il < 0 || uint32_t(il) >= ctx->get_model().hparams.n_layer()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }
 
@@ -348,8 +331,6 @@ int32_t llama_h2o_get_rows(
         if (!layer || (!pos && !score)) {
             return layer ? layer->shape.n_head_kv : 0;
         }
-
-        const uint32_t s = h2o.stream_of(seq_id);
         if (!pos || !score || n_rows != h2o.parts.cells[s].get_used()) {
             return LLAMA_H2O_ERR_ARGUMENT;
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from compiled import NATIVE, compile_library, int32s, pointer, sizes_of
-from pyh2o.policies import NATIVE_POLICIES, POLICIES, Policy, parse_policy
+from pyh2o.policies import NATIVE_POLICIES, POLICIES, Policy
 from random_cases import Cases
 from research.reference import select
 
@@ -241,12 +241,6 @@ def test_rows_that_come_back_push_the_others_aside(parts: ctypes.CDLL) -> None:
     rows.close()
 
 
-def spread(queries: list[int], n_most: int) -> list[int]:
-    """Some of them at equal distances, the first one among them."""
-    n_some = min(len(queries), n_most)
-    return [queries[i * len(queries) // n_some] for i in range(n_some)]
-
-
 def test_a_ring_knows_the_last_queries(parts: ctypes.CDLL, cases: Cases) -> None:
     parts.ring_new.restype = ctypes.c_void_p
     for _, rng in cases(range(60)):
@@ -274,12 +268,6 @@ def test_a_ring_knows_the_last_queries(parts: ctypes.CDLL, cases: Cases) -> None
                 assert np.flatnonzero(turned).tolist() == sorted(p % n_slots for p in queries)
                 queries = {p: r - back for p, r in queries.items()}
                 shift += back
-            n_last, n_most = (int(n) for n in rng.integers(0, 8, 2))
-            some = np.zeros(max(1, n_most), dtype=np.uint32)
-            n_found = parts.ring_find_last(ring, n_last, n_most, pointer(some))
-            found = some[:n_found].tolist()
-            last = sorted(queries, reverse=True)[:n_last]
-            assert found == [p % n_slots for p in spread(last, n_most)[::-1]]
             slots = np.zeros((n_slots, 2), dtype=np.int32)
             parts.ring_slots(ring, pointer(slots))
             assert {int(p): int(r) for p, r in slots if p >= 0} == queries
@@ -290,101 +278,51 @@ def test_a_ring_knows_the_last_queries(parts: ctypes.CDLL, cases: Cases) -> None
 # ---- policies as text ----
 
 
-def native_policy(parts: ctypes.CDLL, text: str) -> tuple[bool, str]:
-    """Whether there is such a policy; its text, or why there is none."""
+def reason_against(parts: ctypes.CDLL, text: str) -> str:
+    """Why there is no such policy; "" if there is one."""
     result = ctypes.create_string_buffer(1000)
-    made = parts.read_policy(text.encode(), result, 999)
-    return bool(made), result.value.decode()
+    parts.read_policy(text.encode(), result, 999)
+    return result.value.decode()
 
 
 def random_policy(kind: type[Policy], rng: np.random.Generator) -> Policy:
     """With random parameters of all sizes, within their limits."""
     values: dict[str, Any] = {}
     for item in fields(kind):
-        assert item.default is not MISSING
-        least, most = item.metadata["least"], item.metadata["most"]
-        if isinstance(item.default, bool):
-            values[item.name] = bool(rng.integers(2))
-        elif isinstance(item.default, int):
-            value = int(2.0 ** rng.uniform(0, 31)) - 1
-            values[item.name] = max(int(least), value | 1 if item.metadata["odd"] else value)
+        if isinstance(item.default, int):
+            least = int(item.metadata["least"])
+            values[item.name] = max(least, int(2.0 ** rng.uniform(0, 31)) - 1)
         else:
             value = float(10.0 ** rng.uniform(-20, 20)) * float(rng.choice([1, 1 / 3]))
-            value = float(f"{value:.{rng.integers(1, 18)}g}")
-            values[item.name] = min(value, 1 / value) if most == 1 else value
+            values[item.name] = float(f"{value:.{rng.integers(1, 18)}g}")
     return kind(**values)
 
 
-def test_every_policy_of_python_is_there(parts: ctypes.CDLL) -> None:
-    for kind in NATIVE_POLICIES:
-        text = kind().for_budget(100).full_text
-        assert POLICIES[text.partition(":")[0]] is kind
-        assert native_policy(parts, text) == (True, text)
-
-
-def test_texts_of_all_numbers_are_pythons(parts: ctypes.CDLL, cases: Cases) -> None:
-    for kind, rng in cases([*NATIVE_POLICIES] * 80):
+def test_every_policy_of_python_is_there(parts: ctypes.CDLL, cases: Cases) -> None:
+    for kind, rng in cases([*NATIVE_POLICIES] * 20):
         policy = random_policy(kind, rng).for_budget(100)
-        assert parse_policy(policy.full_text) == policy
-        assert native_policy(parts, policy.full_text) == (True, policy.full_text)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ("h2o-far:half_life=3.840e2,near=064", "h2o-far:near=64,half_life=384"),
-        ("h2o-far:half_life=.00001,near=2147483647", "h2o-far:near=2147483647,half_life=1e-05"),
-        ("h2o-decay:half_life=10000000000000000", "h2o-decay:half_life=1e+16"),
-        ("h2o-decay:half_life=1000000000000000", "h2o-decay:half_life=1000000000000000"),
-        ("h2o-decay:half_life=0.1", "h2o-decay:half_life=0.1"),
-    ],
-)
-def test_every_spelling_of_a_policy_gives_one_text(
-    parts: ctypes.CDLL, given: str, text: str | None
-) -> None:
-    assert native_policy(parts, given) == (True, text or parse_policy(given).full_text)
+        assert POLICIES[policy.full_text.partition(":")[0]] is kind
+        assert reason_against(parts, policy.full_text) == ""
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "there is no policy "),
-        ("h3o", "there is no policy h3o"),
-        ("H2O", "there is no policy H2O"),
-        (" h2o", "there is no policy  h2o"),
-        ("h2o:", "policy h2o: '' gives no parameter a value"),
-        ("h2o:queries=3", "policy h2o: it has no parameter queries"),
-        ("h2o,queries=3", "there is no policy h2o,queries=3"),
-        ("h2o-far", "policy h2o-far: near is missing"),
-        ("h2o-far:near=3", "policy h2o-far: half_life is missing"),
-        ("h2o-far:near=3,half_life", "policy h2o-far: 'half_life' gives no parameter a value"),
-        ("h2o-far:near=3,half_life=1,", "policy h2o-far: '' gives no parameter a value"),
-        ("h2o-far:near=3,half_life=1,near=1", "policy h2o-far: near is given twice"),
-        ("h2o-far:near=3,half_life=1,pool=1", "policy h2o-far: it has no parameter pool"),
+        *((text, "there is none") for text in ("", "h3o", "H2O", " h2o", "h2o,queries=3")),
+        ("h2o:queries=3", "it has no parameter queries"),
+        ("h2o-far:near=3,half_life=1,pool=1", "it has no parameter pool"),
+        ("h2o-far", "near is missing"),
+        ("h2o-far:near=3", "half_life is missing"),
+        ("h2o-far:near=3,half_life", "half_life is no number"),
+        ("h2o-far:near=3,half_life=1,near=1", "near is no number, or given twice"),
+        *((f"h2o-far:half_life=9,near={n}", "near is") for n in ("", " 1", "1 ", "x", "0", "-1")),
+        *((f"h2o-far:half_life=9,near={n}", "near is out of") for n in ("1.5", "2147483648")),
+        *((f"streaming:sinks={n}", "sinks is") for n in ("-1", "2147483648")),
+        *(
+            (f"h2o-decay:half_life={x}", "half_life is")
+            for x in ("0", "-1", "nan", "inf", "1e999", "", "1h", "1e", " 1", "0x1p3")
+        ),
     ],
 )
-def test_ill_formed_texts_are_refused(parts: ctypes.CDLL, text: str, reason: str) -> None:
-    assert native_policy(parts, text) == (False, reason)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("h2o-far:half_life=9,near", ["+1", "2147483648", "99999999999999999999", "1.0"]),
-        ("h2o-far:half_life=9,near", ["", " 1", "1 ", "1e3", "0x10", "three"]),
-        ("streaming:sinks", ["-1", "2147483648"]),
-        ("h2o-decay:half_life", ["0", "-1", "nan", "inf", "1e999", "", "1h", "1e", " 1", "0x1p3"]),
-        ("h2o-far:near=4,half_life", ["0", "-1", "nan", "infinity"]),
-        ("h2o-far:half_life=9,near", ["0", "-1"]),
-    ],
-)
-def test_values_out_of_their_limits_are_refused(
-    parts: ctypes.CDLL, name: str, values: list[str]
-) -> None:
-    parameter = name.rpartition(",")[2].rpartition(":")[2]
-    for value in values:
-        made, reason = native_policy(parts, f"{name}={value}")
-        assert not made, value
-        if "," not in value:
-            wanted = f"policy {name.partition(':')[0]}: {parameter} has a value"
-            assert reason == f"{wanted} that is out of its limits"
+def test_texts_without_a_policy_are_refused(parts: ctypes.CDLL, text: str, reason: str) -> None:
+    assert reason_against(parts, text).startswith(f"policy {text.partition(':')[0]}: {reason}")

@@ -15,18 +15,9 @@
 static constexpr uint32_t NO_CELL = std::numeric_limits<uint32_t>::max();
 
 ggml_type llama_h2o_type_of(llama_h2o_archive_type type) {
-    switch (type) {
-        case LLAMA_H2O_ARCHIVE_F16:
-            return GGML_TYPE_F16;
-        case LLAMA_H2O_ARCHIVE_Q8_0:
-            return GGML_TYPE_Q8_0;
-        case LLAMA_H2O_ARCHIVE_Q4_0:
-            return GGML_TYPE_Q4_0;
-        case LLAMA_H2O_ARCHIVE_F32:
-            break;
-    }
+    static constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_F32 };
 
-    return GGML_TYPE_F32;
+    return TYPES[type];
 }
 
 void llama_h2o_make_archive(llama_h2o_parts & parts, uint32_t s) {

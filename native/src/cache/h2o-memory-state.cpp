@@ -1,6 +1,6 @@
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
-#include "cache/h2o-state-checks.h"
+#include "cache/h2o-state-io.h"
 #include "cache/h2o-window.h"
 #include "recall/h2o-checksum.h"
 
@@ -145,7 +145,7 @@ void llama_h2o::zero_rows(llama_seq_id seq_id) {
 // What may have positions below zero, which llama.cpp would not remove.
 static void empty_parts(const llama_h2o_parts & parts, uint32_t s, llama_seq_id seq_id) {
     if (parts.window) {
-        parts.window->clear(s);
+        parts.window->cells.clear(s);
     }
     if (parts.recurrent) {
         for (auto & cell : parts.recurrent->cells) {

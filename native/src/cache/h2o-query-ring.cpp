@@ -10,26 +10,6 @@ void llama_h2o_query_ring::note(int32_t p_first, int32_t p_last, int32_t shift) 
     }
 }
 
-std::vector<uint32_t> llama_h2o_query_ring::find_last(uint32_t n_tokens, uint32_t n_most) const {
-    std::vector<uint32_t> slots;
-    for (uint32_t i = 0; i < all.size(); ++i) {
-        if (all[i].pos >= 0) {
-            slots.push_back(i);
-        }
-    }
-    std::sort(slots.begin(), slots.end(), [&](uint32_t a, uint32_t b) { return all[a].pos > all[b].pos; });
-
-    const size_t n_last = std::min(slots.size(), size_t(n_tokens));
-    const size_t n_some = std::min(n_last, size_t(n_most));
-
-    std::vector<uint32_t> some(n_some);
-    for (size_t i = 0; i < n_some; ++i) {
-        some[n_some - 1 - i] = slots[i * n_last / n_some];
-    }
-
-    return some;
-}
-
 void llama_h2o_query_ring::forget(int32_t p0) {
     for (auto & slot : all) {
         if (slot.pos >= p0 || slot.pos < 0) { // also what a state that was refused has left

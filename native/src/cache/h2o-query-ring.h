@@ -23,9 +23,6 @@ public:
     // the queries of these positions come, rotated to positions that are smaller by `shift`
     void note(int32_t p_first, int32_t p_last, int32_t shift);
 
-    // Slots of queries of the last n_tokens of the text, in its order: at most n_most of them, spread evenly.
-    std::vector<uint32_t> find_last(uint32_t n_tokens, uint32_t n_most) const;
-
     // those from a position on are gone
     void forget(int32_t p0);
 

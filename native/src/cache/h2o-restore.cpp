@@ -1,7 +1,7 @@
 #include "cache/h2o-restore.h"
 
 #include "cache/h2o-rebase.h"
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 
 #include <algorithm>
 

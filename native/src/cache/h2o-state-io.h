@@ -4,12 +4,21 @@
 
 #include "ggml-backend.h"
 
+#include "llama-impl.h"
 #include "llama-io.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
+
+// What a state must meet that is about to be restored: throws std::runtime_error that names what it has.
+inline void llama_h2o_expect(bool fits, const char * what) {
+    if (!fits) {
+        throw std::runtime_error(format("the state does not fit: it has %s", what));
+    }
+}
 
 class llama_h2o_state_writer {
 public:

@@ -1,9 +1,8 @@
 #include "cache/h2o-state.h"
 
 #include "cache/h2o-archiving.h"
-#include "cache/h2o-state-checks.h"
+#include "cache/h2o-parts.h"
 #include "cache/h2o-state-io.h"
-#include "cache/h2o-state-recall.h"
 #include "policies/h2o-selection.h"
 
 #include "llama-context.h"
@@ -138,6 +137,21 @@ static bool has_same_rule(const state_shape & a, const state_shape & b) {
 // writing
 //
 
+// What is there for recall: the archive, and the tokens behind it.
+static void write_recall(llama_h2o_state_writer & out, const llama_h2o_stream & st) {
+    if (!st.archive) {
+        return;
+    }
+
+    st.archive->write_state([&](const void * data, size_t size) { out.write(data, size); }, st.archive_in_states);
+    out.write(uint32_t(st.tokens.size()));
+    out.write(st.tokens);
+
+    const llama_h2o_gains gains = st.index->gains();
+    out.write(gains.n_tokens);
+    out.write(gains.squares);
+}
+
 static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & parts, uint32_t s) {
     const auto & st = parts.streams[s];
 
@@ -160,7 +174,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     out.write(st.claims.spans);
     out.write(st.claims.starts);
     out.write(st.queries.slots());
-    llama_h2o_write_recall(out, st);
+    write_recall(out, st);
 
     std::vector<uint8_t> listed;
     for (const uint32_t cell : used) {
@@ -227,6 +241,19 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     }
 }
 
+// The slots of a ring of last queries, of a text up to the newest position.
+static void expect_queries(const std::vector<llama_h2o_query_slot> & slots, int32_t newest, int32_t shift) {
+    const int64_t n_slots = slots.size();
+
+    for (int64_t i = 0; i < n_slots; ++i) {
+        const auto & slot = slots[i];
+
+        const bool is_last = slot.pos <= newest && slot.pos > newest - n_slots;
+        const bool is_here = slot.pos >= 0 && slot.pos % n_slots == i && slot.rope_pos == slot.pos - shift;
+        llama_h2o_expect(slot.pos == -1 || (is_last && is_here), "queries that are out of range");
+    }
+}
+
 // A text may be written and set back, but these numbers go together in all that can be written.
 static void expect_head(const llama_h2o_parts & parts,
         const stream_head & head,
@@ -248,7 +275,7 @@ static void expect_head(const llama_h2o_parts & parts,
                              (head.shift == 0 || count.n_rebases > 0),
             "counters that do not go together");
 
-    llama_h2o_expect_queries(queries, newest, head.shift);
+    expect_queries(queries, newest, head.shift);
 }
 
 // A compaction relies on the rows of a head being of different positions of the text, a tail that is removed on its rows
@@ -300,6 +327,51 @@ static void expect_sums(const llama_h2o_layer_attention & attention, const std::
     }
 }
 
+static void read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
+    auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    st.index->suspend();
+    const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
+    if (n_missing > 0) {
+        llama_h2o_note_lost_rows(parts, s, n_missing);
+    }
+
+    uint32_t n_tokens;
+    in.read(n_tokens);
+    llama_h2o_expect(n_tokens <= parts.n_capacity(), "counts that are out of range");
+    st.tokens.resize(n_tokens);
+    in.read(st.tokens);
+
+    llama_h2o_gains gains = st.index->gains();
+    in.read(gains.n_tokens);
+    in.read(gains.squares);
+    llama_h2o_expect(std::all_of(gains.squares.begin(), gains.squares.end(),
+                             [](double x) { return std::isfinite(x) && x >= 0.0; }),
+            "gains that are no sums");
+    st.index->set_gains(gains);
+}
+
+// What was read must go with the text.
+static void expect_recall(const llama_h2o_parts & parts, uint32_t s, int32_t pos_removable) {
+    const auto & st = parts.streams[s];
+    if (!st.archive) {
+        return;
+    }
+
+    const int32_t newest = parts.cells.newest(s);
+
+    llama_h2o_expect(st.archive->next() <= newest + 1, "an archive that goes on behind the text");
+    llama_h2o_expect(st.archive->next() <= std::max(0, pos_removable - 1), "an archive of tokens that are recent");
+    // None are kept any more where the archive could not be written; another archive begins with what is recent.
+    const int32_t next  = std::max(st.archive->next(), pos_removable - 1); // as llama_h2o_next_to_archive() has it soon
+    const bool is_whole = st.archive->next() == next || st.archive->first() == st.archive->next();
+    llama_h2o_expect(st.tokens.empty() || (is_whole && newest + 1 - next == int32_t(st.tokens.size())),
+            "an archive that ends before the tokens behind it");
+}
+
 static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, uint32_t s) {
     const auto & cells = parts.cells[s];
 
@@ -321,7 +393,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     parts.cells.clear(s);
     parts.reset_stream(s);
-    llama_h2o_read_recall(in, parts, s);
+    read_recall(in, parts, s);
 
     std::vector<uint32_t> used(head.n_used);
     std::vector<llama_pos> cell_pos(head.n_used);
@@ -345,7 +417,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     llama_h2o_expect(cells.used_max_p1() == head.n_span, "a cell that is missing");
 
     expect_head(parts, head, queries, parts.cells.newest(s));
-    llama_h2o_check_recall(parts, s, head.pos_removable);
+    expect_recall(parts, s, head.pos_removable);
     llama_h2o_expect(claims.check(parts.max_pinned()) == LLAMA_H2O_OK, "pins or segments that make no sense");
 
     for (const auto & layer : parts.layers) {

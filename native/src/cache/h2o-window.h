@@ -26,10 +26,6 @@ public:
     // whether its keys can be rotated on
     bool can_turn() const;
 
-    std::vector<uint32_t> used(uint32_t s) const { return cells.used(s); }
-
-    void clear(uint32_t s) { cells.clear(s); }
-
     // First position of the tail that can be removed: what a query there would look at must still be in the window.
     llama_pos removable(uint32_t s) const;
 
@@ -40,8 +36,8 @@ public:
     static void check_state(llama_state_seq_flags flags);
 
     std::vector<llama_h2o_layer> layers; // nothing is collected of them
+    llama_h2o_cells cells;
 
 private:
-    llama_h2o_cells cells;
     const llama_hparams & hparams;
 };

@@ -175,6 +175,27 @@ inline void mix_rows(const float * p,
     }
 }
 
+// The same for all elements of the rows.
+template <typename T, int NQ>
+inline void mix_whole_rows(const float * p,
+        size_t ld_p,
+        const char * rows,
+        size_t nb_row,
+        uint32_t n_rows,
+        float * out,
+        uint32_t n_embd,
+        strip_ahead * ahead) {
+    uint32_t i = 0;
+    for (; i + SIDE_BY_SIDE * W <= n_embd; i += SIDE_BY_SIDE * W) {
+        mix_rows<T, NQ, SIDE_BY_SIDE>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
+        ahead = nullptr; // once for a row is enough
+    }
+    for (; i < n_embd; i += W) {
+        mix_rows<T, NQ, 1>(p, ld_p, rows, nb_row, n_rows, i, out, n_embd, ahead);
+        ahead = nullptr;
+    }
+}
+
 // Products of the K of a strip and NQ queries from `row` on.
 template <typename T, int NQ>
 void few_products(const llama_h2o_attention & a,
@@ -214,15 +235,7 @@ void few_mix(const llama_h2o_attention & a,
     const float * p     = w.exps_of(pair, row) + strip.begin;
     float * out         = w.out(slot, pair * w.n_rows + row);
 
-    uint32_t i = 0;
-    for (; i + SIDE_BY_SIDE * W <= a.n_embd_head_v; i += SIDE_BY_SIDE * W) {
-        mix_rows<T, NQ, SIDE_BY_SIDE>(p, w.n_kv, rows, a.v.nb_row, n, i, out, w.n_embd, ahead);
-        ahead = nullptr; // once for a row is enough
-    }
-    for (; i < a.n_embd_head_v; i += W) {
-        mix_rows<T, NQ, 1>(p, w.n_kv, rows, a.v.nb_row, n, i, out, w.n_embd, ahead);
-        ahead = nullptr;
-    }
+    mix_whole_rows<T, NQ>(p, w.n_kv, rows, a.v.nb_row, n, out, w.n_embd, ahead);
 }
 
 // Calls fn(row, n) for all queries of a KV head, n of them at a time; n is a constant for the compiler.
@@ -322,9 +335,7 @@ range own_cells(const llama_h2o_attention & a, uint32_t s, uint32_t ith, uint32_
 void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     const few_work w(a);
 
-    for (size_t i = 0; i < w.n_all * w.n_embd; ++i) {
-        w.out(ith, 0)[i] = 0.0f;
-    }
+    std::memset(w.out(ith, 0), 0, w.n_all * w.n_embd * sizeof(float));
 
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const range cells = own_cells(a, s, ith, nth);
@@ -482,9 +493,7 @@ void few_found_part(
     const uint32_t n = mine.end - mine.begin;
 
     float * out = w.out(w.n_slots + part, i);
-    for (size_t k = 0; k < w.n_rows * n_embd; ++k) {
-        out[k] = 0.0f;
-    }
+    std::memset(out, 0, w.n_rows * n_embd * sizeof(float));
     if (n == 0) {
         for (uint32_t row = 0; row < w.n_rows; ++row) {
             w.top(w.n_slots + part, i + row) = MINUS_INF;
@@ -501,18 +510,9 @@ void few_found_part(
         const uint32_t n_tile = min_u32(TILE, n - first);
         read_found_values(*a.search, text, h, rows + first, n_tile, n_embd, look.values);
         for_query_groups(w.n_rows, [&](uint32_t row, auto n_rows) {
-            const float * p   = exps + row * w.n_padded() + first;
-            const char * rows = reinterpret_cast<const char *>(look.values);
-
-            uint32_t k = 0;
-            for (; k + SIDE_BY_SIDE * W <= n_embd; k += SIDE_BY_SIDE * W) {
-                mix_rows<rows_f32, n_rows, SIDE_BY_SIDE>(
-                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
-            }
-            for (; k < n_embd; k += W) {
-                mix_rows<rows_f32, n_rows, 1>(
-                        p, w.n_padded(), rows, n_embd * sizeof(float), n_tile, k, out + row * n_embd, n_embd, nullptr);
-            }
+            mix_whole_rows<rows_f32, n_rows>(exps + row * w.n_padded() + first, w.n_padded(),
+                    reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_tile, out + row * n_embd,
+                    n_embd, nullptr);
         });
     }
 }
@@ -610,9 +610,7 @@ void few_combine(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const uint32_t pair = i / w.n_rows;
 
         float * out = output(a, pair / a.n_head_kv, pair % a.n_head_kv, i % w.n_rows);
-        for (uint32_t k = 0; k < w.n_embd; k += W) {
-            v_store(out + k, v_set(0.0f));
-        }
+        std::memset(out, 0, w.n_embd * sizeof(float));
         const few_total total(w, i, w.n_parts());
         for (uint32_t t = 0; t < w.n_parts(); ++t) {
             const vec f = v_set(total.factor(w, i, t));

@@ -170,12 +170,8 @@ struct many_factors {
 
 // Turns logits into exps in place, and mixes V.
 void many_mix(const llama_h2o_attention & a, const many_work & w, const block & b, const float * tops, float * sums) {
-    for (uint32_t r = 0; r < BLOCK; ++r) {
-        sums[r] = 0.0f;
-    }
-    for (uint32_t i = 0; i < a.n_embd_head_v * BLOCK; ++i) {
-        w.out[i] = 0.0f;
-    }
+    std::memset(sums, 0, BLOCK * sizeof(float));
+    std::memset(w.out, 0, a.n_embd_head_v * BLOCK * sizeof(float));
 
     for (uint32_t cell = 0; cell < a.n_kv; cell += TILE) {
         float * x = w.exps + cell * BLOCK;
@@ -251,9 +247,7 @@ void many_found_logits(
         float * x        = w.found + first * BLOCK;
 
         read_found_keys(*a.search, text, b.h, w.best + first, n, n_embd, look.keys);
-        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
-            look.keys[i] = 0.0f;
-        }
+        std::memset(look.keys + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_keys<rows_f32>(reinterpret_cast<const char *>(look.keys), n_embd * sizeof(float), n_embd, w.rows);
         product<false>(w.rows, n_embd / N_FACTOR, 1, q, n_embd / N_FACTOR, x, TILE, b.n_lanes());
 
@@ -316,9 +310,7 @@ void many_found(const llama_h2o_attention & a,
         }
 
         read_found_values(*a.search, text, b.h, w.best + first, n, n_embd, look.values);
-        for (uint32_t i = n * n_embd; i < TILE * n_embd; ++i) {
-            look.values[i] = 0.0f;
-        }
+        std::memset(look.values + n * n_embd, 0, (TILE - n) * n_embd * sizeof(float));
         read_values<rows_f32>(reinterpret_cast<const char *>(look.values), n_embd * sizeof(float), n_embd, w.rows);
         product<true>(
                 w.rows, 1, n_embd, as_factors(x, b.n_lanes(), w.mix), TILE / N_FACTOR, w.out, n_embd, b.n_lanes());
@@ -475,10 +467,7 @@ void many_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
         const block b      = { pair / a.n_head_kv, pair % a.n_head_kv, row, min_u32(last * size, a.n_rows()) - row };
 
         for (uint32_t i = 0; i < a.n_sums() && (g == mine.begin || first == 0); ++i) {
-            float * sums = w.sums_of(i, pair, ith);
-            for (uint32_t j = 0; j < a.n_kv; ++j) {
-                sums[j] = 0.0f;
-            }
+            std::memset(w.sums_of(i, pair, ith), 0, a.n_kv * sizeof(float));
         }
 
         float tops[BLOCK];

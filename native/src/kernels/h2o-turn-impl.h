@@ -4,7 +4,7 @@
 
 #include "kernels/h2o-hadamard.h"
 #include "kernels/h2o-kernel-rows.h"
-#include "kernels/h2o-row-floats.h"
+#include "kernels/h2o-row-types.h"
 #include "kernels/h2o-turn.h"
 
 namespace {

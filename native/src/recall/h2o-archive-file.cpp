@@ -160,14 +160,6 @@ void llama_h2o_archive_file::read_places() {
     }
 }
 
-bool llama_h2o_archive_file::has_pages() const {
-    return std::any_of(places.begin(), places.end(), [](const place & each) { return each.text != 0; });
-}
-
-uint32_t llama_h2o_archive_file::least_page() const {
-    return limit == 0 && has_pages() ? uint32_t(page_of_place0) : 0;
-}
-
 uint64_t llama_h2o_archive_file::place_of(uint64_t page) const {
     return limit > 0 ? (page + limit - page_of_place0) % limit : page - page_of_place0;
 }
@@ -269,20 +261,6 @@ void llama_h2o_archive_file::write(uint64_t i, char * page) {
     file.write(offset_of(i), page, PADDING);
 }
 
-// Into its place, in which no other page counts from then on.
-void llama_h2o_archive_file::put(char * page) {
-    const auto & header = llama_h2o_archive_header(page);
-    const uint64_t i    = place_of(header.page);
-
-    map_place(i);
-    places.resize(std::max(uint64_t(places.size()), i + 1));
-    if (places[i].text != 0) {
-        forget_page(i);
-    }
-    write(i, page);
-    places[i] = place(header);
-}
-
 void llama_h2o_archive_file::append(char * page) {
     const auto & header = llama_h2o_archive_header(page);
 
@@ -299,21 +277,14 @@ void llama_h2o_archive_file::append(char * page) {
         ++current_begin;
     }
 
-    put(page);
+    // into its place, in which no other page counts from then on
+    const uint64_t i = place_of(header.page);
+    map_place(i);
+    places.resize(std::max(uint64_t(places.size()), i + 1));
+    if (places[i].text != 0) {
+        forget_page(i);
+    }
+    write(i, page);
+    places[i]   = place(header);
     current_end = header.page + 1;
-}
-
-void llama_h2o_archive_file::restore(char * page) {
-    const auto & header = llama_h2o_archive_header(page);
-
-    if (!has_pages()) {
-        page_of_place0 = limit > 0 ? header.page % limit : header.page;
-    }
-    if (header.page < least_page()) {
-        throw std::runtime_error("a page that has no place in the archive's file");
-    }
-
-    if (!find_page(header.page, header.text()) || !is_sound(header.page)) {
-        put(page);
-    }
 }

@@ -50,13 +50,6 @@ public:
     // Whether a page is what was written. Reads all of it.
     bool is_sound(uint32_t page) const;
 
-    // The first page that has a place, as far as the places of pages are settled.
-    uint32_t least_page() const;
-
-    // Puts a page that was computed again into its place, unless the file has it as it was written. No other changes. It is
-    // not current before it is found.
-    void restore(char * page);
-
     // all that was written is there after a power cut
     void sync() { file.sync(); }
 
@@ -98,12 +91,10 @@ private:
     uint64_t open_header(const std::string & path, const llama_h2o_archive_id & id, uint64_t max_pages);
     void read_places();
 
-    bool has_pages() const;
     uint64_t place_of(uint64_t page) const;
     uint64_t offset_of(uint64_t i) const { return first_page + i * layout.size(); }
     const place * find_page(uint64_t page, uint64_t text) const;
 
-    void put(char * page);
     void write(uint64_t i, char * page);
     void forget_page(uint64_t i);
     void forget_others();

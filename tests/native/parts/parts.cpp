@@ -3,7 +3,6 @@
 #include "cache/h2o-plan.h"
 #include "cache/h2o-query-ring.h"
 #include "cache/h2o-row-positions.h"
-#include "policies/h2o-policy-text.h"
 #include "policies/h2o-policy.h"
 #include "policies/h2o-selection.h"
 
@@ -58,20 +57,13 @@ int32_t make_plan(const uint8_t * flags, uint32_t n_heads, uint32_t n_cells, uin
     return true;
 }
 
-// The text of the policy that this text makes, or why there is none; returns whether there is one.
-int32_t read_policy(const char * text, char * result, uint32_t size) {
-    std::string res;
-    bool made = true;
+// Why there is no policy of this text; empty if there is one.
+void read_policy(const char * text, char * reason, uint32_t size) {
     try {
-        res = llama_h2o_new_policy(text, 8)->text;
+        llama_h2o_new_policy(text, 8);
     } catch (const llama_h2o_policy_error & err) {
-        res  = err.what();
-        made = false;
+        std::strncpy(reason, err.what(), size);
     }
-
-    std::strncpy(result, res.c_str(), size);
-
-    return made;
 }
 
 //
@@ -172,15 +164,6 @@ void ring_delete(llama_h2o_query_ring * ring) {
 
 void ring_note(llama_h2o_query_ring * ring, int32_t p_first, int32_t p_last, int32_t shift) {
     ring->note(p_first, p_last, shift);
-}
-
-// Returns how many there are.
-//   slots [n_most]
-uint32_t ring_find_last(const llama_h2o_query_ring * ring, uint32_t n_tokens, uint32_t n_most, uint32_t * slots) {
-    const auto found = ring->find_last(n_tokens, n_most);
-    std::copy(found.begin(), found.end(), slots);
-
-    return uint32_t(found.size());
 }
 
 void ring_forget(llama_h2o_query_ring * ring, int32_t p0) {
