@@ -391,10 +391,7 @@ LLAMA_H2O_API int32_t llama_h2o_get_stats(
 // where ggml's ops attend in all layers.
 LLAMA_H2O_API int32_t llama_h2o_n_few(struct llama_context * ctx);
 
-// GPUs and other devices that layers can run on, apart from the CPU.
-LLAMA_H2O_API int32_t llama_h2o_n_devices(void);
-
-// The name of one of them; null if there are not so many.
+// The name of a GPU, or of another device that layers can run on, apart from the CPU; null if there are not so many.
 LLAMA_H2O_API const char * llama_h2o_device_name(int32_t i);
 
 // Bytes that the context takes of the memory of GPUs and other devices: its model's weights, its caches and its work

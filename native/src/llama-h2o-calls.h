@@ -18,7 +18,7 @@ inline bool llama_h2o_has_seq(const llama_kv_cache & kv, int32_t seq_id) {
 
 // Calls fn() and turns exceptions into return codes.
 template <typename F>
-int32_t llama_h2o_caught(F fn) {
+auto llama_h2o_caught(F fn) -> decltype(fn()) {
     try {
         return fn();
     } catch (const std::bad_alloc &) {

@@ -7,7 +7,6 @@
 #include "llama-impl.h"
 #include "llama-io.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -76,18 +75,6 @@ public:
     template <typename T>
     void read(std::vector<T> & data) {
         read(data.data(), data.size() * sizeof(T));
-    }
-
-    // So many, into an empty list. Memory is taken as they come: they may be more than the state has.
-    template <typename T>
-    void read(std::vector<T> & data, size_t n) {
-        static constexpr size_t PIECE = 1 << 16;
-
-        while (data.size() < n) {
-            const size_t begin = data.size();
-            data.resize(std::min(n, begin + PIECE));
-            read(data.data() + begin, (data.size() - begin) * sizeof(T));
-        }
     }
 
     // part of a tensor. The bytes stay until the next one is read

@@ -53,6 +53,7 @@ struct stream_head {
     llama_h2o_counters count;
 };
 
+// Likewise.
 struct layer_shape {
     uint32_t il;
     uint32_t n_head_kv;
@@ -62,31 +63,21 @@ struct layer_shape {
     uint32_t n_embd_v;
 };
 
-// Calls fn(tensor, offset, size) for the pieces of a stream of K or V that hold its first n_span cells.
-template <typename F>
-static void for_each_row_piece(
-        ggml_tensor * tensor, const llama_h2o_row_layout & layout, uint32_t s, uint32_t n_span, F fn) {
-    const size_t first = tensor->nb[2] * s;
-
-    if (!layout.transposed) {
-        fn(tensor, first, ggml_row_size(layout.type, layout.n_embd) * n_span);
-        return;
-    }
-
-    const size_t size = ggml_type_size(layout.type);
-    for (size_t i = 0; i < layout.n_embd; ++i) {
-        fn(tensor, first + i * size * layout.n_cells, size * n_span);
-    }
-}
-
-// The same for all that a layer keeps of a stream, in the order of the state.
+// Calls fn(tensor, offset, size) for the pieces of what a layer keeps of a stream's first n_span cells, in the order of the
+// state.
 template <typename F>
 static void for_each_tensor_piece(const llama_h2o_layer & layer, uint32_t s, uint32_t n_span, F fn) {
-    const auto & tensors = layer.tensors;
-
-    tensors.for_each_collected(s, n_span, fn);
+    layer.tensors.for_each_collected(s, n_span, fn);
     for (const auto & [tensor, layout] : layer.rows()) {
-        for_each_row_piece(tensor, layout, s, n_span, fn);
+        const size_t first = tensor->nb[2] * s;
+        const size_t size  = ggml_type_size(layout.type);
+
+        if (!layout.transposed) {
+            fn(tensor, first, ggml_row_size(layout.type, layout.n_embd) * n_span);
+        }
+        for (size_t i = 0; layout.transposed && i < layout.n_embd; ++i) {
+            fn(tensor, first + i * size * layout.n_cells, size * n_span);
+        }
     }
 }
 
@@ -120,11 +111,6 @@ static layer_shape get_shape(const llama_h2o_layer_shape & layer) {
         layer.k.n_embd,
         layer.v.n_embd,
     };
-}
-
-static bool operator==(const layer_shape & a, const layer_shape & b) {
-    return a.il == b.il && a.n_head_kv == b.n_head_kv && a.type_k == b.type_k && a.type_v == b.type_v &&
-           a.n_embd_k == b.n_embd_k && a.n_embd_v == b.n_embd_v;
 }
 
 static bool has_same_rule(const state_shape & a, const state_shape & b) {
@@ -164,7 +150,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
     head.n_pinned      = st.claims.n_pinned;
     head.n_spans       = st.claims.spans.size();
     head.n_starts      = st.claims.starts.size();
-    head.n_queries     = st.queries.size();
+    head.n_queries     = st.queries.slots.size();
     head.shift         = st.rows.shift();
     head.pos_removable = st.pos_removable;
     head.pos_forgotten = st.pos_forgotten;
@@ -173,7 +159,7 @@ static void write_stream(llama_h2o_state_writer & out, const llama_h2o_parts & p
 
     out.write(st.claims.spans);
     out.write(st.claims.starts);
-    out.write(st.queries.slots());
+    out.write(st.queries.slots);
     write_recall(out, st);
 
     std::vector<uint8_t> listed;
@@ -235,9 +221,10 @@ static void expect_shape(llama_h2o_state_reader & in, const llama_h2o_parts & pa
     llama_h2o_expect(shape.v_trans == mine.v_trans, "another setting of flash attention");
 
     for (const auto & layer : parts.layers) {
-        layer_shape shape_l;
-        in.read(shape_l);
-        llama_h2o_expect(shape_l == get_shape(layer.shape), "another shape or type of layer");
+        const layer_shape wanted = get_shape(layer.shape);
+        layer_shape found;
+        in.read(found);
+        llama_h2o_expect(std::memcmp(&found, &wanted, sizeof(found)) == 0, "another shape or type of layer");
     }
 }
 
@@ -336,7 +323,9 @@ static void read_recall(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     st.index->suspend();
     const int32_t n_missing = st.archive->read_state([&](void * data, size_t size) { in.read(data, size); });
     if (n_missing > 0) {
-        llama_h2o_note_lost_rows(parts, s, n_missing);
+        st.archive_trouble = "the archive's file lacks rows, or they are damaged: " + std::to_string(n_missing) +
+                             " tokens before position " + std::to_string(st.archive->first()) +
+                             " cannot be found any more";
     }
 
     uint32_t n_tokens;
@@ -381,7 +370,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
     in.read(head);
     llama_h2o_expect(head.n_used <= parts.n_capacity() && head.n_used <= head.n_span && head.n_span <= cells.size() &&
                              head.v_head <= cells.size() && head.n_spans <= parts.max_pinned() &&
-                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.size(),
+                             head.n_starts <= LLAMA_H2O_MAX_STARTS && head.n_queries == st.queries.slots.size(),
             "counts that are out of range");
 
     llama_h2o_claims claims { head.n_pinned, std::vector<llama_h2o_span>(head.n_spans),
@@ -439,7 +428,7 @@ static void read_stream(llama_h2o_state_reader & in, llama_h2o_parts & parts, ui
 
     parts.cells.set_head(s, head.v_head);
     st.rows.set_shift(head.shift);
-    st.queries.set_slots(queries);
+    st.queries.slots = queries;
     st.claims        = std::move(claims);
     st.pos_removable = head.pos_removable;
     st.pos_forgotten = head.pos_forgotten;

@@ -3,7 +3,7 @@
 #include "cache/h2o-cache.h"
 #include "graph/h2o-found.h"
 #include "graph/h2o-fused.h"
-#include "graph/h2o-policy-inputs.h"
+#include "graph/h2o-inputs.h"
 
 #include "llama-graph.h"
 

@@ -196,48 +196,6 @@ inline void mix_whole_rows(const float * p,
     }
 }
 
-// Products of the K of a strip and NQ queries from `row` on.
-template <typename T, int NQ>
-void few_products(const llama_h2o_attention & a,
-        const few_work & w,
-        uint32_t s,
-        uint32_t h,
-        uint32_t row,
-        range strip,
-        strip_ahead * ahead) {
-    const float * q[NQ];
-    for (int iq = 0; iq < NQ; ++iq) {
-        q[iq] = query(a, s, h, row + iq);
-    }
-
-    float * res = w.exps_of(s * a.n_head_kv + h, row);
-    for (uint32_t j = strip.begin; j < strip.end; j += 4) {
-        for (int k = 0; ahead && k < 4; ++k) {
-            ahead->fetch();
-        }
-        dot_four<T, NQ>(q, rows_of(a.k, s, h, j), a.k.nb_row, a.n_embd_head_k, res + j, w.n_kv);
-    }
-}
-
-// Adds the V of a strip, weighted with the exps of NQ queries.
-template <typename T, int NQ>
-void few_mix(const llama_h2o_attention & a,
-        const few_work & w,
-        uint32_t s,
-        uint32_t h,
-        uint32_t row,
-        range strip,
-        uint32_t slot,
-        strip_ahead * ahead) {
-    const uint32_t pair = s * a.n_head_kv + h;
-    const uint32_t n    = strip.end - strip.begin;
-    const char * rows   = rows_of(a.v, s, h, strip.begin);
-    const float * p     = w.exps_of(pair, row) + strip.begin;
-    float * out         = w.out(slot, pair * w.n_rows + row);
-
-    mix_whole_rows<T, NQ>(p, w.n_kv, rows, a.v.nb_row, n, out, w.n_embd, ahead);
-}
-
 // Calls fn(row, n) for all queries of a KV head, n of them at a time; n is a constant for the compiler.
 template <typename F>
 void for_query_groups(uint32_t n_rows, F fn) {
@@ -259,27 +217,46 @@ void for_query_groups(uint32_t n_rows, F fn) {
     }
 }
 
-template <typename T>
-void few_products_all(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells) {
-    for_strips(a.k, cells, [&](range strip) {
-        strip_ahead ahead(a.k, s, strip);
+// Calls fn(h, row, n, strip, ahead) for all strips, heads and groups of queries; ahead is null where it is not to be fetched.
+template <typename F>
+void for_strip_queries(
+        const llama_h2o_attention & a, const llama_h2o_attention::operand & x, uint32_t s, range cells, F fn) {
+    for_strips(x, cells, [&](range strip) {
+        strip_ahead ahead(x, s, strip);
         for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-            for_query_groups(a.n_rows(), [&](uint32_t row, auto n) {
-                few_products<T, n>(a, w, s, h, row, strip, row == 0 ? &ahead : nullptr);
-            });
+            for_query_groups(
+                    a.n_rows(), [&](uint32_t row, auto n) { fn(h, row, n, strip, row == 0 ? &ahead : nullptr); });
         }
     });
 }
 
+// Products of K and the queries.
 template <typename T>
-void few_mix_all(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
-    for_strips(a.v, cells, [&](range strip) {
-        strip_ahead ahead(a.v, s, strip);
-        for (uint32_t h = 0; h < a.n_head_kv; ++h) {
-            for_query_groups(a.n_rows(), [&](uint32_t row, auto n) {
-                few_mix<T, n>(a, w, s, h, row, strip, slot, row == 0 ? &ahead : nullptr);
-            });
+void few_products(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells) {
+    for_strip_queries(a, a.k, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
+        const float * q[n];
+        for (int iq = 0; iq < n; ++iq) {
+            q[iq] = query(a, s, h, row + iq);
         }
+
+        float * res = w.exps_of(s * a.n_head_kv + h, row);
+        for (uint32_t j = strip.begin; j < strip.end; j += 4) {
+            for (int k = 0; ahead && k < 4; ++k) {
+                ahead->fetch();
+            }
+            dot_four<T, n>(q, rows_of(a.k, s, h, j), a.k.nb_row, a.n_embd_head_k, res + j, w.n_kv);
+        }
+    });
+}
+
+// Adds V, weighted with the exps of the queries.
+template <typename T>
+void few_mix(const llama_h2o_attention & a, const few_work & w, uint32_t s, range cells, uint32_t slot) {
+    for_strip_queries(a, a.v, s, cells, [&](uint32_t h, uint32_t row, auto n, range strip, strip_ahead * ahead) {
+        const uint32_t pair = s * a.n_head_kv + h;
+
+        mix_whole_rows<T, n>(w.exps_of(pair, row) + strip.begin, w.n_kv, rows_of(a.v, s, h, strip.begin), a.v.nb_row,
+                strip.end - strip.begin, w.out(slot, pair * w.n_rows + row), w.n_embd, ahead);
     });
 }
 
@@ -340,11 +317,11 @@ void few_attend(const llama_h2o_attention & a, uint32_t ith, uint32_t nth) {
     for (uint32_t s = 0; s < a.n_stream; ++s) {
         const range cells = own_cells(a, s, ith, nth);
 
-        row_types::with(a.k.type, [&](auto rows) { few_products_all<decltype(rows)>(a, w, s, cells); });
+        row_types::with(a.k.type, [&](auto rows) { few_products<decltype(rows)>(a, w, s, cells); });
 
         few_exps(a, w, s, cells, ith);
 
-        row_types::with(a.v.type, [&](auto rows) { few_mix_all<decltype(rows)>(a, w, s, cells, ith); });
+        row_types::with(a.v.type, [&](auto rows) { few_mix<decltype(rows)>(a, w, s, cells, ith); });
     }
 }
 

@@ -1,5 +1,5 @@
-// The types of the rows in a cache, of which a row can be read as floats and written. The kernels of each instruction set, and those on CUDA, read them with structs of
-// their own, one for each type.
+// The types of the rows in a cache, of which a row can be read as floats and written. The kernels of each instruction set,
+// and those on CUDA, read them with structs of their own, one for each type.
 
 #pragma once
 

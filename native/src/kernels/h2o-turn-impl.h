@@ -53,12 +53,6 @@ inline void read_row(ggml_type type, const char * stored, uint32_t n, float * ro
     });
 }
 
-inline void write_f16(const float * row, uint32_t n, char * stored) {
-    for (uint32_t i = 0; i < n; i += W) {
-        v_store_f16(stored + i * sizeof(ggml_fp16_t), v_load(row + i));
-    }
-}
-
 // Stores the scale of a block, and returns what its elements are multiplied with.
 inline float write_scale(float scale, char * block) {
     const ggml_fp16_t rounded = ggml_fp32_to_fp16(scale);
@@ -112,7 +106,9 @@ inline void write_q4_0(const float * row, uint32_t n, char * stored) {
 
 inline void write_row(ggml_type type, const float * row, uint32_t n, char * stored) {
     if (n % W == 0 && type == GGML_TYPE_F16) {
-        write_f16(row, n, stored);
+        for (uint32_t i = 0; i < n; i += W) {
+            v_store_f16(stored + i * sizeof(ggml_fp16_t), v_load(row + i));
+        }
     } else if (type == GGML_TYPE_Q8_0) {
         write_q8_0(row, n, stored);
     } else if (type == GGML_TYPE_Q4_0) {

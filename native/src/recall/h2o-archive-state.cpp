@@ -116,7 +116,7 @@ int32_t llama_h2o_archive::read_state(const read_fn & read) {
     }
     pos_begin = state.begin;
     pos_next  = state.next;
-    write_pages();
+    end_extend();
     if (file) {
         drop_damaged(page_begin(), page_begin() + uint32_t(n_in_file));
     }

@@ -116,8 +116,7 @@ void llama_h2o_archive::hold_pages_of_file() {
     }
 }
 
-// As far as they have all their tokens.
-void llama_h2o_archive::write_pages() {
+void llama_h2o_archive::end_extend() {
     if (!file || !write_error.empty()) {
         return;
     }
@@ -220,14 +219,6 @@ void llama_h2o_archive::append_token(int32_t id) {
     ++pos_next;
 }
 
-void llama_h2o_archive::remove_last_token() {
-    auto & header = llama_h2o_archive_header(pages.back().memory.get());
-    if (--header.count == 0) {
-        pages.pop_back();
-    }
-    --pos_next;
-}
-
 void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
     expect(write_error.empty(), write_error.c_str());
     expect(n <= uint32_t(std::numeric_limits<int32_t>::max() - pos_next), "an archive ends at position 2147483647");
@@ -244,21 +235,16 @@ void llama_h2o_archive::extend(uint32_t n, const int32_t * token_ids) {
 }
 
 void llama_h2o_archive::take_back(int32_t p) {
-    while (pos_next > p) {
-        remove_last_token();
+    for (; pos_next > p; --pos_next) {
+        auto & header = llama_h2o_archive_header(pages.back().memory.get());
+        if (--header.count == 0) {
+            pages.pop_back();
+        }
     }
 }
 
-void llama_h2o_archive::end_extend() {
-    write_pages();
-}
-
-void llama_h2o_archive::expect_held(int32_t p) const {
-    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
-}
-
 char * llama_h2o_archive::page_to_set(int32_t p) {
-    expect_held(p);
+    expect(p >= pos_first && p < pos_next, "a position that the archive does not hold");
     char * res = pages[page_of(p) - page_begin()].memory.get();
     expect(res, "a row that is in the archive's file");
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "recall/h2o-archive-file.h"
-#include "recall/h2o-archive-layout.h"
 
 #include "ggml.h"
 
@@ -112,7 +111,7 @@ public:
     // The tokens of the last extend() from position p on are gone; in the place of end_extend().
     void take_back(int32_t p);
 
-    // All rows of the last extend() are set. Writes to the file what can be; see error().
+    // All rows of the last extend() are set. Writes to the file the pages that have all their tokens; see error().
     void end_extend();
 
     //
@@ -185,13 +184,10 @@ private:
     void append_page(page_memory memory);
     void begin_page();
     void append_token(int32_t id);
-    void remove_last_token();
-    void write_pages();
     uint64_t text_end() const;
     void hold_pages_of_file();
     size_t n_whole() const;
 
-    void expect_held(int32_t p) const;
     const held_page & page_at(uint32_t page) const;
     char * page_to_set(int32_t p);
 };

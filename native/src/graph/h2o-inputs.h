@@ -1,4 +1,5 @@
-// What the graph gets and keeps for policies: what the attention of a query counts, and the last queries of every layer.
+// What the graph gets and keeps for policies, beside the positions of h2o-input-pos.h: what the attention of a query
+// counts, and the last queries of every layer.
 
 #pragma once
 

@@ -1,12 +1,61 @@
-#include "graph/h2o-policy-inputs.h"
+#include "graph/h2o-inputs.h"
 
 #include "cache/h2o-cache.h"
 #include "cache/h2o-caches.h"
+#include "graph/h2o-input-pos.h"
 
 #include "llama-context.h"
 #include "llama-graph.h"
 
 #include <algorithm>
+
+//
+// positions
+//
+
+namespace {
+
+class input_pos : public llm_graph_input_pos {
+public:
+    input_pos(uint32_t n_pos_per_embd, const llama_h2o * h2o) : llm_graph_input_pos(n_pos_per_embd), h2o(h2o) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        if (!ubatch->pos || !pos) {
+            return;
+        }
+
+        const uint32_t n_tokens = ubatch->n_tokens;
+
+        // of several positions (M-RoPE) text has three alike, and 0 in the last one
+        const uint32_t n_alike = n_pos_per_embd > 1 ? n_pos_per_embd - 1 : 1;
+
+        std::vector<llama_pos> data(size_t(n_pos_per_embd) * n_tokens, 0);
+        for (uint32_t i = 0; i < n_tokens; ++i) {
+            const uint32_t s = h2o->stream_of(ubatch->seq_id[i][0]);
+            for (uint32_t section = 0; section < n_alike; ++section) {
+                data[section * n_tokens + i] = h2o->parts.streams[s].rows.rope_pos(ubatch->pos[i]);
+            }
+        }
+
+        ggml_backend_tensor_set(pos, data.data(), 0, data.size() * sizeof(llama_pos));
+    }
+
+private:
+    const llama_h2o * h2o; // lives as long as the context, and so longer than its graphs
+};
+
+} // namespace
+
+std::unique_ptr<llm_graph_input_pos> llama_h2o_new_input_pos(const llm_graph_context & graph) {
+    const uint32_t n_pos_per_embd = graph.hparams.n_pos_per_embd();
+
+    const llama_h2o * h2o = llama_h2o::of(graph.mctx);
+    if (h2o) {
+        return std::make_unique<input_pos>(n_pos_per_embd, h2o);
+    }
+
+    return std::make_unique<llm_graph_input_pos>(n_pos_per_embd);
+}
 
 //
 // what the attention of a query counts
@@ -73,10 +122,8 @@ ggml_tensor * llama_h2o_build_credit(
     if (h2o->parts.is_first(il)) {
         auto input = std::make_unique<input_credit>(h2o);
 
-        input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);
+        h2o->credit = input->credit = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F32, n_kv, n_tokens, 1, n_stream);
         ggml_set_input(input->credit);
-
-        h2o->credit = input->credit;
         graph.res->add_input(std::move(input));
     }
 
@@ -124,18 +171,6 @@ private:
 
 } // namespace
 
-static ggml_tensor * new_slots(const llm_graph_context & graph, uint32_t n_queries, int64_t n_last, int64_t n_stream) {
-    auto input = std::make_unique<input_query_slots>(graph.ubatch, n_queries);
-
-    input->slots = ggml_new_tensor_3d(graph.ctx0, GGML_TYPE_I32, n_last, 1, n_stream);
-    ggml_set_input(input->slots);
-
-    ggml_tensor * slots = input->slots;
-    graph.res->add_input(std::move(input));
-
-    return slots;
-}
-
 void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, int il) {
     llama_h2o * h2o    = llama_h2o::of(graph.mctx);
     ggml_context * ctx = graph.ctx0;
@@ -151,7 +186,11 @@ void llama_h2o_build_queries(const llm_graph_context & graph, ggml_tensor * q, i
 
     // made by the first layer of a graph, as layers come in order
     if (h2o->parts.is_first(il)) {
-        h2o->query_slots = new_slots(graph, n_queries, n_last, n_stream);
+        auto input = std::make_unique<input_query_slots>(graph.ubatch, n_queries);
+
+        h2o->query_slots = input->slots = ggml_new_tensor_3d(ctx, GGML_TYPE_I32, n_last, 1, n_stream);
+        ggml_set_input(input->slots);
+        graph.res->add_input(std::move(input));
     }
 
     ggml_tensor * last = ggml_view_4d(
