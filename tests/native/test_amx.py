@@ -1,4 +1,4 @@
-"""The sizes of ggml's tiles are there when they are loaded, whatever the compiler knows of the load."""
+"""Sizes of ggml's tiles are there when they are loaded, whatever the compiler knows of that."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pyh2o.llama.states import read_state
 from reference_rows import last_logits
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf
-from tiny_llama import EXACT_ROWS, stored_as, tiny_llama
+from tiny_llama import EXACT_ROWS, assert_same_future, random_tokens, stored_as, tiny_llama
 
 N_LAYER, N_VOCAB = 2, 384
 N_POS = 96
@@ -33,26 +33,6 @@ def evicting_llama(path: Path, **settings: Any) -> Llama:
     return tiny_llama(
         path, **{"hh": 20, "recent": 12, "slack": 8, "n_ctx": 200, "logits_all": True, **settings}
     )
-
-
-def random_tokens(rng: np.random.Generator, n: int) -> list[int]:
-    tokens: list[int] = rng.integers(0, N_VOCAB, n).tolist()
-    return tokens
-
-
-def assert_same_future(one: Llama, other: Llama, tokens: list[int]) -> None:
-    """Bit for bit: logits, rows, scores, and all that the statistics count."""
-    for i in range(0, len(tokens), 5):
-        chunk = tokens[i : i + 5]
-        for llm in (one, other):
-            llm.eval(chunk)
-        last = slice(one.n_tokens - len(chunk), one.n_tokens)
-        np.testing.assert_array_equal(one.scores[last], other.scores[last])
-    for layer in range(N_LAYER):
-        for mine, others in zip(one.kv_rows(layer), other.kv_rows(layer), strict=True):
-            np.testing.assert_array_equal(mine, others)
-    for name in ("used", "position", "compactions", "rows_evicted", "rows_moved", "rebases"):
-        assert getattr(one.kv, name) == getattr(other.kv, name), name
 
 
 @pytest.mark.parametrize(

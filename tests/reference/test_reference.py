@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType, RopeScalingType
+from gguf import RopeScalingType
 
 from research.reference import LlamaWeights, ReferenceLlama, read_gguf
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf
@@ -125,19 +125,6 @@ def test_chunks_do_not_matter_while_everything_fits(tiny: Path, rng: np.random.G
             np.testing.assert_allclose(scores, expected_scores, atol=ROUNDING)
 
 
-def test_chunks_matter_once_rows_are_evicted(tiny: Path, rng: np.random.Generator) -> None:
-    """Why the native side must split batches exactly as the reference does."""
-    tokens = random_tokens(rng, 150)
-    single, chunked = (
-        ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=16).eval(tokens, ubatch=ubatch)
-        for ubatch in (1, 16)
-    )
-
-    # Of 46 rows, one uses all before it compacts; the other compacts before tokens 32 .. 47.
-    np.testing.assert_allclose(single[:32], chunked[:32], atol=ROUNDING)
-    assert np.abs(single - chunked).max() > 100 * ROUNDING
-
-
 def test_a_batch_is_split_at_the_slack(tiny: Path, rng: np.random.Generator) -> None:
     tokens = random_tokens(rng, 100)
     once = ReferenceLlama.from_gguf(tiny, heavy=12, recent=8, slack=5)
@@ -158,50 +145,6 @@ def test_eviction_changes_the_answer(tiny: Path, rng: np.random.Generator) -> No
 
     np.testing.assert_allclose(evicting[:33], full[:33], atol=ROUNDING)
     assert (np.abs(evicting - full)[40:].max(axis=1) > 100 * ROUNDING).all()
-
-
-def test_old_heavy_rows_give_way(tiny: Path, rng: np.random.Generator) -> None:
-    """The heavy rows change with the text: the tiny model has heavy hitters, not only old rows.
-
-    In a single text they may stay by chance, so this looks at several.
-    """
-    stayed = []
-    for _ in range(6):
-        model = ReferenceLlama.from_gguf(tiny, heavy=20, recent=10, slack=1)
-        tokens = random_tokens(rng, 250)
-        model.eval(tokens[:125])
-        before = [positions for positions, _ in rows(model)]
-        model.eval(tokens[125:])
-        stayed += [
-            np.isin(old[:20], new).mean() for old, (new, _) in zip(before, rows(model), strict=True)
-        ]
-    assert 0 < np.mean(stayed) < 1
-
-
-def test_scores_of_the_survivors_last(tiny: Path, rng: np.random.Generator) -> None:
-    """A compaction evicts; it does not touch the sums of the rows that stay."""
-    model = ReferenceLlama.from_gguf(tiny, heavy=10, recent=10, slack=30)
-    model.eval(random_tokens(rng, 50), ubatch=10)
-    before = rows(model)
-    model.eval(random_tokens(rng, 1))
-
-    assert model.n_compactions == 1
-    for (old_positions, old_scores), (positions, scores) in zip(before, rows(model), strict=True):
-        survivors = np.isin(old_positions, positions)
-        assert survivors.sum() == 20
-        growth = scores[:-1] - old_scores[survivors]
-        assert (growth >= 0).all()
-        assert growth.sum() + scores[-1] == pytest.approx(1, abs=1e-4)
-
-
-def test_rows_are_stored_in_the_cache_type(tiny: Path, rng: np.random.Generator) -> None:
-    """float16 rows change the logits, but by no more than their rounding explains."""
-    tokens = random_tokens(rng, 100)
-    full = ReferenceLlama.from_gguf(tiny).eval(tokens)
-    half = ReferenceLlama.from_gguf(tiny, cache_dtype=np.float16).eval(tokens)
-
-    difference = np.abs(full - half).max()
-    assert 1e-4 < difference < 0.1
 
 
 # ---- taking back the end of the text ----
@@ -327,27 +270,3 @@ def test_wrong_calls_change_nothing(tiny: Path, call: Callable[[Any], Any]) -> N
 
     assert model.n_tokens == 0
     assert model.eval([]).shape == (0, 384)
-
-
-def test_quantised_weights_are_read(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
-    """8-bit weights give nearly the logits of the exact ones, and not the same."""
-    exact = write_tiny_gguf(tmp_path / "exact.gguf", seed=seed)
-    quantised = write_tiny_gguf(
-        tmp_path / "quantised.gguf", seed=seed, dtype=GGMLQuantizationType.Q8_0
-    )
-    tokens = random_tokens(rng, 20)
-    difference = np.abs(
-        ReferenceLlama.from_gguf(exact).eval(tokens)
-        - ReferenceLlama.from_gguf(quantised).eval(tokens)
-    )
-
-    assert 0 < difference.std() < 0.2
-
-
-def test_the_same_seed_writes_the_same_model(tmp_path: Path, seed: int) -> None:
-    one, two, other = (
-        write_tiny_gguf(tmp_path / f"{name}.gguf", seed=value).read_bytes()
-        for name, value in (("one", seed), ("two", seed), ("other", seed + 1))
-    )
-
-    assert one == two != other

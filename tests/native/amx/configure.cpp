@@ -8,11 +8,11 @@ static uint8_t loaded[64];
 
 static inline void _tile_loadconfig(const void * config) {
     void * to = loaded;
-    long n = sizeof(loaded);
+    long n    = sizeof(loaded);
     asm volatile("lea %2, %%rsi\n\trep movsb"
-                 : "+D"(to), "+c"(n)
-                 : "m"(*static_cast<const void * const *>(config))
-                 : "rsi");
+            : "+D"(to), "+c"(n)
+            : "m"(*static_cast<const void * const *>(config))
+            : "rsi");
 }
 
 #include "function.h"

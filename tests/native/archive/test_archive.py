@@ -101,23 +101,6 @@ def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases) -
         archive.close()
 
 
-def test_the_oldest_page_goes_where_the_limit_is_reached(
-    native: ctypes.CDLL, rng: np.random.Generator
-) -> None:
-    page = Archive(native).page_bytes()
-    archive, tokens = Archive(native, max_bytes=3 * page - 1), dict[int, Token]()
-    append(archive, tokens, rng, 2 * N_PAGE)
-    assert archive.held == range(2 * N_PAGE)
-    append(archive, tokens, rng, 1)
-    assert archive.held == range(N_PAGE, 2 * N_PAGE + 1)
-    # more in one go than there is room for
-    append(archive, tokens, rng, 5 * N_PAGE)
-    assert archive.held == range(6 * N_PAGE, 7 * N_PAGE + 1)
-    assert_holds(archive, tokens)
-    assert archive.numbers["n_bytes"] == 2 * page
-    archive.close()
-
-
 def test_a_limit_has_room_for_a_page(native: ctypes.CDLL) -> None:
     page = Archive(native).page_bytes()
     with pytest.raises(ArchiveError, match=f"limit of {page - 1} bytes is less than .* {page}$"):

@@ -95,25 +95,6 @@ def test_the_limit_is_that_of_the_file(
     archive.close()
 
 
-def test_positions_go_to_their_end(
-    native: ctypes.CDLL, rng: np.random.Generator, path: Path
-) -> None:
-    most = 2**31 - 1
-    archive, tokens = opened(native, path), dict[int, Token]()
-    archive.begin_at(most - 200)
-    append(archive, tokens, rng, 200)
-    assert_holds(archive, tokens)
-    state = archive.state()
-    archive.close()
-    end = most + 1 - N_PAGE  # of the last page of all, which never has all its tokens
-    assert_file_holds(native, path, {p: token for p, token in tokens.items() if p < end})
-
-    archive = opened(native, path)
-    assert archive.read_state(state) == 0
-    assert_holds(archive, tokens)
-    archive.close()
-
-
 # ---- all of it ----
 
 
