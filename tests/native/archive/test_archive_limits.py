@@ -164,7 +164,7 @@ class Model:
 
 
 def test_any_steps_leave_what_the_model_has(native: ctypes.CDLL, cases: Cases, path: Path) -> None:
-    for _, rng in cases(range(20)):
+    for _, rng in cases(range(12)):
         path.unlink(missing_ok=True)
         max_pages = int(rng.integers(0, 6))
         archive, model = opened(native, path, max_pages), Model(max_pages)
