@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pyh2o.generation.finish import FINISH_INTERRUPTED
 from pyh2o.system.home import expanded
+from pyh2o.writing.finish import FINISH_INTERRUPTED
 
 from . import loading
 from .chat.answers import Answers, footer, why_short

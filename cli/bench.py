@@ -14,7 +14,6 @@ from rich.table import Table
 from pyh2o.cache.settings import whole_blocks
 from pyh2o.cache.statistics import mib_text
 from pyh2o.models import find_model
-from pyh2o.system.machine import machine_facts
 from pyh2o.system.memory import available_bytes
 from pyh2o.system.threads import physical_cores
 
@@ -27,7 +26,7 @@ from .terminal.terminal import stdout, terminal
 if TYPE_CHECKING:
     from pyh2o.bench.process import Cache
     from pyh2o.bench.turns import Figures
-    from pyh2o.llama.description import ModelDescription
+    from pyh2o.core.description import ModelDescription
 
 LONGEST_DEFAULT = 8192
 HEADINGS = (
@@ -65,7 +64,8 @@ def bench(
         # Imported here because it loads llama.cpp, which `--help` must not wait for.
         from pyh2o.bench.turns import Turns
         from pyh2o.compat.llama import Llama
-        from pyh2o.llama.description import describe_model
+        from pyh2o.core.description import describe_model
+        from pyh2o.library.devices import machine_facts
 
         model = describe_model(
             path, options.eviction, n_ctx=options.ctx, kv_type=options.kv_type.value

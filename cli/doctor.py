@@ -25,14 +25,13 @@ from rich.style import Style
 
 import pyh2o
 from pyh2o.errors import PyH2OError
-from pyh2o.library import GPU_BACKENDS, LIBRARY_FOLDER
+from pyh2o.library import GPU_BACKENDS, LIBRARY_FOLDER, machine
+from pyh2o.library.verdicts import CURE, passed_over_text, read_verdicts
 from pyh2o.models import list_models, models_folder
 from pyh2o.sessions.saved import chats_folder, saved_chats
-from pyh2o.system import machine
 from pyh2o.system.home import expanded
 from pyh2o.system.memory import available_bytes, memory_limits
 from pyh2o.system.threads import cpu_quota, physical_cores
-from pyh2o.system.verdicts import CURE, passed_over_text, read_verdicts
 
 from .defaults import config_path, default_map, read_sections, variables_set
 from .errors import EXIT_ERROR, InputError, one_line, reported_errors
@@ -41,7 +40,7 @@ from .terminal.terminal import harmless, paint, terminal
 from .terminal.wording import count
 
 if TYPE_CHECKING:
-    from pyh2o.system.backends import Device
+    from pyh2o.library.backends import Device
 
 REINSTALL = "install pyh2o again, on this machine"
 LEAST_FREE = 2 * 2**30
@@ -136,7 +135,7 @@ def why_not_loaded() -> str | None:
 
 def _how_it_ends() -> str | None:
     """Which signal ends a process that loads the library, or that it hangs; None for neither."""
-    load = "from pyh2o.system.backends import local_devices; local_devices()"
+    load = "from pyh2o.library.backends import local_devices; local_devices()"
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {load}"]
     try:
         code = subprocess.run(
@@ -149,7 +148,7 @@ def _how_it_ends() -> str | None:
 
 def _devices() -> list[Device]:
     # Imported here because it loads llama.cpp, which may not be possible.
-    from pyh2o.system.backends import local_devices
+    from pyh2o.library.backends import local_devices
 
     return local_devices()
 
@@ -167,7 +166,7 @@ def _look_at_program(report: Report, not_loaded: str | None) -> None:
             f"backends {' '.join(build['backends'])}",
         ]
     if not_loaded is None:
-        from pyh2o.system.backends import cpu_library
+        from pyh2o.library.backends import cpu_library
 
         libraries = f"of which {Path(cpu_library()).name} computes on the processor"
     else:
@@ -238,8 +237,8 @@ def _memory() -> str:
 
 
 def _look_at_products(report: Report, *, on_gpus: bool) -> None:
-    from pyh2o.system.backends import weight_types
-    from pyh2o.system.products import find_products
+    from pyh2o.library.backends import weight_types
+    from pyh2o.library.products import find_products
 
     lines = []
     for place in sorted({False, on_gpus}):
@@ -264,7 +263,7 @@ def _look_at_gpus(report: Report, devices: Sequence[Device]) -> None:
     # Without a driver a build for the CPU alone has nothing that it could use.
     is_for_gpus = any(name in _build_info().get("backends", ()) for name in GPU_BACKENDS)
     if not devices and (is_for_gpus or driver):
-        from pyh2o.system.devices import why_no_gpu
+        from pyh2o.library.devices import why_no_gpu
 
         report.problems.append(str(why_no_gpu()))
 

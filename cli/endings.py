@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyh2o.cache.statistics import KVStatistics
-from pyh2o.generation.finish import (
+from pyh2o.writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
     FINISH_STOP,

@@ -109,7 +109,7 @@ def check_model_stays(options: ModelOptions, outputs: Iterable[Path]) -> None:
 def say_layers(model: Model, options: ModelOptions) -> None:
     """Say on which machines the layers are, if there are several."""
     if options.rpc and not options.verbose:  # which says so by itself
-        from pyh2o.system.rpc import layers_text
+        from pyh2o.library.rpc import layers_text
 
         terminal.say(layers_text(model.layers_at()), style="dim")
 
@@ -164,7 +164,7 @@ def with_gpu_layers(
     """
     if options.gpu_layers is not None or options.rpc:
         return machine
-    from pyh2o.system.devices import find_gpus, fit_layers
+    from pyh2o.library.devices import find_gpus, fit_layers
 
     if not (gpus := find_gpus()):
         return machine
@@ -175,9 +175,9 @@ def with_gpu_layers(
 
 def layer_bytes(options: ModelOptions, path: Path, *, texts: int) -> list[int]:
     """What each layer of a model takes with these options, and the output."""
-    from pyh2o.llama.description import describe_model
-    from pyh2o.llama.header import read_header
-    from pyh2o.llama.layer_sizes import caches_of_layers, weights_of_layers
+    from pyh2o.core.description import describe_model
+    from pyh2o.core.layer_sizes import caches_of_layers, weights_of_layers
+    from pyh2o.models.header import read_header
 
     found = describe_model(
         path,
@@ -215,7 +215,7 @@ def servers_of(given: list[str] | None) -> tuple[str, ...]:
     """
     if not given:
         return ()
-    from pyh2o.system import rpc
+    from pyh2o.library import rpc
 
     def end(line: str) -> None:
         terminal.say(f"error: {line}", style="red")
@@ -227,8 +227,8 @@ def servers_of(given: list[str] | None) -> tuple[str, ...]:
 
 def usable_gpu_layers(asked: int | None, servers: Sequence[str] = ()) -> int:
     """How many layers to offload: none, and a line that says why, if there is nowhere to."""
-    from pyh2o.system.devices import why_no_gpu
-    from pyh2o.system.rpc import ALL_LAYERS
+    from pyh2o.library.devices import why_no_gpu
+    from pyh2o.library.rpc import ALL_LAYERS
 
     if asked is None:
         return ALL_LAYERS if servers else 0

@@ -35,7 +35,7 @@ from .text_files import new_file, write_file
 
 if TYPE_CHECKING:
     from pyh2o.cache.kv_cache import Layer
-    from pyh2o.llama.description import ModelDescription, PositionKind
+    from pyh2o.core.description import ModelDescription, PositionKind
 
 # A repository of the hub, and what is wanted of it.
 REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantisation>.+))?")
@@ -159,7 +159,7 @@ def check(
     target = None if json is None else new_file("--json", json)
     path = find_model(model)
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.llama.description import describe_model
+    from pyh2o.core.description import describe_model
 
     description = describe_model(
         path,

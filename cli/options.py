@@ -21,8 +21,8 @@ from pyh2o.cache.settings import (
     Positions,
     Prefill,
 )
-from pyh2o.generation.sampling import LARGEST_SEED, Sampling
 from pyh2o.policies import POLICIES, Policy
+from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 
 from .shell_completion import complete_model
 

@@ -38,7 +38,7 @@ def rpc_server(
     key: whoever reaches the port can read and change what is computed. Ctrl-C stops.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.system import rpc_server as server
+    from pyh2o.library import rpc_server as server
 
     address, port = server.free_address(host, port)
     n_threads = threads or physical_cores()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pyh2o.openai.limits import (
+from pyh2o.limits import (
     DEFAULT_BODY_MIB,
     DEFAULT_STORE_MIB,
     DEFAULT_TEXTS,

@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyh2o import server
+from pyh2o.core.description import describe_model
+from pyh2o.core.embedding import Embedder, embedding_bytes
 from pyh2o.core.parameters import Parameters
 from pyh2o.errors import UnsupportedModelError
-from pyh2o.llama.description import describe_model
-from pyh2o.llama.embedding import Embedder, embedding_bytes
-from pyh2o.llama.header import ModelHeader, read_header
+from pyh2o.limits import Limits
 from pyh2o.models import find_model
-from pyh2o.openai import server
-from pyh2o.openai.limits import Limits
-from pyh2o.openai.server import EmbeddingModel, ModelSource, ServedModel
-from pyh2o.openai.server.models import AnyModel
+from pyh2o.models.header import ModelHeader, read_header
+from pyh2o.server import EmbeddingModel, ModelSource, ServedModel
+from pyh2o.server.models import AnyModel
 from pyh2o.system.memory import share_freed_memory
 
 from . import loading

@@ -19,15 +19,14 @@ text of any length that can be left at any token and gone on with exactly there.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from . import library
 from .cache.settings import EvictionSettings
 from .cache.statistics import KVStatistics
 from .errors import PyH2OError
-from .generation.sampling import Sampling
-from .library import build_info
+from .library import __version__, build_info
+from .writing.sampling import Sampling
 
 if TYPE_CHECKING:
     from .cache.rows import HeavyHitter
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
 
 __path__ = library.package_folders()
 library.lend_to_llama_cpp()
-
-try:
-    __version__ = version("pyh2o-llm")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0"
 
 __all__ = [
     "Conversation",

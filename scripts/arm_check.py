@@ -41,7 +41,7 @@ FROM_WHEELS = (
 )
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64")
 
-TESTS = ("tests/native/test_kernels.py", "tests/native/test_scan.py")
+TESTS = ("tests/native/test_kernels.py", "tests/native/test_native_recall.py")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 HELPERS = TESTS / "helpers"
-DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "system/test_devices.py")
+DEVICE_TESTS = ("native/test_device.py", "native/test_cuda_kernels.py", "library/test_devices.py")
 
 # What pip installs from the carried wheels, besides llama-cpp-python.
 PACKAGES = (
@@ -269,7 +269,9 @@ def table(python: Path, checks: Sequence[Check]) -> str:
 
 
 def gpus(python: Path) -> list[str]:
-    code = "import json; from pyh2o.system.devices import gpu_names; print(json.dumps(gpu_names()))"
+    code = (
+        "import json; from pyh2o.library.devices import gpu_names; print(json.dumps(gpu_names()))"
+    )
     names: list[str] = json.loads(run(python, "-c", code).last_line)
     return names
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pyh2o import Llama
 from pyh2o.cache.settings import Attention
-from pyh2o.system.devices import why_no_gpu
+from pyh2o.library.devices import why_no_gpu
 
 PROMPT = "Once upon a time, in a town by the sea, there lived a clockmaker who"
 ALLOWED = 2.0  # times the mean difference on the CPU

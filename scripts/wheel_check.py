@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyh2o.system.products import EXACT, ROUNDED
+from pyh2o.library.products import EXACT, ROUNDED
 from steps import ROOT, run, say
 
 if sys.version_info >= (3, 11):
@@ -53,7 +53,7 @@ import json, sys
 from itertools import islice
 from pathlib import Path
 from pyh2o import Llama
-from pyh2o.system.backends import cpu_library
+from pyh2o.library.backends import cpu_library
 llm = Llama(model_path=sys.argv[1], n_ctx=256, hh=16, recent=16, verbose=False)
 tokens = list(islice(llm.generate(list(range(3, 40)), temp=0), 100))
 print(json.dumps([Path(cpu_library()).name, tokens]))
@@ -62,15 +62,15 @@ print(json.dumps([Path(cpu_library()).name, tokens]))
 TRY_VARIANT = """
 import sys
 from pyh2o.library import LIBRARY_FOLDER
-from pyh2o.system.verdicts import Verdicts, keep_verdicts
+from pyh2o.library.verdicts import Verdicts, keep_verdicts
 names = {path.name for path in LIBRARY_FOLDER.glob("libggml-cpu-*.so")}
 keep_verdicts(Verdicts(passed_over={name: "" for name in names - {sys.argv[1]}}))
 from pyh2o.errors import LibraryError
 try:
-    from pyh2o.llama.product_trial import run
+    from pyh2o.core.product_trial import run
 except LibraryError:
     sys.exit()  # no code for this processor
-from pyh2o.system.backends import weight_types
+from pyh2o.library.backends import weight_types
 run(weight_types(), on_gpus=False, rearranged=True)
 """
 

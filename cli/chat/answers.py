@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pyh2o.cache.statistics import KVStatistics, mib_text
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
-from pyh2o.text.cache_copies import WORTH
+from pyh2o.writing.cache_copies import WORTH
+from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_LENGTH, FINISH_STOP
 
 from ..endings import why_ended
 from ..terminal.interrupts import Interrupts

@@ -12,7 +12,7 @@ import typer
 
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.sessions.saved import SavedChat, last_chat
-from pyh2o.text.cache_copies import DEFAULT_MIB
+from pyh2o.writing.cache_copies import DEFAULT_MIB
 
 from .. import loading
 from ..errors import EXIT_ERROR

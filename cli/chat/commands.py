@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pyh2o.errors import SettingsError
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..terminal.terminal import stderr, terminal

@@ -25,8 +25,8 @@ from pyh2o.cache.rows import KeptTokens, kept_tokens
 from ..terminal.wording import count
 
 if TYPE_CHECKING:
+    from pyh2o.cache.recalled import RecalledSpan
     from pyh2o.core.text import Text as ModelText
-    from pyh2o.llama.recalled import RecalledSpan
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ARROW = "↑"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
+from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
 
 from ..errors import InputError, say_error
 from ..terminal.terminal import harmless, terminal

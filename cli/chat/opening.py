@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyh2o.cache.settings import ARCHIVE_MIB, saved_names
 from pyh2o.errors import OtherSettingsError
-from pyh2o.text.cache_copies import WORTH
+from pyh2o.writing.cache_copies import WORTH
 
 from ..errors import InputError, one_line
 from ..options import RunOptions

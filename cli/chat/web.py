@@ -14,10 +14,10 @@ from urllib.parse import quote
 import typer
 
 from pyh2o.errors import UnsupportedModelError
-from pyh2o.generation.sampling import Sampling
-from pyh2o.openai.limits import DEFAULT_STORE_MIB, Limits
+from pyh2o.limits import DEFAULT_STORE_MIB, Limits
 from pyh2o.sessions.saved import SavedChat
 from pyh2o.sessions.session_file import read_overview
+from pyh2o.writing.sampling import Sampling
 
 from ..errors import InputError
 from ..options import RunOptions
@@ -25,7 +25,7 @@ from ..terminal.terminal import terminal
 from .opening import saved_options, with_limit
 
 if TYPE_CHECKING:
-    from pyh2o.openai.server.models import AnyModel
+    from pyh2o.server.models import AnyModel
 
 HOST = "127.0.0.1"
 PORT = 8000
@@ -63,7 +63,7 @@ def chat_on_page(options: RunOptions, given: Set[str], opened: SavedChat | None)
         opened: the chat to go on with; None for a new one.
     """
     # Imported here because it loads llama.cpp, which `--help` must not wait for.
-    from pyh2o.openai.server import EmbeddingModel
+    from pyh2o.server import EmbeddingModel
     from pyh2o.sessions.identity import check_same_header
 
     from ..serving import Serving, run_server

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pyh2o.generation.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 from pyh2o.system.memory import resident_bytes
+from pyh2o.writing.finish import FINISH_INTERRUPTED, FINISH_UNTIL
 
 from ..endings import why_ended
 from ..errors import EXIT_INTERRUPTED, InputError
@@ -22,8 +22,8 @@ from ..terminal.wording import count, per_second
 from .story_file import StoryFile
 
 if TYPE_CHECKING:
-    from pyh2o.generation.repetition import Loop
     from pyh2o.sessions.story import Story
+    from pyh2o.writing.repetition import Loop
 
 NO_LIMIT = 0
 """What -n says for a story that goes on until the model ends it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..errors import LibraryError
 from ..library import LIBRARY_FOLDER, check_library
-from .loading import load_backends, open_ggml
+from ..library.loading import load_backends, open_ggml
 
 check_library()
 # in a checkout the compiled module is that of the installed package

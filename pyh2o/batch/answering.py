@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from ..engine import Engine
 from ..engine.requests import Terms
-from ..generation.sampling import LARGEST_SEED, Sampling
-from ..openai.limits import Limits
-from ..openai.server.bodies import ChatBody, CompletionBody
-from ..openai.server.refusals import RefusedError, body_refusal, refusal_of
-from ..openai.server.served_model import ServedModel
+from ..limits import Limits
+from ..server.bodies import ChatBody, CompletionBody
+from ..server.refusals import RefusedError, body_refusal, refusal_of
+from ..server.served_model import ServedModel
+from ..writing.sampling import LARGEST_SEED, Sampling
 from .reading import CHATS, BatchInput, BatchRequest, RequestLine
 
 OK = 200

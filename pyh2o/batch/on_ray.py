@@ -12,7 +12,7 @@ from typing import Any
 
 from ..cache.statistics import mib_text
 from ..errors import BatchError, MissingPackageError, ServerError, SettingsError
-from ..openai.server.refusals import one_line
+from ..server.refusals import one_line
 from .answering import usage
 from .ray_worker import Job, Worker
 from .reading import BatchRequest

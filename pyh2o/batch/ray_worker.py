@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..engine import Engine
 from ..errors import BatchError, PyH2OError, SettingsError
+from ..library import __version__
+from ..library.devices import why_no_gpu
 from ..sessions.identity import file_identity, settings_identity
-from ..system.devices import why_no_gpu
 from ..system.threads import physical_cores
 from .answering import Answers, Manner
 from .reading import BatchInput, BatchRequest

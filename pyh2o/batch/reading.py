@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from ..errors import BatchError
-from ..openai.server.bodies import Strict
-from ..openai.server.refusals import body_refusal
+from ..server.bodies import Strict
+from ..server.refusals import body_refusal
 
 CHATS = "/v1/chat/completions"
 

@@ -19,24 +19,24 @@ from llama_cpp import _internals as internals
 from llama_cpp.llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 from ..cache.kv_cache import FloatArray, IntArray
+from ..cache.recalled import RecalledSpan
 from ..cache.rows import HeavyHitter
 from ..cache.settings import Budget, EvictionSettings
+from ..cache.states import MISFIT
 from ..cache.statistics import KVStatistics
+from ..core.drawn import TextTokens
 from ..core.guard import TextGuard
 from ..core.model import READING, Model
 from ..core.parameters import FORMER, PARAMETER_NAMES, Parameters, check_names
 from ..core.text import Text
 from ..errors import BusyError, StateError
-from ..generation.drafts import FittingDrafts
-from ..generation.sampler import Draws
-from ..generation.writer import Writer
-from ..llama.recalled import RecalledSpan
-from ..llama.states import MISFIT
-from ..openai import completion
-from ..openai.chat import OpenAIChat, as_json_object
+from ..library.rpc import layers_text, parse_servers
 from ..policies import parse_policy
-from ..system.rpc import layers_text, parse_servers
-from ..text.drawn import TextTokens
+from ..writing.drafts import FittingDrafts
+from ..writing.sampler import Draws
+from ..writing.writer import Writer
+from . import completion
+from .chat import OpenAIChat, as_json_object
 
 Self = TypeVar("Self", bound="Llama")
 

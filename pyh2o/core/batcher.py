@@ -22,9 +22,9 @@ import llama_cpp
 import numpy as np
 
 from ..cache.breaking import breakable
+from ..cache.failures import decode_error, listen_anew
 from ..errors import ClosedError
-from ..generation.logits import LogitsArray
-from ..llama.failures import decode_error, listen_anew
+from .logits import LogitsArray
 from .pace import Pace
 
 # A text that was in the last batch is waited for so long: this share of the time that the batch

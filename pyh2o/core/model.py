@@ -25,19 +25,19 @@ from ..cache.kv_cache import KVCache
 from ..cache.loaded_model import check_model, learned_positions, least_cell_bytes, rotary_positions
 from ..cache.settings import Budget, EvictionSettings, check_window
 from ..errors import ModelError, SettingsError
-from ..llama.damage import LOGGER, check_file, check_header, load_failure
-from ..llama.file_identity import FileIdentity, identify
-from ..system.devices import has_own_kernels, why_no_gpu
+from ..library.devices import has_own_kernels, why_no_gpu
+from ..library.products import may_rearrange
+from ..library.rpc import ALL_LAYERS, Offloading
+from ..models.damage import LOGGER, check_file, check_header, load_failure
+from ..models.file_identity import FileIdentity, identify
 from ..system.memory import available_bytes
-from ..system.products import may_rearrange
-from ..system.rpc import ALL_LAYERS, Offloading
-from ..text.detokenizer import PieceDetokenizer, detokenize
-from ..text.drawn import DrawnTexts, TextTokens
-from ..text.vocabulary import tokenize
 from .batcher import Batcher
 from .chat_formats import ChatFormats
+from .detokenizer import PieceDetokenizer, detokenize
+from .drawn import DrawnTexts, TextTokens
 from .guard import ModelGuard
 from .parameters import Parameters, check_count
+from .vocabulary import tokenize
 
 if TYPE_CHECKING:
     from .text import Text

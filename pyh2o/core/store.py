@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SettingsError
-from ..text.beginnings import is_beginning, n_common
+from .beginnings import is_beginning, n_common
 
 IntArray = npt.NDArray[np.intc]
 

@@ -13,20 +13,20 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from ..cache import recalled, states
+from ..cache.archive_file import ArchiveFile
 from ..cache.eviction import Eviction, mib
 from ..cache.full_cache import FullCache
 from ..cache.kv_cache import FloatArray, IntArray, KVCache
+from ..cache.recalled import RecalledSpan
 from ..cache.rows import HeavyHitter, heavy_hitters
 from ..cache.statistics import KVStatistics
 from ..cache.text_cache import TextCache
 from ..cache.watched import WatchedCache
 from ..errors import DecodeError, EvictedError, StateError
-from ..generation.logits import LogitsArray, are_numbers
-from ..llama import recalled, states
-from ..llama.archive_file import ArchiveFile
-from ..llama.recalled import RecalledSpan
 from .batcher import Job
 from .guard import TextGuard
+from .logits import LogitsArray, are_numbers
 from .model import Model
 
 # Tokens of the text that are made room for at once.

@@ -7,10 +7,10 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from ..cache.statistics import KVStatistics
+from ..compat import completion
 from ..compat.llama import Llama
 from ..core.text import Text
 from ..errors import SettingsError
-from ..openai import completion
 
 
 @dataclass(frozen=True)

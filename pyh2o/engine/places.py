@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
+from ..core.beginnings import n_common
 from ..core.store import IntArray, StoredText, TextStore
 from ..errors import PyH2OError
-from ..text.beginnings import n_common
-from ..text.cache_copies import WORTH, cannot_go_back
+from ..writing.cache_copies import WORTH, cannot_go_back
 from .place import Place
 
 # A beginning that several texts have is kept for the next ones if it has so many tokens.

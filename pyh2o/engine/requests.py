@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llama_cpp import StoppingCriteriaList
 
+from ..compat.completion import CompletionRequest, completion_tokens, token_limit
 from ..compat.llama import Llama
-from ..openai.completion import CompletionRequest, completion_tokens, token_limit
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.detokenizer import detokenizer
 from ..core.text import Text
 from ..errors import PyH2OError
-from ..generation.finish import FINISH_INTERRUPTED, FINISH_REPETITION
-from ..generation.generation import Generation
-from ..generation.repetition import EndlessText
-from ..generation.sampling import LARGEST_SEED
-from ..text.chat_template import ChatTemplate
-from ..text.detokenizer import detokenizer
-from ..text.pieces import Piece, TextPieces
+from ..writing.chat_template import ChatTemplate
+from ..writing.finish import FINISH_INTERRUPTED, FINISH_REPETITION
+from ..writing.generation import Generation
+from ..writing.pieces import Piece, TextPieces
+from ..writing.repetition import EndlessText
+from ..writing.sampling import LARGEST_SEED
 from .turns import Turn
 
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..core.beginnings import n_common
 from ..core.text import HasText, Text, text_of
 from ..errors import PyH2OError, SettingsError
-from ..generation.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
-from ..generation.sampling import Sampling
-from ..generation.writer import Writer
-from ..text.beginnings import n_common
-from ..text.cache_copies import DEFAULT_MIB, CacheCopies
-from ..text.cached_text import CachedText
-from ..text.chat_template import ChatTemplate
-from ..text.prompt import check_message
+from ..writing.cache_copies import DEFAULT_MIB, CacheCopies
+from ..writing.cached_text import CachedText
+from ..writing.chat_template import ChatTemplate
+from ..writing.finish import FINISH_INTERRUPTED, FINISH_STOP, finish_without_room
+from ..writing.prompt import check_message
+from ..writing.sampling import Sampling
+from ..writing.writer import Writer
 from .answers import Answer, LatestAnswer, answer_seed
 from .identity import model_identity, settings_identity
 from .layout import Layout, Places, lay_out

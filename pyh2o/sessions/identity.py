@@ -11,7 +11,7 @@ from ..cache.settings import saved_names
 from ..core.model import Model
 from ..core.parameters import KV_TYPES
 from ..errors import OtherSettingsError, SessionError
-from ..llama.file_identity import identify
+from ..models.file_identity import identify
 from .records import Count, Range, Scalar, in_one_line, record_of, value_of
 from .session_file import damage_found
 

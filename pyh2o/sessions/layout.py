@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ..core.beginnings import n_common
 from ..core.text import Text
 from ..errors import SettingsError
-from ..text.beginnings import n_common
-from ..text.cached_text import Span
-from ..text.chat_template import ChatTemplate
+from ..writing.cached_text import Span
+from ..writing.chat_template import ChatTemplate
 from .pins import Pins, check_room, merged
 from .turns import Turn
 

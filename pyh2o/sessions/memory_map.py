@@ -13,7 +13,7 @@ from ..cache.rows import KeptTokens, kept_tokens
 from ..cache.statistics import KVStatistics
 from ..cache.watched import WatchedCache
 from ..errors import SettingsError
-from ..text.cached_text import Span
+from ..writing.cached_text import Span
 
 # Of the tokens that left the newest spans are told: a map is as large for any text.
 MOST_LEFT_SPANS = 4096

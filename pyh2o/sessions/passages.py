@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..cache.rows import kept_tokens
 from ..errors import PyH2OError
-from ..text.cached_text import Span
+from ..writing.cached_text import Span
 from .conversation import Conversation
 from .token_texts import TokenTexts
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..core.text import Text
 from ..errors import SettingsError
-from ..text.cached_text import Span
+from ..writing.cached_text import Span
 
 # Spans as a session's header has them.
 Pins = tuple[Span, ...]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ..core.text import Text
 from ..errors import OtherSettingsError
-from ..generation.finish import (
+from ..writing.chat_template import ChatTemplate
+from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
     FINISH_REPETITION,
     FINISH_STOP,
     FINISH_TRAINED_CONTEXT,
 )
-from ..generation.sampling import Sampling
-from ..text.chat_template import ChatTemplate
+from ..writing.sampling import Sampling
 from .identity import (
     ModelIdentity,
     Settings,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..generation.finish import (
+from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_LENGTH,
     FINISH_REPETITION,
@@ -14,7 +14,7 @@ from ..generation.finish import (
     FINISH_TRAINED_CONTEXT,
     FINISH_UNTIL,
 )
-from ..generation.sampling import Sampling
+from ..writing.sampling import Sampling
 from .identity import ModelIdentity, Settings, check_settings
 from .pins import check_pins
 from .records import Count, Seconds, in_one_line, record_of

@@ -25,25 +25,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.beginnings import n_common
+from ..core.detokenizer import Detokenizer, detokenizer
 from ..core.text import HasText, Text, text_of
 from ..errors import ContextLimitError, PyH2OError, SessionError, SettingsError
-from ..generation.finish import (
+from ..writing.cache_copies import DEFAULT_MIB
+from ..writing.cached_text import CachedText
+from ..writing.finish import (
     FINISH_INTERRUPTED,
     FINISH_REPETITION,
     FINISH_STOP,
     FINISH_UNTIL,
     finish_without_room,
 )
-from ..generation.generation import Generation
-from ..generation.repetition import Loop, RepetitionGuard
-from ..generation.sampling import Sampling
-from ..generation.writer import Writer
-from ..text.beginnings import n_common
-from ..text.cache_copies import DEFAULT_MIB
-from ..text.cached_text import CachedText
-from ..text.detokenizer import Detokenizer, detokenizer
-from ..text.pieces import Piece, TextPieces
-from ..text.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
+from ..writing.generation import Generation
+from ..writing.pieces import Piece, TextPieces
+from ..writing.prompt import check_prompt, prompt_text, prompt_tokens, suffix_tokens
+from ..writing.repetition import Loop, RepetitionGuard
+from ..writing.sampling import Sampling
+from ..writing.writer import Writer
 from .identity import check_same_header, check_tokens, model_identity, settings_identity
 from .pins import check_room
 from .records import in_one_line, record_of

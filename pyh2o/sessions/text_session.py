@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.text import Text
 from ..errors import SettingsError
-from ..text.cached_text import CachedText
+from ..writing.cached_text import CachedText
 from .pins import Pins, check_room, merged, without
 from .session_file import Session, write_session
 

@@ -6,9 +6,9 @@ import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from ..core.detokenizer import PieceDetokenizer, detokenizer
 from ..core.model import Model
-from ..text.cached_text import Span
-from ..text.detokenizer import PieceDetokenizer, detokenizer
+from ..writing.cached_text import Span
 
 
 class TokenTexts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from ..generation.finish import FINISH_STOP
+from ..writing.finish import FINISH_STOP
 from .records import Count, Range
 
 # So many answers that were replaced are kept; of more, the one that was replaced first goes.

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from pyh2o import Conversation, Llama
-from pyh2o.generation.sampling import Sampling
-from pyh2o.text.cache_copies import DEFAULT_MIB
+from pyh2o.writing.cache_copies import DEFAULT_MIB
+from pyh2o.writing.sampling import Sampling
 
 from ..eval.model import english_text, plain_tokens
 from .common import median_and_range, open_model, parser_of

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyh2o.compat.llama import Llama
-from pyh2o.generation.repetition import RepetitionGuard
-from pyh2o.generation.sampling import Sampling
-from pyh2o.generation.writer import Writer
 from pyh2o.system.memory import resident_bytes
+from pyh2o.writing.repetition import RepetitionGuard
+from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.writer import Writer
 from research.eval.metrics import log_softmax, surprises
 
 from .common import open_model, parser_of

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from pyh2o.cache.settings import DEFAULT_POLICY, EvictionSettings, Positions
 from pyh2o.errors import SettingsError
-from pyh2o.generation.sampling import Sampling
-from pyh2o.system.machine import machine_facts
+from pyh2o.library.devices import machine_facts
+from pyh2o.writing.sampling import Sampling
 
 from .arguments import (
     add_compute,

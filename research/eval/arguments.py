@@ -37,7 +37,7 @@ def compute_of(given: argparse.Namespace) -> Compute:
     Raises:
         SettingsError: a server's address that is none.
     """
-    from pyh2o.system import rpc
+    from pyh2o.library import rpc
 
     servers = rpc.parse_servers([given.rpc]) if given.rpc else ()
     layers = given.gpu_layers

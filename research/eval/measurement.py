@@ -19,10 +19,10 @@ import numpy as np
 from pyh2o.cache.settings import Positions
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.llama.damage import check_file
+from pyh2o.library.devices import machine_facts
+from pyh2o.models.damage import check_file
 from pyh2o.policies import parse_policy
 from pyh2o.sessions.identity import file_identity
-from pyh2o.system.machine import machine_facts
 
 from .arguments import say
 from .caches import (

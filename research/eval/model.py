@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 from pyh2o.cache.settings import LEAST_WINDOW
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import ModelError, SettingsError
-from pyh2o.llama.gguf_file import files_of
+from pyh2o.models.gguf_file import files_of
 
 from .caches import FULL_CACHE, Compute, open_llama
 

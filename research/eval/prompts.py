@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pyh2o.compat.llama import Llama
-from pyh2o.generation.writer import Writer
-from pyh2o.text.chat_template import ChatTemplate
-from pyh2o.text.detokenizer import detokenize, detokenizer
+from pyh2o.core.detokenizer import detokenize, detokenizer
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.writer import Writer
 
 from .model import bos_tokens, plain_tokens
 from .reading import GREEDY

@@ -20,9 +20,9 @@ import numpy as np
 
 from pyh2o.compat.llama import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
-from pyh2o.text.prompt import prompt_tokens
+from pyh2o.writing.prompt import prompt_tokens
+from pyh2o.writing.sampling import Sampling
 
 from .caches import FULL_CACHE, check_budgets, check_full
 from .measurement import OF_CACHE, Job, Measurement, Settings, count_of, grouped, mean_of

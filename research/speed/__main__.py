@@ -20,8 +20,8 @@ from pyh2o.bench.turns import Figures, Turns
 from pyh2o.cache.settings import DEFAULT_POLICY, whole_blocks
 from pyh2o.cache.statistics import mib_text
 from pyh2o.errors import SettingsError
+from pyh2o.library.devices import machine_facts
 from pyh2o.policies import parse_policy
-from pyh2o.system.machine import machine_facts
 
 from ..eval.arguments import (
     add_compute,

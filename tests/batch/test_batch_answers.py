@@ -13,7 +13,7 @@ import pytest
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.generation.sampling import LARGEST_SEED, Sampling
+from pyh2o.writing.sampling import LARGEST_SEED, Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import EXACT_ROWS, tiny_llama
 

@@ -12,7 +12,7 @@ import pytest
 from full_disk import full_disk
 from needed import needed
 from pyh2o.errors import BatchError
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 
 NAME = "the server's packages"
 answering = needed("pyh2o.batch.answering", name=NAME)

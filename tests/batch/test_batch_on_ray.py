@@ -20,14 +20,14 @@ from fake_story import names, tiny_model
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.errors import BatchError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.identity import file_identity
+from pyh2o.writing.sampling import Sampling
 from ray_clusters import processes_below, two_workers
 from tiny_llama import EXACT_ROWS, ONE_THREAD
 
 if find_spec("ray") is None:  # imported when there is a cluster: it reads the environment then
     pytest.skip("needs ray: pip install '.[integrations]'", allow_module_level=True)
-needed("pyh2o.openai.server", name="the server's packages")
+needed("pyh2o.server", name="the server's packages")
 
 from pyh2o.batch.answering import Manner  # noqa: E402
 from pyh2o.batch.journal import BatchHead  # noqa: E402

@@ -10,9 +10,9 @@ import pytest
 
 from needed import needed
 from pyh2o.errors import BatchError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.identity import file_identity
 from pyh2o.system.threads import physical_cores
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import ONE_THREAD
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pyh2o.llama.recalled import (
+from pyh2o.cache.recalled import (
     AROUND_PEAK,
     MOST_OF_A_WORD,
     MOST_PASSAGES,

@@ -20,7 +20,7 @@ from cli_fakes import (
     run_program,
 )
 from pyh2o.errors import ContextLimitError
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 from scripted_chat import RecordedConversation, Script, ScriptedModel, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 

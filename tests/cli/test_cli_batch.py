@@ -17,7 +17,7 @@ from needed import needed
 from pyh2o.cli import loading
 from tiny_chat import CHATML, write_chat_gguf
 
-needed("pyh2o.openai.server", name="the server's packages")
+needed("pyh2o.server", name="the server's packages")
 on_ray = needed("pyh2o.batch.on_ray")
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -9,7 +9,7 @@ import pytest
 from cli_fakes import Output, press_ctrl_c, run
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, UnsupportedModelError
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 from scripted_chat import (
     RecordedConversation,
     Script,

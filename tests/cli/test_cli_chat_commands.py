@@ -11,7 +11,7 @@ import pytest
 from cli_fakes import Output, cache_with, run
 from pyh2o.cli.chat.answers import Answer, footer
 from pyh2o.cli.chat.commands import COMMANDS
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 from scripted_chat import RecordedConversation, Script, ScriptedModel, answers_of, notes_of, said
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 

@@ -18,9 +18,9 @@ from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.chat.command import UNLIMITED
 from pyh2o.cli.options import KVType, RunOptions
 from pyh2o.core.text import Text
-from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import TOVA
 from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.writing.sampling import Sampling
 from scripted_chat import Person, RecordedConversation, ScriptedModel, answers_of, chat_with
 
 pytestmark = pytest.mark.usefixtures("surroundings")

@@ -21,11 +21,10 @@ from cli_fakes import PATIENCE, run
 from pyh2o import _native  # noqa: F401  # loads the library
 from pyh2o.cli import doctor
 from pyh2o.cli.doctor import without_home
-from pyh2o.library import LIBRARY_FOLDER
-from pyh2o.system import devices, machine, products
-from pyh2o.system.products import Products
+from pyh2o.library import LIBRARY_FOLDER, devices, machine, products
+from pyh2o.library.products import Products
+from pyh2o.library.verdicts import Verdicts
 from pyh2o.system.threads import physical_cores
-from pyh2o.system.verdicts import Verdicts
 
 RIGHT = Products("", right=("F32", "Q4_0"), plain={}, wrong={}, unknown=())
 CARD = SimpleNamespace(name="card", free_bytes=lambda: 2**30, total_bytes=lambda: 2**31)

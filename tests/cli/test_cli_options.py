@@ -11,8 +11,8 @@ from cli_fakes import run
 from fake_story import FakeModel
 from pyh2o.cache.settings import EvictionSettings
 from pyh2o.cli.options import KVType, RunOptions
-from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import Snap
+from pyh2o.writing.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -118,7 +118,7 @@ def test_what_a_server_recalls_into(
     mib: int,
 ) -> None:
     """As a chat that is not saved, so that a chat of the terminal goes on there."""
-    needed("pyh2o.openai.server", name="the server's packages")
+    needed("pyh2o.server", name="the server's packages")
     served: list[ModelOptions] = []
 
     def sources(serving: Serving, _given: object) -> None:

@@ -19,7 +19,7 @@ N_THREADS = 6
 COUNTING = f"""
 import ctypes, sys, threading
 from pyh2o.cli.app import main
-from pyh2o.openai import server
+from pyh2o import server
 
 def count(_app, _listener, **_settings):
     all_there = threading.Barrier({N_THREADS})
@@ -45,7 +45,7 @@ main()
 GIVING_BACK = """
 import os, signal
 from pyh2o.cli.app import main
-from pyh2o.openai.server import app
+from pyh2o.server import app
 
 def give_back():
     print("given back", flush=True)

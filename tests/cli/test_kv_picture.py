@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from cli_fakes import cache_with
+from pyh2o.cache.recalled import RecalledSpan
 from pyh2o.cache.rows import KeptTokens, kept_tokens
 from pyh2o.cache.statistics import KVStatistics
 from pyh2o.cli.chat.kv_picture import arrows, kv_picture, strip
-from pyh2o.llama.recalled import RecalledSpan
 from random_cases import Cases
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

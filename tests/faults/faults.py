@@ -87,7 +87,7 @@ def load_everything() -> None:
     import uvicorn  # noqa: F401
 
     import pyh2o.cli.app
-    import pyh2o.openai.server
+    import pyh2o.server
     import pyh2o.sessions.conversation
     import pyh2o.sessions.story  # noqa: F401
 

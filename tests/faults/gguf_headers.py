@@ -78,7 +78,7 @@ def try_all(options: argparse.Namespace, work: Path) -> int:
     sys.path.insert(0, str(HELPERS))
     # what all forks need
     import gguf_mutations  # noqa: F401
-    import pyh2o.llama  # noqa: F401
+    import pyh2o.models.damage  # noqa: F401
 
     images = tiny_images(work)
     if options.repeat:
@@ -241,8 +241,8 @@ def write_anew(path: Path, content: bytes) -> Path:
 
 def outcome(use: Callable[[], bool]) -> dict[str, str]:
     """What becomes of a file: its `kind`, and the `text` of what was raised."""
+    from pyh2o.cache.failures import NO_NUMBERS
     from pyh2o.errors import PyH2OError
-    from pyh2o.llama.failures import NO_NUMBERS
 
     allow_seconds(SECONDS)
     try:

@@ -33,7 +33,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYH2O_CHATS", str(tmp_path / "chats"))
     monkeypatch.setenv("PYH2O_CONFIG", os.devnull)
     # Layers would go on a GPU by themselves, and what is computed there is rounded otherwise.
-    monkeypatch.setattr("pyh2o.system.devices.find_gpus", tuple)
+    monkeypatch.setattr("pyh2o.library.devices.find_gpus", tuple)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from pyh2o import Llama
-from pyh2o.generation.sampling import Sampling
-from pyh2o.generation.writer import Writer
 from pyh2o.sessions import conversation
+from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.writer import Writer
 
 CYCLE = (300, 310, 320)
 

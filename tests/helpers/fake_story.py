@@ -17,8 +17,8 @@ from cli_fakes import Output, run
 from pyh2o import Llama
 from pyh2o.cli import loading
 from pyh2o.cli.options import ModelOptions
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import story
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 

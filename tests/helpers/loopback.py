@@ -15,8 +15,8 @@ import uvicorn
 
 from good_bodies import CHAT, COMPLETIONS, GOOD
 from pyh2o.engine import Engine
-from pyh2o.openai.server import Limits, ModelSource, ServedModel, ServedModels, create_app
-from pyh2o.openai.server.app import server_config
+from pyh2o.server import Limits, ModelSource, ServedModel, ServedModels, create_app
+from pyh2o.server.app import server_config
 
 PATIENCE = 120
 """Seconds after which a test gives up: far more than is needed even on a busy machine."""

@@ -23,9 +23,9 @@ from pyh2o.cli.chat import answers, command
 from pyh2o.cli.chat.input import PROMPT, ScriptSource
 from pyh2o.cli.options import ModelOptions, RunOptions
 from pyh2o.core.text import Text
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import conversation as conversation_module
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama
 

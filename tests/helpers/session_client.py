@@ -10,7 +10,7 @@ from typing import Any
 
 from loopback import PATIENCE, LoopbackServer, Reply
 from pyh2o.engine import Engine
-from pyh2o.openai.server import ServedModels
+from pyh2o.server import ServedModels
 
 SESSIONS = "/v1/sessions"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from many_texts import tiny_engine
+from pyh2o.core.embedding import Embedder
 from pyh2o.core.parameters import Parameters
-from pyh2o.llama.embedding import Embedder
-from pyh2o.openai.server import EmbeddingModel, Limits, ModelSource, ServedModel
+from pyh2o.server import EmbeddingModel, Limits, ModelSource, ServedModel
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import ONE_THREAD
 

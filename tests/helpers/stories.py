@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pyh2o import Llama
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 
 PROMPT = "Once upon a time"
 LOOPING = Sampling(temperature=0, repeat_penalty=1)

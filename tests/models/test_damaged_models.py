@@ -16,9 +16,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 import tiny_gguf
 from gguf_image import ARRAY, FLOAT32, INT32, STRING, UINT16, UINT32, Image, Pair, read_image
 from pyh2o.errors import ModelError
-from pyh2o.llama.damage import check_header
-from pyh2o.llama.gguf_file import files_of
-from pyh2o.llama.header import read_header
+from pyh2o.models.damage import check_header
+from pyh2o.models.gguf_file import files_of
+from pyh2o.models.header import read_header
 from reference_rows import last_logits
 from research.eval.model import read_model
 from tiny_gguf import ALL_VARIANTS, write_tiny_gguf

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import pyh2o
-from pyh2o._native import loading
-from pyh2o._native.loading import load_backends
 from pyh2o.errors import LibraryError
-from pyh2o.library import LIBRARY_FOLDER
-from pyh2o.system.verdicts import Verdicts
+from pyh2o.library import LIBRARY_FOLDER, loading
+from pyh2o.library.loading import load_backends
+from pyh2o.library.verdicts import Verdicts
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "native" / "include" / "llama-h2o.h"
@@ -140,7 +139,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
     # a wheel has one for each kind of processor
     for library in (package / "lib").glob("libggml-cpu*"):
         library.unlink()
-    for module in ("compat.llama", "system.devices"):
+    for module in ("compat.llama", "library.devices"):
         result = run_python(f"import pyh2o.{module}", folder=tmp_path)
         assert result.returncode == 1
         message = result.stderr.splitlines()[-1]
@@ -152,7 +151,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path: Path) -> None:
 def test_libraries_in_the_current_folder_are_not_loaded(tmp_path: Path) -> None:
     """ggml that is not told where to look takes those."""
     here = shutil.copytree(LIBRARY_FOLDER, tmp_path / "here")
-    code = "from pyh2o.system.backends import cpu_library; print(cpu_library())"
+    code = "from pyh2o.library.backends import cpu_library; print(cpu_library())"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True
     )

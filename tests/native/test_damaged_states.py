@@ -12,8 +12,8 @@ import pytest
 
 from checksums import checksum
 from pyh2o import Llama
+from pyh2o.cache.states import read_state
 from pyh2o.errors import StateError
-from pyh2o.llama.states import read_state
 from state_parts import N_LAYER, SIZES, State
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

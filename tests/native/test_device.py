@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyh2o import build_info
-from pyh2o.system.devices import gpu_names
+from pyh2o.library.devices import gpu_names
 from rpc_servers import rpc_server
 from some_policies import in_research
 from tiny_gguf import write_tiny_gguf

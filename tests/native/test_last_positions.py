@@ -14,8 +14,8 @@ import pytest
 from checksums import checksum
 from pyh2o import Llama
 from pyh2o.cache.kv_cache import MOST_POSITIONS
+from pyh2o.cache.states import read_state
 from pyh2o.errors import ContextLimitError
-from pyh2o.llama.states import read_state
 from reference_rows import last_logits
 from state_parts import N_LAYER, SIZES, RecallPart, State
 from tiny_gguf import write_tiny_gguf

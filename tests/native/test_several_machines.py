@@ -198,7 +198,7 @@ def test_a_busy_server_is_not_waited_for(
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"loaded\n"
-    monkeypatch.setattr("pyh2o.system.rpc.PATIENCE", 0.5)
+    monkeypatch.setattr("pyh2o.library.rpc.PATIENCE", 0.5)
     with pytest.raises(ServerError, match="busy with another program"):
         tiny_llama(path, rpc_servers=server)
     monkeypatch.undo()

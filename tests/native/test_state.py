@@ -12,9 +12,9 @@ import pytest
 
 from oracle import assert_same_steps, clear_steps
 from pyh2o import Llama
+from pyh2o.cache.states import read_state
 from pyh2o.core.parameters import KV_TYPES
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.llama.states import read_state
 from reference_rows import last_logits
 from research.reference import ReferenceLlama
 from tiny_gguf import write_tiny_gguf

@@ -14,7 +14,7 @@ import browser as browsers
 from many_texts import tiny_engine
 from needed import needed
 from pyh2o.engine import Engine
-from pyh2o.openai.limits import Limits
+from pyh2o.limits import Limits
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 56, "recent": 32, "slack": 16, "recall": 24}

@@ -34,7 +34,7 @@ from needed import needed
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 serving = needed("serving_program", name="the server's packages")
-server = needed("pyh2o.openai.server", name="the server's packages")
+server = needed("pyh2o.server", name="the server's packages")
 
 PHONE = {"viewport": {"width": 375, "height": 667}, "has_touch": True, "is_mobile": True}
 ENDLESS = {"message": "a long answer", "max_tokens": 10**6}

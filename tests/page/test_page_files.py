@@ -10,7 +10,7 @@ import pytest
 
 from needed import needed
 
-page = needed("pyh2o.openai.server.page", name="the server's packages")
+page = needed("pyh2o.server.page", name="the server's packages")
 fastapi = needed("fastapi", name="the server's packages")
 testclient = needed("starlette.testclient", name="httpx")
 

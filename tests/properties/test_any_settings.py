@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pyh2o import Llama
 from pyh2o.cache.settings import Budget, EvictionSettings
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.policies import POLICIES, parse_policy
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, or_refusal, refused

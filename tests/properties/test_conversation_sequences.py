@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from conversations import Trap, check_positions, next_logits, said
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SettingsError
-from pyh2o.generation.sampling import Sampling
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, refused

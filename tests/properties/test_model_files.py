@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conversations import check_positions, said
 from pyh2o import Conversation, Llama
-from pyh2o.llama.header import read_header
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.models.header import read_header
+from pyh2o.writing.chat_template import ChatTemplate
 from tiny_chat import CHATML, LLAMA_2, MISTRAL, write_chat_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, or_refusal

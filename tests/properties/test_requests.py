@@ -16,7 +16,7 @@ from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD, TOOL
 from many_texts import tiny_engine
 from mutations import Edit, Oddity, edited, edits, json_bytes, made_odd, oddities
 from needed import needed
-from pyh2o.openai.limits import Limits
+from pyh2o.limits import Limits
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tries import Tries
 

@@ -16,8 +16,8 @@ from conversations import EVICTING, next_logits, said
 from mutations import edited, edits, json_bytes, made_odd, oddities
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 from rewritten_sessions import HEADER, KV, TOKENS, members_of, session_of
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama

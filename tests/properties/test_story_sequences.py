@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyh2o import Llama
 from pyh2o.errors import SettingsError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama
 from tries import Tries, refused

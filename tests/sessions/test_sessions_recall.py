@@ -11,7 +11,7 @@ import pytest
 
 from conversations import SYSTEM, check_positions, in_cache, refuse, said, text_of
 from pyh2o import Conversation, Llama
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 from stories import Result, cuts, in_pieces, whole
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 from tiny_llama import tiny_llama

@@ -17,9 +17,9 @@ from conversations import (
 )
 from pyh2o import Llama
 from pyh2o.core.text import Text
-from pyh2o.generation.sampling import Sampling
-from pyh2o.generation.writer import Writer
 from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.writer import Writer
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 

@@ -27,14 +27,10 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import (
-    PyH2OError,
-    SettingsError,
-    UnsupportedModelError,
-)
-from pyh2o.generation.sampling import Sampling
+from pyh2o.errors import PyH2OError, SettingsError, UnsupportedModelError
 from pyh2o.models import demo_model_path
 from pyh2o.sessions import conversation as conversation_module
+from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML
 from tiny_llama import ONE_THREAD, tiny_llama
 

@@ -17,9 +17,9 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.generation.sampling import Sampling
 from pyh2o.models import demo_model_path
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.sampling import Sampling
 from tiny_llama import ONE_THREAD, tiny_llama
 
 

@@ -25,9 +25,9 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError, SessionError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.pins import Pins
 from pyh2o.sessions.turns import MOST_KEPT
+from pyh2o.writing.sampling import Sampling
 from rewritten_sessions import change_header
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama

@@ -27,7 +27,7 @@ from conversations import (
 )
 from pyh2o import Conversation, Llama
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.sampling import Sampling
+from pyh2o.writing.sampling import Sampling
 from tiny_llama import tiny_llama
 
 SAMPLING = Sampling(temperature=1.2, top_k=0, seed=5, frequency_penalty=0.5)

@@ -9,7 +9,7 @@ import pytest
 from conversations import EVICTING, said, text_of
 from cycling import CYCLE, let_answers_cycle
 from pyh2o import Conversation, Llama
-from pyh2o.generation.repetition import ENDLESS_MATCHES
+from pyh2o.writing.repetition import ENDLESS_MATCHES
 from tiny_llama import tiny_llama
 
 MOST = 1000

@@ -26,10 +26,10 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama, Turn
-from pyh2o.generation.sampling import Sampling
-from pyh2o.generation.writer import Writer
 from pyh2o.sessions.answers import answer_seed
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.writer import Writer
 from tiny_chat import CHATML, LLAMA_2, RESPONSE, write_chat_gguf
 from tiny_llama import tiny_llama
 

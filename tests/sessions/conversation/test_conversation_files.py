@@ -23,11 +23,8 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import (
-    PyH2OError,
-    SessionError,
-)
-from pyh2o.generation.sampling import Sampling
+from pyh2o.errors import PyH2OError, SessionError
+from pyh2o.writing.sampling import Sampling
 from rewritten_sessions import change_header
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama

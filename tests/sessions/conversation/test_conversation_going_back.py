@@ -26,10 +26,10 @@ from many_texts import at_once, tiny_engine
 from pyh2o import Conversation, Llama
 from pyh2o.engine import Engine
 from pyh2o.errors import SettingsError, StateError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions import answers
 from pyh2o.sessions import conversation as conversation_module
-from pyh2o.text.cache_copies import WORTH
+from pyh2o.writing.cache_copies import WORTH
+from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 

@@ -16,11 +16,9 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation
-from pyh2o.errors import (
-    ContextLimitError,
-)
-from pyh2o.generation.sampling import Sampling
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.errors import ContextLimitError
+from pyh2o.writing.chat_template import ChatTemplate
+from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 

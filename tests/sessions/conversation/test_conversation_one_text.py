@@ -16,9 +16,7 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import (
-    PyH2OError,
-)
+from pyh2o.errors import PyH2OError
 from tiny_llama import tiny_llama
 
 

@@ -11,9 +11,9 @@ import pytest
 from conversations import EVICTING, FULL, SHORT, SYSTEM, check_positions, in_cache, said, text_of
 from pyh2o import Conversation
 from pyh2o.errors import OtherSettingsError, SessionError, SettingsError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.passages import pin_sentences, pinned_passages
 from pyh2o.sessions.session_file import read_session, write_session
+from pyh2o.writing.sampling import Sampling
 from tiny_chat import CHATML, write_chat_gguf
 from tiny_llama import tiny_llama
 

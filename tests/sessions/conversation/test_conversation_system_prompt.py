@@ -20,10 +20,8 @@ from conversations import (
     text_of,
 )
 from pyh2o import Conversation, Llama
-from pyh2o.errors import (
-    SettingsError,
-)
-from pyh2o.text.chat_template import ChatTemplate
+from pyh2o.errors import SettingsError
+from pyh2o.writing.chat_template import ChatTemplate
 from tiny_chat import GEMMA
 from tiny_llama import tiny_llama
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyh2o.errors import SessionError
-from pyh2o.llama import file_identity
+from pyh2o.models import file_identity
 from pyh2o.sessions.identity import (
     check_same_header,
     check_tokens,

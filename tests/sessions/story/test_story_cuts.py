@@ -10,8 +10,8 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.errors import PyH2OError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 from stories import LOOPING, PROMPT, cuts, in_pieces, result, whole
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

@@ -8,9 +8,9 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
-from pyh2o.text.cache_copies import WORTH
+from pyh2o.writing.cache_copies import WORTH
+from pyh2o.writing.sampling import Sampling
 from stories import PROMPT
 
 EDITED = [

@@ -9,9 +9,9 @@ import pytest
 
 from pyh2o import Llama
 from pyh2o.errors import ContextLimitError, SettingsError
-from pyh2o.generation.repetition import MANY_LOOPS, MANY_LOOPS_TOKENS, STRICT_TOKENS, Loop
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.story import Story
+from pyh2o.writing.repetition import MANY_LOOPS, MANY_LOOPS_TOKENS, STRICT_TOKENS, Loop
+from pyh2o.writing.sampling import Sampling
 from stories import LOOPING, PROMPT, in_pieces, result, whole
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

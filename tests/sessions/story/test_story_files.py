@@ -10,9 +10,9 @@ import pytest
 from conversations import held_by_all
 from pyh2o import Llama
 from pyh2o.errors import SessionError, SettingsError, StateError
-from pyh2o.generation.sampling import Sampling
 from pyh2o.sessions.session_file import read_session, write_session
 from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
 from stories import PROMPT, result, whole
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import tiny_llama

@@ -1,0 +1,68 @@
+"""Tokens that llama.cpp could not evaluate: an error that says why, which only its log does."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import llama_cpp
+from llama_cpp._logger import llama_log_callback
+
+from ..errors import DecodeError
+from .scoring import take_error
+
+# What a compaction says of attention that rows cannot be put in order by (h2o-compaction.cpp).
+NO_NUMBERS = "the attention of the model is infinite or no number"
+# Of ggml_log_level.
+_ERROR = 4
+
+
+class _Heard(threading.local):
+    """What llama.cpp has called an error, in this thread: the first line since a batch began."""
+
+    line = ""
+
+
+_heard = _Heard()
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _listen(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    if level == _ERROR and not _heard.line:
+        _heard.line = text.decode(errors="replace").strip()
+    llama_log_callback(level, text, user_data)
+
+
+llama_cpp.llama_log_set(_listen, ctypes.c_void_p(0))
+
+
+def listen_anew() -> None:
+    """Forget what was said of batches before."""
+    _heard.line = ""
+    take_error()
+
+
+def decode_error(status: int) -> BaseException:
+    """Why a batch has failed in this thread.
+
+    Args:
+        status: what llama_decode has returned.
+
+    Returns:
+        DecodeError, or what the policy has raised at a compaction.
+    """
+    raised = take_error()
+    if raised is not None:
+        return raised
+    said = _heard.line
+    if said.endswith(NO_NUMBERS):
+        return DecodeError(
+            f"{NO_NUMBERS}, so that no rows can be chosen: its file is damaged or was converted "
+            "wrongly; get it again, or use another model"
+        )
+    # what comes first is the name of a function
+    cause = f": {said.partition(': ')[2] or said}" if said else ""
+    return DecodeError(
+        f"llama.cpp could not evaluate the tokens (llama_decode returned {status}){cause}; "
+        "verbose=True (--verbose) shows its log"
+    )

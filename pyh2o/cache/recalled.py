@@ -1,0 +1,97 @@
+"""The passages among what was evicted that a text has looked at, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..core.text import Text
+    from .kv_cache import WeightArray
+
+MOST_PASSAGES = 8
+# Tokens of a passage around a peak, and those that the peak is looked for in: a head looks at one
+# token of a word, and another at the next.
+AROUND_PEAK = 48
+PEAK = 16
+# A passage becomes so much longer at each end at most, to begin and to end with whole words.
+MOST_OF_A_WORD = 16
+
+
+@dataclass(frozen=True)
+class RecalledSpan:
+    """A passage that was evicted from some heads, which have looked at it in the archive.
+
+    Attributes:
+        start, end: its positions, end not included.
+        text: its text, without the special tokens of a chat template.
+        weight: how much was looked at it: the squared shares of the attention of all query heads,
+            added up over the tokens that looked.
+    """
+
+    start: int
+    end: int
+    text: str
+    weight: float
+
+
+def passages(text: Text) -> list[RecalledSpan]:
+    """Those that were looked at most since the last prompt began to be read, in their order."""
+    n_tokens = text.n_tokens
+    weights = text.cache.found(n_tokens)
+    found: list[RecalledSpan] = []
+    for start, end in spans_around_peaks(weights):
+        first, last = max(0, start - MOST_OF_A_WORD), min(n_tokens, end + MOST_OF_A_WORD)
+        pieces = [text.model.detokenize([token]) for token in text.tokens[first:last].tolist()]
+        start, end = (first + at for at in whole_words(pieces, start - first, end - first))
+        if found and start < found[-1].end:  # of the same word
+            start = found[-1].end
+        words = b"".join(pieces[start - first : end - first]).decode("utf-8", errors="replace")
+        if words.strip():
+            found.append(RecalledSpan(start, end, words.strip(), float(weights[start:end].sum())))
+    return found
+
+
+def spans_around_peaks(weights: WeightArray) -> list[tuple[int, int]]:
+    """The spans around the highest peaks of the weights, ascending and apart."""
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    at = np.arange(len(weights))
+    smooth = sums[np.minimum(at + PEAK // 2, len(weights))] - sums[np.maximum(at - PEAK // 2, 0)]
+    spans: list[tuple[int, int]] = []
+    for _ in range(MOST_PASSAGES):
+        peak = int(smooth.argmax()) if smooth.size else 0
+        if not smooth.size or smooth[peak] <= 0:
+            break
+        start, end = max(0, peak - AROUND_PEAK // 2), min(len(weights), peak + AROUND_PEAK // 2)
+        smooth[start:end] = 0
+        spans.append((start, end))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            start = merged.pop()[0]  # all are as long, so this one ends later
+        merged.append((start, end))
+    return merged
+
+
+def whole_words(pieces: Sequence[bytes], start: int, end: int) -> tuple[int, int]:
+    """Make a span longer until it begins and ends with whole words, as far as there are pieces.
+
+    Args:
+        pieces: the text of each token; that of a special one is empty.
+        start, end: of the span in them.
+    """
+
+    def is_between_words(at: int) -> bool:
+        if not 0 < at < len(pieces):
+            return True
+        before, behind = pieces[at - 1], pieces[at]
+        return not before or not behind or before[-1:].isspace() or behind[:1].isspace()
+
+    while not is_between_words(start):
+        start -= 1
+    while not is_between_words(end):
+        end += 1
+    return start, end

@@ -1,0 +1,438 @@
+"""Text completion whose work per token does not grow with the text.
+
+It stands in for `llama_cpp.Llama._create_completion`, which decodes the whole completion again for
+every token and ends at `n_ctx`. Results have the same shapes and, where that function is right, the
+same contents. These differ:
+
+* `max_tokens` is exact. There, a completion could run on to finish a character, and an empty prompt
+  counted its BOS token as generated text.
+* The chunks of a stream, joined, are the text of the plain result. There, text held back lost its
+  characters of several tokens, and one invalid byte silenced the rest of the stream.
+* The text ends at the first stop string in it, whichever is first in the list. An empty one is
+  none.
+* Tokens of more than 32 bytes have text.
+* `suffix` uses the model's own fill-in-the-middle tokens; without such tokens it is appended to the
+  text. There, token 0 stood for each of them.
+* `logit_bias` and `logits_processor` work together. There, both were dropped.
+* Stopping criteria end a completion when they end the generation; they are not asked once more.
+* Log probabilities are Python floats, `text_offset` counts characters, and a chunk that took
+  several tokens has an entry for each.
+* The echo of a prompt of tokens is their text.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_types import (
+    CompletionLogprobs,
+    CompletionUsage,
+    CreateCompletionResponse,
+)
+
+from ..core.beginnings import n_common
+from ..core.detokenizer import detokenizer
+from ..core.drawn import is_text
+from ..writing.finish import FINISH_STOP, finish_without_room
+from ..writing.generation import Generation
+from ..writing.pieces import Piece, TextPieces
+from ..writing.prompt import InfillTokens, check_prompt, prompt_text, prompt_tokens
+from ..writing.sampler import LogitsProcessor
+from .logprobs import LogprobRecorder, RecordedDetokenizer, TokenLogprobs, completion_logprobs
+
+if TYPE_CHECKING:
+    from ..core.model import Model
+    from .llama import Llama
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """The arguments of `llama_cpp.Llama._create_completion`, with their names and defaults."""
+
+    prompt: str | Sequence[int]
+    suffix: str | None = None
+    max_tokens: int | None = 16
+    temperature: float = 0.8
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    logprobs: int | None = None
+    echo: bool = False
+    stop: str | Sequence[str] | None = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    top_k: int = 40
+    stream: bool = False
+    seed: int | None = None
+    tfs_z: float = 1.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    model: str | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    logits_processor: LogitsProcessorList | None = None
+    grammar: LlamaGrammar | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+    @property
+    def stops(self) -> list[bytes]:
+        """The stop strings. An empty one is none: chat templates without an end sign give it."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop.encode() for stop in stops if stop]
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to generate, or None for as many as the model likes."""
+        return token_limit(self.max_tokens)
+
+
+def token_limit(max_tokens: int | None) -> int | None:
+    """What `max_tokens` of a request comes to; None for as many as the model likes."""
+    return max_tokens if max_tokens is not None and max_tokens > 0 else None
+
+
+def complete(
+    llama: Llama,
+    request: CompletionRequest,
+    *,
+    tokens: list[int] | None = None,
+    n_cached: int | None = None,
+) -> Iterator[CreateCompletionResponse]:
+    """Complete a prompt: yields the chunks of a stream, or the one result.
+
+    A stream carries new text only: neither an echo nor a suffix to append is in it.
+
+    Args:
+        llama: the text that the prompt takes the place of.
+        request: what to complete, and how.
+        tokens: of the prompt, as `completion_tokens` gave them; None to cut it here.
+        n_cached: how many of them are in the cache already, if that is to be told. The last chunk
+            of a stream has the number of tokens used then, which llama_cpp's has not.
+
+    Raises:
+        ContextLimitError: the prompt leaves no position to generate at.
+        ValueError: the prompt has no token, log probabilities are asked for that the model does
+            not keep, or a logit bias for a token that is not in the vocabulary.
+    """
+    envelope = _Envelope(llama.model_path if request.model is None else request.model, n_cached)
+    text, model = llama.text, llama.text.model
+    if tokens is None:
+        tokens = completion_tokens(model, request.prompt, request.suffix)
+    check_prompt(text, tokens)
+    if request.logprobs is not None and not text.keeps_logits:
+        raise ValueError(
+            "logprobs is not supported for models created with logits_all=False: create this one "
+            "with logits_all=True"
+        )
+    if llama.cache is not None:
+        _load_state(llama, tokens)
+    if request.echo and request.logprobs is not None and not text.has_all_logits:
+        text.reset()  # the prompt is read for its log probabilities
+    _set_seed(llama, request.seed)
+
+    room = None if text.evicting else text.position_limit - len(tokens)
+    completion = Completion(llama, request, tokens, room)
+    if request.stream:
+        yield from _chunks(completion, envelope)
+    else:
+        fills_gap = InfillTokens.of(model) is not None
+        appended = request.suffix if request.suffix is not None and not fills_gap else ""
+        result = _result(completion, envelope, appended)
+    if llama.cache is not None:
+        _save_state(llama, tokens + completion.generation.tokens)
+    if not request.stream:
+        yield result
+
+
+def completion_tokens(model: Model, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
+    """The tokens of a prompt, those that were drawn for as much of it as the model has written."""
+    tokens = prompt_tokens(model, prompt, suffix, InfillTokens.of(model))
+    return model.drawn.as_drawn(model, tokens) if is_text(prompt, suffix) else tokens
+
+
+# ---------------------------------------------------------------------------------------------
+# Generating
+# ---------------------------------------------------------------------------------------------
+
+
+class Completion:
+    """The tokens that follow a prompt, their text and their log probabilities.
+
+    Attributes:
+        generation: the text as it comes.
+        finish_reason: known when `pieces` has ended.
+        logprobs: of the tokens, if they are asked for.
+    """
+
+    def __init__(
+        self, llama: Llama, request: CompletionRequest, prompt: list[int], room: int | None
+    ) -> None:
+        """`room` is the number of tokens to end at; None leaves it to `generate`."""
+        self.llama = llama
+        self.request = request
+        self.prompt = prompt
+        self.finish_reason = ""
+        self._evicting = room is None
+        model = llama.text.model
+        criteria = request.stopping_criteria
+        self._criteria = None if criteria is None else _WatchedCriteria(criteria)
+        parts = detokenizer(model, prompt, starts_text=len(request.prompt) == 0)
+        tokens: list[int] = []
+        self.logprobs: LogprobRecorder | None = None
+        if request.logprobs is not None:
+            offset = len(prompt_text(model, request.prompt))
+            self.logprobs = LogprobRecorder(parts, model.token_bos(), request.logprobs, offset)
+            newest_logits = partial(_newest_logits, llama, len(prompt), tokens)
+            parts = RecordedDetokenizer(parts, self.logprobs, newest_logits)
+        limits = [limit for limit in (request.token_limit, room) if limit is not None]
+        self.generation = Generation(
+            tokens,
+            parts,
+            TextPieces(request.stops),
+            is_end=model.is_end,
+            limit=min(limits, default=None),
+        )
+
+    def pieces(self) -> Iterator[Piece]:
+        """Generate to the end, yielding text as soon as no stop string can begin in it."""
+        if self.llama.verbose:
+            self.llama._ctx.reset_timings()
+        try:
+            for pieces in self.generation.run(self._generate()):
+                yield from pieces
+        finally:  # a stream may be left at any token
+            if self.generation.tokens and is_text(self.request.prompt, self.request.suffix):
+                drawn = self.llama.text.model.drawn
+                drawn.note(self.prompt, self.generation.tokens)
+        self.finish_reason = self.generation.finish or self._why_generate_ended()
+        if self.llama.verbose:
+            self.llama._ctx.print_timings()
+        yield from self.generation.end()
+
+    def _why_generate_ended(self) -> str:
+        if self._criteria is not None and self._criteria.ended:
+            return FINISH_STOP
+        return finish_without_room(self._evicting)
+
+    def _generate(self) -> Iterator[int]:
+        request = self.request
+        tokens: Iterator[int] = self.llama.generate(
+            self.prompt,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            typical_p=request.typical_p,
+            temp=request.temperature,
+            tfs_z=request.tfs_z,
+            mirostat_mode=request.mirostat_mode,
+            mirostat_tau=request.mirostat_tau,
+            mirostat_eta=request.mirostat_eta,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            repeat_penalty=request.repeat_penalty,
+            stopping_criteria=self._criteria,
+            logits_processor=_logits_processors(request, self.llama.text.model.n_vocab),
+            grammar=request.grammar,
+        )
+        return tokens
+
+
+def _newest_logits(llama: Llama, n_prompt: int, tokens: list[int]) -> npt.NDArray[np.single]:
+    """Logits that the newest of the tokens after a prompt was drawn from; [n_vocab]."""
+    # The token that predicts a position is the one before it.
+    logits: npt.NDArray[np.single] = llama.text.all_logits[n_prompt + len(tokens) - 2]
+    return logits
+
+
+class _WatchedCriteria:
+    """Stopping criteria that remember whether they ended the generation."""
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        self._criteria = criteria
+        self.ended = False
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
+        self.ended = bool(self._criteria(input_ids, logits))
+        return self.ended
+
+
+def _logits_processors(request: CompletionRequest, n_vocab: int) -> LogitsProcessorList | None:
+    """The user's processors, then the logit bias."""
+    if request.logit_bias is None:
+        return request.logits_processor
+    bias = {int(token): float(value) for token, value in request.logit_bias.items()}
+    return LogitsProcessorList([*(request.logits_processor or []), _bias_processor(bias, n_vocab)])
+
+
+def _bias_processor(bias: Mapping[int, float], n_vocab: int) -> LogitsProcessor:
+    for token in bias:
+        if not 0 <= token < n_vocab:
+            raise ValueError(
+                f"logit_bias names token {token}, but the model has tokens 0 to {n_vocab - 1}: "
+                "take the numbers from tokenize()"
+            )
+    tokens = np.array(list(bias), dtype=np.intp)
+    values = np.array(list(bias.values()), dtype=np.single)
+
+    def add_bias(
+        input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        scores[tokens] += values
+        return scores
+
+    return add_bias
+
+
+# ---------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------
+
+
+class _Envelope:
+    """What all responses to one request have in common."""
+
+    def __init__(self, model: str, n_cached: int | None) -> None:
+        self.id = f"cmpl-{uuid.uuid4()}"
+        self.created = int(time.time())
+        self.model = model
+        self.n_cached = n_cached
+
+    def response(
+        self, text: str, logprobs: CompletionLogprobs | None, finish_reason: str | None
+    ) -> CreateCompletionResponse:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [
+                {
+                    "text": text,
+                    "index": 0,
+                    "logprobs": logprobs,
+                    # llama_cpp's type knows the first two reasons only.
+                    "finish_reason": cast(Any, finish_reason),
+                }
+            ],
+        }
+
+
+def _chunks(completion: Completion, envelope: _Envelope) -> Iterator[CreateCompletionResponse]:
+    """One chunk for each piece of text, and an empty one with the finish reason."""
+    recorder = completion.logprobs
+    for piece in completion.pieces():
+        logprobs = completion_logprobs(recorder.take(piece.tokens)) if recorder else None
+        yield envelope.response(piece.text, logprobs, None)
+    last = envelope.response("", None, completion.finish_reason)
+    if envelope.n_cached is not None:
+        last["usage"] = _usage(completion, envelope.n_cached)
+    yield last
+
+
+def _result(completion: Completion, envelope: _Envelope, appended: str) -> CreateCompletionResponse:
+    """The whole text, with the `appended` one behind it, and the number of tokens used."""
+    request = completion.request
+    text = "".join(piece.text for piece in completion.pieces()) + appended
+    if request.echo:
+        text = prompt_text(completion.llama.text.model, request.prompt) + text
+    response = envelope.response(text, _all_logprobs(completion), completion.finish_reason)
+    response["usage"] = _usage(completion, envelope.n_cached)
+    return response
+
+
+def _usage(completion: Completion, n_cached: int | None) -> CompletionUsage:
+    n_prompt, n_completion = len(completion.prompt), len(completion.generation.tokens)
+    usage: Any = {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_completion,
+        "total_tokens": n_prompt + n_completion,
+    }
+    if n_cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": n_cached}
+    return cast(CompletionUsage, usage)
+
+
+# ---------------------------------------------------------------------------------------------
+# Log probabilities
+# ---------------------------------------------------------------------------------------------
+
+
+def _all_logprobs(completion: Completion) -> CompletionLogprobs | None:
+    """Those of every token generated, and with an echo of the prompt's tokens before them."""
+    if completion.logprobs is None:
+        return None
+    records = completion.logprobs.take()
+    if completion.request.echo:
+        first, *others = _prompt_records(completion) + records
+        # Nothing comes before the first token, to predict it.
+        records = [replace(first, logprob=None, top=None), *others]
+    return completion_logprobs(records)
+
+
+def _prompt_records(completion: Completion) -> list[TokenLogprobs]:
+    text = completion.llama.text
+    parts = detokenizer(text.model, [], starts_text=False)
+    recorder = LogprobRecorder(parts, text.model.token_bos(), completion.request.logprobs or 0, 0)
+    for position, token in enumerate(completion.prompt):
+        recorder.record(token, text.all_logits[max(position - 1, 0)])
+        recorder.advance(parts.feed(token))
+    return recorder.take()
+
+
+# ---------------------------------------------------------------------------------------------
+# Random numbers and the prompt cache
+# ---------------------------------------------------------------------------------------------
+
+
+def _set_seed(llama: Llama, seed: int | None) -> None:
+    """Set the seed; without one, draw it from the model's last, so that runs can be repeated."""
+    # The same range as in llama_cpp gives the same answers as there.
+    llama.set_seed(random.Random(llama._seed).randint(0, 2**32) if seed is None else seed)
+
+
+def _load_state(llama: Llama, prompt: list[int]) -> None:
+    """Load the state that spares more of the prompt than what is in the KV cache, if any does.
+
+    `generate` goes on from it. If rows were evicted that the prompt needs, where it leaves the text
+    of the state, `generate` reads the prompt anew.
+    """
+    assert llama.cache is not None
+    try:
+        state = llama.cache[prompt]
+    except KeyError:
+        _log(llama, "prompt cache: nothing to re-use")
+        return
+    spared = n_common(state.input_ids[: state.n_tokens], prompt)
+    if spared <= n_common(llama.text.tokens, prompt):
+        return
+    try:
+        llama.load_state(state)
+    except (RuntimeError, ValueError) as error:
+        # Caches can be shared, on disk even, by models and settings that differ.
+        warnings.warn(f"a state in the prompt cache is left: {error}", RuntimeWarning, stacklevel=2)
+        llama.reset()
+    else:
+        _log(llama, f"prompt cache: state with {spared} of the prompt's tokens loaded")
+
+
+def _save_state(llama: Llama, tokens: list[int]) -> None:
+    assert llama.cache is not None
+    llama.cache[tokens] = llama.save_state()
+    _log(llama, f"prompt cache: state after {len(tokens)} tokens saved")
+
+
+def _log(llama: Llama, message: str) -> None:
+    if llama.verbose:
+        print(message, file=sys.stderr)

@@ -1,0 +1,191 @@
+"""Texts in the tokens that were drawn, for prompts in which they come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from .beginnings import n_common
+from .detokenizer import PieceDetokenizer
+
+if TYPE_CHECKING:
+    from .model import Model
+
+# Of all texts together; each takes some 14 bytes.
+MOST_TOKENS = 2**20
+# A prompt is compared with each of them.
+MOST_TEXTS = 1000
+# A byte that no character has; a token may.
+NO_CHARACTER = b"\xff"
+USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+
+Array = npt.NDArray[Any]
+
+
+class TextTokens(list[int]):
+    """The tokens of a text as the tokenizer cut it: as a prompt, they stand for the text."""
+
+
+def is_text(prompt: str | Sequence[int], suffix: str | None) -> bool:
+    """Whether a prompt is a text, which may be cut into other tokens; not if it has a gap."""
+    return suffix is None and isinstance(prompt, str | TextTokens)
+
+
+class DrawnTexts:
+    """Texts that a model wrote in, by which a prompt is cut into the tokens that are in the cache.
+
+    A model does not always draw the tokens that the tokenizer cuts its answer into, and templates
+    strip answers. A chat that comes back with its history, cut anew, would leave the text in the
+    cache at the first token that differs; and where rows were evicted since, all of it would be
+    read again. So the tokens of texts are noted as they are in the cache, and a prompt gets them
+    for as much as it begins with the same text, up to the end of a turn: before a special token or
+    white space, or at the end of the prompt.
+
+    So the text of a prompt is the same in any case, byte by byte and special token by special
+    token, and nothing of another text that was noted can get into it. The limit: the tokens of the
+    history may differ from those of a fresh reading, and with them, a little, the answer. Of two
+    noted texts that are the same but for their tokens the one counts that was noted or used last,
+    whoever it came from.
+
+    Only llama.cpp's own tokenizers are served: with others the text of a token depends on those
+    before it.
+
+    Any thread may use this.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS, most_texts: int = MOST_TEXTS) -> None:
+        """Note no more than so much; the texts go first that were not used for longest."""
+        self._most_tokens = most_tokens
+        self._most_texts = most_texts
+        self._texts: list[_NotedText] = []  # the one used last is the last
+        self._pieces: dict[int, _Piece] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n_tokens(self) -> int:
+        """Of all texts that are noted."""
+        with self._lock:
+            return self._count()
+
+    def note(self, prompt: Sequence[int], drawn: Sequence[int]) -> None:
+        """Note a text, in place of the shorter one that it went on from.
+
+        Args:
+            prompt: its tokens, as `as_drawn` gave them.
+            drawn: those that the model has drawn behind them.
+        """
+        noted = _NotedText(np.array([*prompt, *drawn], dtype=np.intc), len(prompt))
+        with self._lock:
+            left = []
+            for each in self._texts:
+                n = n_common(each.tokens, noted.tokens)
+                noted.is_drawn[:n] |= each.is_drawn[:n]
+                if n < len(each.tokens):
+                    left.append(each)
+            self._texts = left
+            if len(noted.tokens) <= self._most_tokens:
+                self._texts.append(noted)
+            while self._count() > self._most_tokens or len(self._texts) > self._most_texts:
+                del self._texts[0]
+
+    def as_drawn(self, model: Model, tokens: list[int]) -> list[int]:
+        """The tokens of a prompt, with those of a noted text in place of its first ones.
+
+        It is the text of which most that was drawn is in the prompt.
+        """
+        if not tokens or model.tokenizer is not None:
+            return tokens
+        with self._lock:
+            if not self._texts:
+                return tokens
+            wanted = self._cut(model, np.array(tokens, dtype=np.intc))
+            turn_ends = self._turn_ends(wanted)
+            best, most_drawn = None, 1
+            for noted in self._texts:
+                noted.cut = noted.cut or self._cut(model, noted.tokens)
+                n_wanted, n_noted = _in_both(wanted, noted.cut, turn_ends)
+                n_drawn = noted.end_of_drawn(n_noted)
+                if n_drawn >= most_drawn:
+                    best, most_drawn = (noted, n_noted, n_wanted), n_drawn
+            if best is None:
+                return tokens
+            noted, n_noted, n_wanted = best
+            self._texts.remove(noted)
+            self._texts.append(noted)
+            drawn: list[int] = noted.tokens[:n_noted].tolist()
+            return drawn + tokens[n_wanted:]
+
+    def _count(self) -> int:
+        return sum(len(each.tokens) for each in self._texts)
+
+    def _cut(self, model: Model, tokens: Array) -> _CutText:
+        listed = tokens.tolist()
+        for token in set(listed) - self._pieces.keys():
+            self._pieces[token] = _piece(model, token)
+        data = [self._pieces[token].data for token in listed]
+        ends = np.cumsum([len(each) for each in data], dtype=np.intc)
+        return _CutText(tokens, np.frombuffer(b"".join(data), dtype=np.uint8), ends)
+
+    def _turn_ends(self, text: _CutText) -> Array:
+        """Where in the bytes of a text a turn may end, ascending."""
+        can_end = [self._pieces[token].is_apart for token in text.tokens[1:].tolist()]
+        ends: Array = text.ends[np.array([*can_end, True])]
+        return ends
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The bytes of a token, which are those of no other text, and whether a turn may end before."""
+
+    data: bytes
+    is_apart: bool
+
+
+@dataclass(frozen=True)
+class _CutText:
+    """The tokens of a text, its bytes, and where in these each token ends."""
+
+    tokens: Array
+    data: Array
+    ends: Array
+
+
+class _NotedText:
+    """The tokens of a text and which of them were drawn; it is cut when it is looked at first."""
+
+    def __init__(self, tokens: Array, n_prompt: int) -> None:
+        self.tokens = tokens
+        self.is_drawn = np.arange(len(tokens)) >= n_prompt
+        self.cut: _CutText | None = None
+
+    def end_of_drawn(self, n_tokens: int) -> int:
+        """Where in the bytes the last of these first tokens ends that was drawn; 0 for none."""
+        drawn = np.flatnonzero(self.is_drawn[:n_tokens])
+        return int(self.cut.ends[drawn[-1]]) if self.cut is not None and drawn.size else 0
+
+
+def _piece(model: Model, token: int) -> _Piece:
+    vocab = model.native.vocab
+    data = PieceDetokenizer(vocab, model.token_bos(), starts_text=False).piece(token)
+    is_mark = bool(llama_cpp.llama_vocab_get_attr(vocab, token) & USER_DEFINED)
+    is_apart = is_mark or not data.strip()
+    if not data:  # a special token is the same as none but itself
+        return _Piece(NO_CHARACTER + token.to_bytes(4, "big"), is_apart)
+    return _Piece(data.replace(NO_CHARACTER, 2 * NO_CHARACTER), is_apart)
+
+
+def _in_both(wanted: _CutText, noted: _CutText, turn_ends: Array) -> tuple[int, int]:
+    """How many tokens of each it is up to the last end of a turn before which both are the same."""
+    ends = turn_ends[turn_ends <= n_common(wanted.data, noted.data)]
+    places = np.minimum(np.searchsorted(noted.ends, ends), len(noted.ends) - 1)
+    in_both = ends[noted.ends[places] == ends]
+    if not in_both.size:
+        return 0, 0
+    n_wanted, n_noted = (np.searchsorted(each.ends, in_both[-1]) + 1 for each in (wanted, noted))
+    return int(n_wanted), int(n_noted)

@@ -1,0 +1,119 @@
+"""Where pyh2o's compiled libraries are, and making llama_cpp run on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from ..errors import LibraryError
+
+_PACKAGE = Path(__file__).parent.parent
+
+try:
+    __version__ = version("pyh2o-llm")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0"
+
+GPU_BACKENDS = ("cuda", "metal", "vulkan", "hip", "sycl")
+"""ggml's backends that run layers on GPUs, as `build_info` calls them."""
+
+# The module of llama_cpp that loads the library, and the variable that it then reads.
+_LOADER_OF_LLAMA_CPP = "llama_cpp.llama_cpp"
+_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+
+
+def package_folders(package: Path = _PACKAGE, search: Iterable[str] | None = None) -> list[str]:
+    """The folders that `pyh2o` consists of: its own, and in a checkout what is not compiled there.
+
+    Python started in a checkout finds its `pyh2o` first, which has no libraries. They are then
+    those of the installed package, and the command line is that of the checkout.
+
+    Args:
+        package: the folder of this package.
+        search: where Python looks for packages; None is `sys.path`.
+    """
+    folders = [str(package)]
+    if not (package / "lib").exists():
+        installed = (Path(folder) / package.name for folder in search or sys.path)
+        found = next((each for each in installed if (each / "lib").exists()), None)
+        # pyh2o.cli is cli/ at the top of the checkout
+        folders += [str(package.parent), str(found)] if found else []
+    return folders
+
+
+LIBRARY_FOLDER = Path(package_folders()[-1]) / "lib"
+
+
+class _OwnLibrary(MetaPathFinder):
+    """Lets llama_cpp load pyh2o's library, whenever it is imported.
+
+    The environment is changed for that moment only: other programs that are started from here
+    keep their own llama.cpp.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module as it is, but for the library that it finds."""
+        if name != _LOADER_OF_LLAMA_CPP:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                # Says in one line what the dynamic linker misses; llama_cpp would not.
+                from .. import _native  # noqa: F401
+
+                previous = os.environ.get(_PATH_VARIABLE)
+                os.environ[_PATH_VARIABLE] = str(LIBRARY_FOLDER)
+                try:
+                    run(module)
+                finally:
+                    if previous is None:
+                        del os.environ[_PATH_VARIABLE]
+                    else:
+                        os.environ[_PATH_VARIABLE] = previous
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def lend_to_llama_cpp() -> None:
+    """From now on llama_cpp runs on pyh2o's library when it is imported, which may be never."""
+    if not any(isinstance(finder, _OwnLibrary) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnLibrary())
+
+
+def check_library() -> None:
+    """Refuse to go on without the library that evicts.
+
+    Raises:
+        LibraryError: this is a checkout that nothing was installed from, or llama_cpp was imported
+            before pyh2o and has loaded another library.
+    """
+    if not LIBRARY_FOLDER.exists():
+        raise LibraryError(
+            f"{_PACKAGE} is the source of pyh2o and has no compiled library: run `make build` "
+            "beside it and start .venv/bin/python, or start Python in another folder"
+        )
+    library = getattr(sys.modules.get(_LOADER_OF_LLAMA_CPP), "_lib", None)
+    if library is not None and Path(library._name).resolve().parent != LIBRARY_FOLDER.resolve():
+        raise LibraryError(
+            "llama_cpp was imported before pyh2o and runs on its own llama.cpp library, which "
+            "cannot evict: import pyh2o first (`import pyh2o` above `import llama_cpp`)"
+        )
+
+
+def build_info() -> dict[str, object]:
+    """What the library was built from: llama.cpp's commit, the patches' hash, the backends."""
+    return cast(dict[str, object], json.loads((LIBRARY_FOLDER / "build.json").read_text()))

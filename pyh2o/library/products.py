@@ -1,0 +1,198 @@
+"""Whether weights are multiplied here as NumPy multiplies them: tried once, in another process.
+
+A library that was compiled wrongly may end the program, or compute something else in silence. So
+each type of weights is tried when a model of it is first loaded (`pyh2o.core.product_trial`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LibraryError
+from . import LIBRARY_FOLDER
+from .backends import cpu_library, is_float, type_name, weight_types
+from .devices import gpu_names
+from .loading import variants
+from .verdicts import CURE, Verdicts, keep_verdicts, passed_over_text, read_verdicts
+
+EXACT, ROUNDED = 0.05, 0.2
+"""How far logits may be off, as a part of their size: of weights in floats, which round little, and
+of others, before which ggml rounds activations to 8 bits. With 40 seeds each, all were within 0.014
+and 0.106; a block of 32 weights that is left out makes 0.27."""
+
+PATIENCE = 120
+"""Seconds that trying weights may take."""
+
+# What else ends a process, such as a lack of memory, says nothing about the library.
+_CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT}
+
+
+@dataclass(frozen=True)
+class Products:
+    """What is known of types of weights on one device.
+
+    Attributes:
+        gpus: their names; "" for the CPU.
+        right: types that are right.
+        plain: types that are right only as they lie in the file, and why: ggml rearranges weights
+            as the processor likes them.
+        wrong: types that are not right at all, and why.
+        unknown: types that could not be tried.
+    """
+
+    gpus: str
+    right: tuple[str, ...]
+    plain: Mapping[str, str]
+    wrong: Mapping[str, str]
+    unknown: tuple[str, ...]
+
+    def problems(self) -> list[str]:
+        """A line for all of `plain`, and one for all of `wrong`."""
+        lines = []
+        if self.plain:
+            lines.append(
+                f"the library fails on this processor with weights that it rearranges, in "
+                f"{_listed(self.plain)}: they are used as they lie in the file, which is slower by "
+                f"a third or more; {CURE}"
+            )
+        if self.wrong:
+            where = self.gpus or "this processor"
+            cure = "give n_gpu_layers=0 (--gpu-layers 0)" if self.gpus else CURE
+            types = _listed(self.wrong)
+            lines.append(f"the library fails on {where} with weights in {types}: {cure}")
+        return lines
+
+
+def may_rearrange(types: Iterable[int], *, on_gpus: bool) -> bool:
+    """Whether ggml may rearrange weights of these types; a warning says so if it may not.
+
+    Args:
+        types: ggml's numbers; those that no weights have are passed over.
+        on_gpus: whether layers are computed there, beside the CPU.
+
+    Raises:
+        LibraryError: they are not multiplied rightly in any way.
+    """
+    types = [n for n in types if n in weight_types()]
+    all_of = [find_products(types, on_gpus=where) for where in sorted({False, on_gpus})]
+    for products in all_of:
+        if products.wrong:
+            *_, line = products.problems()
+            raise LibraryError(line if products.gpus else _next_variant(types, products) or line)
+    for line in [line for products in all_of for line in products.problems()]:
+        warnings.warn(line, RuntimeWarning, stacklevel=4)
+    return not any(products.plain for products in all_of)
+
+
+def find_products(types: Iterable[int], *, on_gpus: bool, anew: bool = False) -> Products:
+    """Look up what is known of types of weights, and try the others.
+
+    Args:
+        types: ggml's numbers of types that weights have.
+        on_gpus: whether layers are computed there.
+        anew: try all of them.
+    """
+    gpus = ", ".join(gpu_names()) if on_gpus else ""
+    names = {n: type_name(n) for n in types}
+    keys = {n: f"{name} on {gpus}" if gpus else name for n, name in names.items()}
+    verdicts = read_verdicts()
+    left = [n for n in names if anew or keys[n] not in verdicts.products]
+    found = _Trial(left, on_gpus=on_gpus).wrong
+    bad = [n for n in found if found[n]]
+    plain = _Trial(bad, on_gpus=on_gpus, rearranged=False).wrong
+    wrong = {n: found[n] for n in bad if plain.get(n) != ""}
+    if left:
+        for n in left:
+            verdicts.products.pop(keys[n], None)
+        verdicts.products |= {keys[n]: why for n, why in found.items() if n not in wrong}
+        keep_verdicts(verdicts)
+    known = {n: verdicts.products[keys[n]] for n in names if keys[n] in verdicts.products}
+    return Products(
+        gpus,
+        right=tuple(names[n] for n, why in known.items() if not why),
+        plain={names[n]: why for n, why in known.items() if why},
+        wrong={names[n]: why for n, why in wrong.items()},
+        unknown=tuple(names[n] for n in names if n not in known and n not in wrong),
+    )
+
+
+def _next_variant(types: Sequence[int], products: Products) -> str | None:
+    """Look for the best variant of ggml's code for the CPU that is right, and let it be loaded.
+
+    Returns:
+        a line that says so, since this process has the wrong one; None if there is none.
+    """
+    before, why = read_verdicts(), _listed(products.wrong)
+    passed_over = before.passed_over
+    library = first = Path(cpu_library()).name
+    while library in {path.name for path in variants(LIBRARY_FOLDER)} - {*passed_over}:
+        passed_over = {**passed_over, library: why}
+        keep_verdicts(Verdicts(passed_over=passed_over))  # the next process loads another one
+        trial = _Trial(types)
+        library = trial.library
+        if trial.wrong and not any(trial.wrong.values()):
+            return f"{passed_over_text(first, why)}: start again, with {library} ({CURE})"
+    keep_verdicts(before)
+    return None
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in reasons.items())
+
+
+class _Trial:
+    """Types of weights that are tried in other processes.
+
+    Attributes:
+        library: that has computed; "" if none did.
+        wrong: what is wrong with each type, "" for nothing; none of those that could not be tried.
+    """
+
+    def __init__(
+        self, types: Sequence[int], *, on_gpus: bool = False, rearranged: bool = True
+    ) -> None:
+        self.library = ""
+        self.wrong: dict[int, str] = {}
+        while left := [n for n in types if n not in self.wrong]:
+            code, printed = _run(left, on_gpus=on_gpus, rearranged=rearranged)
+            self.library, *lines = printed or [""]
+            for number, error in zip(lines[::2], lines[1::2], strict=False):
+                self.wrong[int(number)] = _what_is_wrong(int(number), float(error))
+            if code >= 0 or -code not in _CRASHES or len(lines) % 2 == 0:
+                return
+            self.wrong[int(lines[-1])] = signal.Signals(-code).name
+
+
+def _what_is_wrong(number: int, error: float) -> str:
+    if error <= (EXACT if is_float(number) else ROUNDED):
+        return ""
+    return f"wrong by {error:.0%}" if math.isfinite(error) else "no numbers"
+
+
+def _run(types: Iterable[int], *, on_gpus: bool, rearranged: bool) -> tuple[int, list[str]]:
+    """The exit code of a process that tries the types, and the lines that it has printed."""
+    if not sys.executable or hasattr(sys, "frozen"):  # it starts something else than Python
+        return 0, []
+    call = f"run({[*types]}, on_gpus={on_gpus}, rearranged={rearranged})"
+    load = f"import sys; sys.path[:] = {sys.path!r}; from pyh2o.core.product_trial import run"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{load}; {call}"],
+            # NumPy's threads wait for each other, in vain where others compute
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0, []
+    return done.returncode, done.stdout.decode().splitlines()

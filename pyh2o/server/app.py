@@ -1,0 +1,244 @@
+"""The application: OpenAI's routes, who may call them, and what a body may be."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import uvicorn
+from anyio import to_thread
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from ..errors import PyH2OError
+from ..library import __version__
+from ..system.memory import give_back_freed_memory
+from .answers import Events
+from .bodies import ChatBody, CompletionBody, EmbeddingBody, TextBody, TokensBody
+from .memory_routes import memory_routes
+from .metrics import AnswerCounter, Figures, kv_json
+from .models import AnyModel, ModelSource, ServedModels
+from .page import add_page
+from .refusals import RefusedError, address_refusal, refused
+from .requests import answered, check_key, described, models_of, read, streamed, takes
+from .served_model import ServedModel
+from .session_routes import session_routes
+from .sessions import Sessions
+
+# After so many seconds again and again.
+SECONDS_TO_GIVE_BACK = 60
+# A connection without requests stays open for so long: people read an answer before they go on.
+KEEP_ALIVE_SECONDS = 75
+# Of connections and requests; sessions need some files, too.
+MOST_CONNECTIONS = 1000
+LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return self.openapi_schema or described(super().openapi())
+
+
+def create_app(models: ServedModels, *, api_key: str | None = None) -> FastAPI:
+    """The application, for any ASGI server.
+
+    Args:
+        models: what is served; only this application may use them from now on.
+        api_key: what clients have to send as bearer token; None lets everyone in.
+    """
+    app = _App(title="pyh2o", version=__version__, responses={"4XX": {"description": "Refused"}})
+    app.state.models = models
+    app.state.api_key = api_key
+    app.state.sessions = Sessions(models)
+    app.state.answered = counts = Counter[tuple[str, int]]()
+    app.state.figures = CollectorRegistry()
+    app.state.figures.register(Figures(models, counts))
+    app.include_router(routes)
+    app.include_router(session_routes)
+    app.include_router(memory_routes)
+    add_page(app)
+    app.add_api_route("/health", _health, summary="Health")
+    for kind in (
+        RefusedError, PyH2OError, OSError, HTTPException, RequestValidationError, Exception
+    ):  # fmt: skip
+        app.add_exception_handler(kind, _refuse)
+    app.add_exception_handler(ClientDisconnect, _leave)
+    app.add_middleware(AnswerCounter, answered=counts)
+    app.add_middleware(
+        CORSMiddleware, allow_origin_regex=LOCAL_PAGES, allow_methods=["*"], allow_headers=["*"]
+    )
+    return app
+
+
+def run(app: FastAPI, listener: socket.socket, *, verbose: bool = False) -> None:
+    """Serve until Ctrl-C; answers in the making break off at their next token.
+
+    Args:
+        app: what `create_app` returned.
+        listener: where to listen.
+        verbose: log every request.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C that ended it.
+    """
+    config = server_config(
+        app,
+        log_level="info" if verbose else "warning",
+        timeout_notify=SECONDS_TO_GIVE_BACK,
+        callback_notify=_give_back_memory,
+    )
+    _Server(config).run(sockets=[listener])
+
+
+def server_config(app: FastAPI, **settings: Any) -> uvicorn.Config:
+    """How uvicorn serves the application; with other settings of its own."""
+    # The app has nothing to start or end, and a second Ctrl-C in that moment would be a traceback.
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        **settings,
+    )
+
+
+async def _give_back_memory() -> None:
+    await to_thread.run_sync(give_back_freed_memory)
+
+
+class _Server(uvicorn.Server):
+    """Tells the models when they are to end; by itself it would wait for whole answers."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn begins to count Ctrl-C when its loop runs. In the midst of making the loop one
+        # would be an exception: half a loop complains, and where Python cleans up it is lost.
+        with super().capture_signals():
+            try:
+                super().run(sockets)
+            finally:  # a SIGTERM ends the program where this context does
+                self.config.app.state.sessions.close()  # type: ignore[union-attr]
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+    def handle_exit(self, *args: Any) -> None:
+        self.config.app.state.models.shut_down()  # type: ignore[union-attr]
+        super().handle_exit(*args)
+
+
+# ---------------------------------------------------------------------------------------------
+# Routes
+# ---------------------------------------------------------------------------------------------
+
+routes = APIRouter(dependencies=[Depends(check_key)])
+
+
+@routes.post("/v1/completions", summary="Completion", openapi_extra=takes(CompletionBody))
+@routes.post("/v1/engines/copilot-codex/completions", include_in_schema=False)
+async def _complete(request: Request) -> Response:
+    body = await read(request, CompletionBody)
+    return _written(request, body, ServedModel.complete)
+
+
+@routes.post("/v1/chat/completions", summary="Chat", openapi_extra=takes(ChatBody))
+async def _chat(request: Request) -> Response:
+    body = await read(request, ChatBody)
+    return _written(request, body, ServedModel.chat)
+
+
+def _written(request: Request, body: Any, write: Callable[..., Any]) -> Response:
+    """What a model writes, whole or as it comes."""
+    source = models_of(request).find(body.model, embeds=False)
+
+    def stream(model: ServedModel, events: Events) -> None:
+        for chunk in write(model, body, model.terms(events.begin)):
+            events.tell(chunk)
+
+    if body.stream:
+        return streamed(request, source, stream)
+    return answered(request, source, lambda model: write(model, body, model.terms()))
+
+
+@routes.post("/v1/embeddings", summary="Embeddings", openapi_extra=takes(EmbeddingBody))
+async def _embed(request: Request) -> Response:
+    body = await read(request, EmbeddingBody)
+    source = models_of(request).find(body.model, embeds=True)
+    return answered(request, source, lambda model: model.embed(body))
+
+
+@routes.get("/v1/models", summary="Models")
+async def _list(request: Request) -> dict[str, Any]:
+    return {"object": "list", "data": [_listed(source) for source in models_of(request).sources]}
+
+
+@routes.get("/v1/models/{name}", summary="Model")
+async def _model(request: Request, name: str) -> dict[str, Any]:
+    return _listed(models_of(request).named(name))
+
+
+def _listed(source: ModelSource) -> dict[str, Any]:
+    return {"id": source.name, "object": "model", "created": 0, "owned_by": "pyh2o"}
+
+
+@routes.post("/extras/tokenize", summary="Tokenize", openapi_extra=takes(TextBody))
+async def _tokenize(request: Request) -> Response:
+    body = await read(request, TextBody)
+    return _looked_up(request, body, lambda model: {"tokens": model.tokenize(body.input)})
+
+
+@routes.post("/extras/tokenize/count", summary="Count tokens", openapi_extra=takes(TextBody))
+async def _count(request: Request) -> Response:
+    body = await read(request, TextBody)
+    return _looked_up(request, body, lambda model: {"count": len(model.tokenize(body.input))})
+
+
+@routes.post("/extras/detokenize", summary="Detokenize", openapi_extra=takes(TokensBody))
+async def _detokenize(request: Request) -> Response:
+    body = await read(request, TokensBody)
+    return _looked_up(request, body, lambda model: {"text": model.detokenize(body.tokens)})
+
+
+def _looked_up(
+    request: Request, body: TextBody | TokensBody, work: Callable[[AnyModel], Any]
+) -> Response:
+    """What a vocabulary says: nobody waits for a place for that."""
+    return answered(request, models_of(request).find(body.model), work, waits=False)
+
+
+@routes.get("/v1/kv", summary="What the places of texts hold")
+def _kv(request: Request) -> dict[str, Any]:
+    return kv_json(models_of(request))
+
+
+@routes.get("/metrics", summary="Figures for Prometheus")
+def _metrics(request: Request) -> Response:
+    write, media_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(write(request.app.state.figures), media_type=media_type)
+
+
+async def _health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        place = f"{request.method} {request.url.path}"
+        error = RefusedError(error.status_code, f"{place}: {error.detail}")
+    if isinstance(error, RequestValidationError):
+        error = address_refusal(error.errors())
+    return refused(request.scope, error)
+
+
+async def _leave(_request: Request, _error: Exception) -> Response:
+    """For a client that left before its body was whole: it hears of nothing, nor has anybody to."""
+    return Response(status_code=400)

@@ -1,0 +1,124 @@
+"""Embeddings in OpenAI's words: vectors of texts, one text after the other."""
+
+from __future__ import annotations
+
+import base64
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..core.embedding import Embedder
+from ..errors import BusyError
+from ..limits import Limits
+from .bodies import EmbeddingBody
+from .refusals import RefusedError
+from .served_model import Served
+
+# Between two looks at whether a request that waits for its turn is still wanted.
+LOOK_SECONDS = 0.1
+
+
+class EmbeddingModel(Served):
+    """A model for embeddings; requests take turns.
+
+    Attributes:
+        llama: the model.
+        prompt_tokens: of all texts so far.
+    """
+
+    def __init__(self, embedder: Embedder, name: str, limits: Limits) -> None:
+        super().__init__(embedder, name, limits)
+        self.embedder = embedder
+        self.prompt_tokens = 0
+        self._turn = threading.Lock()
+
+    def grown_bytes(self) -> int:
+        """Nothing: its memory does not grow."""
+        return 0
+
+    def close(self) -> None:
+        """Free the model, after the text that is being read."""
+        with self._turn:
+            self.embedder.close()
+
+    def embed(self, body: EmbeddingBody) -> dict[str, Any]:
+        """The vectors of all texts of a request, each of length 1.
+
+        Raises:
+            RefusedError: a text is too long or has no tokens, or other dimensions are asked for.
+            BusyError: the model was busy for too long.
+        """
+        n_values = self.embedder.n_values
+        if body.dimensions not in (None, n_values):
+            raise RefusedError(
+                400,
+                f"dimensions: the vectors of {self.name} have {n_values} values: leave it out",
+                param="dimensions",
+            )
+        is_one = len(body.input) == 1
+        texts = [
+            self._tokens(given, "input" if is_one else f"input[{number}]")
+            for number, given in enumerate(body.input)
+        ]
+        vectors = []
+        for tokens in texts:
+            with self._my_turn():  # each for itself: a long list does not make others wait
+                vectors.append(self.embedder.embed_tokens(tokens))
+                self.prompt_tokens += len(tokens)
+        n_tokens = sum(map(len, texts))
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": number,
+                    "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
+                    if body.encoding_format == "base64"
+                    else vector.tolist(),
+                }
+                for number, vector in enumerate(vectors)
+            ],
+            "model": self.name,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def _tokens(self, given: str | list[int], param: str) -> list[int]:
+        """The tokens of a text; those that are given are taken as they are.
+
+        Raises:
+            RefusedError: there are none or too many, or one is not in the vocabulary.
+        """
+        self.check()
+        if isinstance(given, str):
+            given = self.embedder.tokenize(given.encode())
+        else:
+            self.check_tokens(given, param)
+        if not given:
+            raise RefusedError(400, f"{param}: a text without tokens has no embedding", param=param)
+        most = self.embedder.window
+        if len(given) > most:
+            raise RefusedError(
+                400,
+                f"{param}: {len(given):,} tokens, and {self.name} takes no more than {most:,} at "
+                "once: cut the text into pieces",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return given
+
+    @contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        # Looks are counted: a clock would count the hours that the machine slept, too.
+        n_looks = max(1, math.ceil(self.limits.wait_seconds / LOOK_SECONDS))
+        while not self._turn.acquire(timeout=LOOK_SECONDS):
+            self.check()
+            n_looks -= 1
+            if n_looks == 0:
+                raise BusyError("the model was busy for too long: try again later")
+        try:
+            self.check()
+            yield
+        finally:
+            self._turn.release()

@@ -1,0 +1,332 @@
+"""The models of a server, by name: loaded when asked for, closed where another one needs the room.
+
+What holds:
+
+* A request has a lease on its model, while it waits for it too. Such a model is not closed.
+* A model is loaded once, however many requests wait for it, and they share what comes of that.
+* One model is loaded at a time: memory is counted before, and llama_cpp turns the output of the
+  whole program off meanwhile. Nobody else waits for that: requests for loaded models go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import BusyError, SettingsError
+from ..limits import Limits
+from ..system.memory import spare_bytes
+from .embeddings import EmbeddingModel
+from .refusals import INTERNAL, RefusedError, ShutdownError, shortened, without_folders
+from .served_model import ServedModel
+
+AnyModel = ServedModel | EmbeddingModel
+OnLoad = Callable[[float], None]
+
+# Between two looks at whether a request that waits for its model is still wanted.
+LOOK_SECONDS = 0.1
+
+logger = logging.getLogger("uvicorn.error")
+
+Self = TypeVar("Self", bound="ServedModels")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that can be loaded.
+
+    Attributes:
+        name: what clients know it by.
+        load: loads it. It calls the function that it gets with 0 .. 1 meanwhile, whose error ends
+            the loading.
+        n_at_once: requests that are answered at the same time.
+        embeds: whether it turns texts into vectors; else it writes text.
+        needed_bytes: memory that it takes, about.
+        path: of its file, which says which sessions are its own; None where that is not known
+            before it is loaded.
+    """
+
+    name: str
+    load: Callable[[OnLoad], AnyModel]
+    n_at_once: int = 1
+    embeds: bool = False
+    needed_bytes: int = 0
+    path: Path | None = None
+
+
+@dataclass
+class _Entry:
+    """What is known of a model; the fields change under the lock of `ServedModels`.
+
+    Attributes:
+        source: the model.
+        made: becomes the model, or why there is none; None while nobody has asked for it.
+        n_leases: requests that use it or wait for it.
+        n_waiting: of these, those that take one of its places, or wait for one.
+        idle_since: when the last one of them ended.
+    """
+
+    source: ModelSource
+    made: Future[AnyModel] | None = None
+    n_leases: int = 0
+    n_waiting: int = 0
+    idle_since: float = 0.0
+
+    @property
+    def model(self) -> AnyModel | None:
+        """The model, if it is loaded."""
+        made = self.made
+        return made.result() if made is not None and made.done() and not made.exception() else None
+
+    @property
+    def n_bytes(self) -> int:
+        """About what is free when the model is closed."""
+        model = self.model
+        return 0 if model is None else self.source.needed_bytes + model.grown_bytes()
+
+
+class ServedModels:
+    """Models that requests choose from by name.
+
+    Args:
+        sources: at least one; the first is for requests that name none.
+        limits: what a request may take.
+
+    Raises:
+        SettingsError: two of them have the same name.
+
+    Attributes:
+        sources: as given.
+        limits: as given.
+    """
+
+    def __init__(self, sources: Sequence[ModelSource], limits: Limits) -> None:
+        self.sources = tuple(sources)
+        self.limits = limits
+        self._entries = {source.name: _Entry(source) for source in self.sources}
+        if len(self._entries) < len(self.sources):
+            names = [source.name for source in self.sources]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SettingsError(
+                f"two models are called {twice}: requests choose one by its file's name, so give "
+                "each file a name of its own"
+            )
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        self._shutting_down = False
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------
+    # Which model
+    # ---------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> ModelSource:
+        """The model of this name.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if name not in self._entries:
+            raise RefusedError(
+                404,
+                f"there is no model {shortened(name)} here: take {_either(self.sources)}",
+                param="model",
+                code="model_not_found",
+            )
+        return self._entries[name].source
+
+    def find(self, name: str | None, *, embeds: bool | None = None) -> ModelSource:
+        """The model for a request: where there is one only, it goes by any name.
+
+        Args:
+            name: that the request asks for; without one it gets the first model that can do it.
+            embeds: whether embeddings are asked for; None where any model will do.
+
+        Raises:
+            RefusedError: there is none of this name, or it cannot do that.
+        """
+        fitting = [each for each in self.sources if embeds in (None, each.embeds)]
+        if len(self.sources) == 1 or not name:
+            found = (fitting or self.sources)[0]
+        else:
+            found = self.named(name)
+        if found in fitting:
+            return found
+        what = "has no embeddings" if embeds else "has embeddings, and writes no text"
+        cure = "no model of this server does that: serve another one too (--model FILE)"
+        if fitting:
+            cure = f"take {_either(fitting)}"
+        raise RefusedError(400, f"the model {found.name} {what}: {cure}", param="model")
+
+    def model_of(self, source: ModelSource) -> AnyModel | None:
+        """A model, if it is loaded; it may be closed at any time."""
+        return self._entries[source.name].model
+
+    def loaded(self) -> list[AnyModel]:
+        """The models that are loaded now; any of them may be closed at any time."""
+        return [model for model in map(self.model_of, self.sources) if model is not None]
+
+    # ---------------------------------------------------------------------------------------------
+    # For requests, in their threads
+    # ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lease(
+        self, source: ModelSource, check: Callable[[], None], *, waits: bool = True
+    ) -> Iterator[AnyModel]:
+        """The model, loaded, and not closed before the end.
+
+        Args:
+            source: of the model.
+            check: called now and then while the model is loaded; what it raises ends the wait.
+            waits: whether the request is one of those that take a place, or wait for one.
+
+        Raises:
+            RefusedError: the model cannot be loaded, too many requests wait for it already, or
+                there was no place in time.
+            BaseException: what `check` raises.
+        """
+        entry = self._entries[source.name]
+        with self._lock:
+            if waits and entry.n_waiting >= source.n_at_once + self.limits.waiting:
+                n = self.limits.waiting
+                raise RefusedError(503, f"{n} requests wait already: try again later")
+            entry.n_leases += 1
+            entry.n_waiting += waits
+        try:
+            yield self._model_of(entry, check)
+        except BusyError:
+            raise RefusedError(
+                503,
+                f"the model was busy for {self.limits.wait_seconds:g} seconds: try again later, "
+                "or start the server with a higher --max-wait",
+            ) from None
+        finally:
+            with self._lock:
+                entry.n_leases -= 1
+                entry.n_waiting -= waits
+                entry.idle_since = time.monotonic()
+
+    def _model_of(self, entry: _Entry, check: Callable[[], None]) -> AnyModel:
+        with self._lock:
+            made = entry.made
+            is_first = made is None
+            if made is None:
+                made = entry.made = Future()
+        if is_first:
+            self._load(entry, made)
+        while not made.done():
+            wait([made], LOOK_SECONDS)
+            check()
+        return made.result()
+
+    def _load(self, entry: _Entry, made: Future[AnyModel]) -> None:
+        """Load a model for all who wait for it; whoever came first may have left."""
+        try:
+            with self._loading:
+                self._go_on()
+                self._make_room(entry.source)
+                model = entry.source.load(self._go_on)
+        except BaseException as error:
+            with self._lock:
+                entry.made = None  # the next request tries again
+            made.set_exception(_load_refusal(entry.source, error))
+        else:
+            made.set_result(model)
+            model.shutting_down = self._shutting_down
+            logger.info(f"loaded the model {model.name}")
+
+    def _go_on(self, _fraction: float = 0.0) -> None:
+        if self._shutting_down:
+            raise ShutdownError("the server is shutting down")
+
+    def _make_room(self, source: ModelSource) -> None:
+        """Close models that nobody uses until there is room for another one.
+
+        Raises:
+            RefusedError: those that are in use leave too little; then none is closed.
+        """
+        while (spare := spare_bytes()) < source.needed_bytes:
+            idle = self._take_idle(source.needed_bytes - spare)
+            if idle is None:
+                needed, left = (f"{n / 2**20:,.0f} MiB" for n in (source.needed_bytes, spare))
+                raise RefusedError(
+                    503,
+                    f"the model {source.name} takes about {needed} of memory, and {left} are left, "
+                    "with too little in models that nobody uses: try again later, or serve fewer "
+                    "models",
+                )
+            idle.close()
+            logger.info(f"closed the model {idle.name} to make room for {source.name}")
+
+    def _take_idle(self, needed_bytes: int) -> AnyModel | None:
+        """The model that has been idle for longest, which is not among the loaded ones any more.
+
+        None, if all that are idle take less than these bytes.
+        """
+        with self._lock:
+            entries = self._entries.values()
+            idle = [each for each in entries if each.model is not None and each.n_leases == 0]
+            if sum(each.n_bytes for each in idle) < needed_bytes:
+                return None
+            oldest = min(idle, key=lambda each: each.idle_since)
+            model, oldest.made = oldest.model, None
+            return model
+
+    # ---------------------------------------------------------------------------------------------
+    # Beginning and end
+    # ---------------------------------------------------------------------------------------------
+
+    def start(self, on_load: OnLoad) -> AnyModel:
+        """Load the first model.
+
+        Raises:
+            PyH2OError: it cannot be loaded.
+            BaseException: what `on_load` raises.
+        """
+        model = self.sources[0].load(on_load)
+        made: Future[AnyModel] = Future()
+        made.set_result(model)
+        self._entries[self.sources[0].name].made = made
+        return model
+
+    def shut_down(self) -> None:
+        """End all answers in the making, and the loading; it may be called at any moment."""
+        self._shutting_down = True
+        for model in self.loaded():
+            model.shutting_down = True
+
+    def close(self) -> None:
+        """Free all models; none is loaded any more."""
+        self.shut_down()
+        for entry in self._entries.values():
+            made, entry.made = entry.made, None
+            if made is not None:
+                with suppress(Exception):  # whoever waited for it was told
+                    made.result().close()
+
+
+def _load_refusal(source: ModelSource, error: BaseException) -> BaseException:
+    """What those are told who waited for a model that could not be loaded."""
+    if isinstance(error, (RefusedError, ShutdownError)) or not isinstance(error, Exception):
+        return error
+    reason = without_folders(str(error) or type(error).__name__)
+    refusal = RefusedError(INTERNAL, f"the model {source.name} could not be loaded: {reason}")
+    refusal.__cause__ = error
+    return refusal
+
+
+def _either(sources: Sequence[ModelSource]) -> str:
+    return " or ".join(source.name for source in sources)

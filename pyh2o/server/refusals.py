@@ -1,0 +1,147 @@
+"""What a request is refused with: one line in OpenAI's shape, and one in the terminal."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from ..errors import ContextLimitError, EvictedError, GrammarError, PyH2OError, SessionOpenError
+
+INTERNAL = 500
+
+# A path of the server: at least one folder. The last part, the file's name, may be seen.
+_FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s'\"\\/:]+[\\/])+")
+_LONGEST_LINE = 500
+_LONGEST_VALUE = 40
+
+logger = logging.getLogger("uvicorn.error")
+
+
+class RefusedError(Exception):
+    """A request that is not answered, and what the client is told.
+
+    Attributes:
+        status: of HTTP.
+        message: one line, with the cause and the cure.
+        param: the field of the body that is wrong.
+        code: OpenAI's word for the error.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = one_line(message)
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        client_s = self.status < INTERNAL
+        return {
+            "error": {
+                "message": self.message,
+                "type": "invalid_request_error" if client_s else "internal_server_error",
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class ShutdownError(Exception):
+    """The server was told to end while it answers."""
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """What an error of any kind is to the client."""
+    if isinstance(error, RefusedError):
+        return error
+    message = without_folders(str(error) or type(error).__name__)
+    if isinstance(error, ShutdownError):
+        return RefusedError(503, message)
+    if isinstance(error, GrammarError):
+        return RefusedError(400, f"grammar: {message}", param="grammar")
+    if isinstance(error, ContextLimitError):
+        return RefusedError(400, message, code="context_length_exceeded")
+    if isinstance(error, SessionOpenError):
+        return RefusedError(409, message.replace(", or give another --session", ""))
+    if isinstance(error, OSError) and not isinstance(error, PyH2OError):
+        reason = error.strerror or type(error).__name__
+        return RefusedError(INTERNAL, f"a file cannot be read or written: {reason}")
+    # What the model refuses; clients do not try again what is their own error.
+    is_fault = isinstance(error, RuntimeError) and not isinstance(error, EvictedError)
+    is_theirs = isinstance(error, (ValueError, PyH2OError)) and not is_fault
+    return RefusedError(400 if is_theirs else INTERNAL, message)
+
+
+def body_refusal(error: ValidationError) -> RefusedError:
+    """What is wrong with a body, named by its first wrong field."""
+    return _field_refusal(error.errors(include_url=False, include_context=False)[0])
+
+
+def address_refusal(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
+    """What is wrong with an address, named by its first wrong parameter."""
+    first = errors[0]
+    return _field_refusal({**first, "loc": first["loc"][1:]})  # the first says where in the request
+
+
+def _field_refusal(first: Mapping[str, Any]) -> RefusedError:
+    # the way to a field, as in messages[0].role
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    param = _shortened_text("".join(parts).removeprefix("."), 2 * _LONGEST_VALUE)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return RefusedError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
+    if first["type"] == "missing":
+        return RefusedError(400, f"{param} is missing", param=param)
+    if isinstance(first["input"], (bool, int, float, str)):
+        message += f", not {shortened(first['input'])}"
+    prefix = f"{param}: " if param else "the body: "
+    return RefusedError(400, prefix + message[0].lower() + message[1:], param=param or None)
+
+
+def reported(scope: Mapping[str, Any], error: Exception) -> RefusedError:
+    """What the client is told of an error, also shown as one line in the terminal.
+
+    Of a fault, a verbose server shows where.
+    """
+    refusal = refusal_of(error)
+    line = f"{refusal.status} {scope['method']} {one_line(scope['path'])}: {refusal.message}"
+    if refusal.status < INTERNAL:
+        logger.warning(line)
+    else:
+        shows_where = refusal.status == INTERNAL and logger.isEnabledFor(logging.INFO)
+        logger.error(line, exc_info=error if shows_where else None)
+    return refusal
+
+
+def refused(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
+    """The response to a request that failed, which is also shown in the terminal."""
+    refusal = reported(scope, error)
+    return JSONResponse(refusal.body(), refusal.status)
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks and signs that a terminal would obey, and not too long."""
+    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return _shortened_text(line, _LONGEST_LINE)
+
+
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine."""
+    return _FOLDERS.sub("", text)
+
+
+def shortened(value: object) -> str:
+    """A value of the body, as far as it fits a message."""
+    return _shortened_text(repr(value), _LONGEST_VALUE)
+
+
+def _shortened_text(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

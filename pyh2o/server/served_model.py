@@ -1,0 +1,302 @@
+"""The models of a server as the routes ask them: what all have, and one that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llama_cpp
+from anyio import from_thread
+from llama_cpp import LlamaGrammar
+
+from ..compat.chat import in_openai_words
+from ..core.model import Model
+from ..engine import Engine
+from ..engine.requests import Completions, Terms
+from ..limits import Limits
+from .bodies import Body, ChatBody, CompletionBody
+from .refusals import RefusedError, ShutdownError, one_line, without_folders
+from .schemas import schema_grammar
+
+
+class Served:
+    """A model that many requests use, each in a thread of anyio's.
+
+    Attributes:
+        name: what clients know it by.
+        limits: what a request may take.
+        shutting_down: set to end all answers in the making.
+    """
+
+    def __init__(self, model: Model, name: str, limits: Limits) -> None:
+        self._model = model
+        self.name = name
+        self.limits = limits
+        self.shutting_down = False
+
+    def check_open(self) -> None:
+        """End the work of all requests, if the server ends; from any thread.
+
+        Raises:
+            ShutdownError: it does.
+        """
+        if self.shutting_down:
+            raise ShutdownError("the server is shutting down")
+
+    def check(self) -> None:
+        """End the work of a request, if nobody wants it.
+
+        Raises:
+            ShutdownError: the server is to end.
+            BaseException: what anyio raises when the client has left.
+        """
+        self.check_open()
+        from_thread.check_cancelled()
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text, without one that begins it."""
+        return list(self._model.tokenize(text.encode(), special=True))
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """The text of tokens.
+
+        Raises:
+            RefusedError: one is not in the vocabulary.
+        """
+        self.check_tokens(tokens, "tokens")
+        return self._model.detokenize(tokens).decode(errors="replace")
+
+    def check_tokens(self, tokens: list[int], param: str) -> None:
+        """Refuse numbers that are no tokens: llama.cpp ends the program.
+
+        Raises:
+            RefusedError: one is not in the vocabulary.
+        """
+        n_vocab = self._model.n_vocab
+        wrong = [token for token in tokens if not 0 <= token < n_vocab]
+        if wrong:
+            raise RefusedError(
+                400,
+                f"{param}: the model has tokens 0 to {n_vocab - 1}, and none is {wrong[0]}: take "
+                "the numbers from /extras/tokenize",
+                param=param,
+            )
+
+
+class ServedModel(Served):
+    """A model that writes many texts at the same time.
+
+    Attributes:
+        engine: has the model, and places for texts.
+    """
+
+    def __init__(self, engine: Engine, name: str, limits: Limits) -> None:
+        super().__init__(engine.model, name, limits)
+        self.engine = engine
+
+    def close(self) -> None:
+        """Free the model; texts in the making end."""
+        self.engine.close()
+
+    def grown_bytes(self) -> int:
+        """Of texts without a place, and of archives; it waits for the batch in the making."""
+        archives = sum(place.kv.bytes_archive for place in self.engine.report())
+        return self.engine.stored.bytes + archives
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts so far."""
+        return self.engine.texts.prompt_tokens
+
+    def terms(self, on_read: Callable[[], None] = lambda: None) -> Terms:
+        """On what terms a request gets a place: as long as somebody wants it.
+
+        Args:
+            on_read: called after each piece of the prompt.
+        """
+        return Terms(
+            wait_seconds=self.limits.wait_seconds,
+            check=self.check,
+            on_read=lambda _done, _all: on_read(),
+        )
+
+    def complete(self, body: CompletionBody, terms: Terms) -> Any:
+        """The result of a completion, or an iterator of its chunks.
+
+        Raises:
+            RefusedError: the prompt or the constraints do not suit the model.
+            BusyError: there was no place in time.
+            ValueError: the model refuses anything else of it.
+        """
+        request = ServedCompletions(self, body, body.grammar, terms)
+        return request.with_usage(
+            request.create_completion(
+                prompt=body.prompt,
+                suffix=body.suffix,
+                echo=body.echo,
+                logprobs=body.logprobs,
+                max_tokens=body.max_tokens,
+                **body.drawing(),
+            )
+        )
+
+    def chat(self, body: ChatBody, terms: Terms) -> Any:
+        """The model's answer in a chat, or an iterator of its chunks.
+
+        Raises:
+            RefusedError: the messages or the constraints do not suit the model.
+            BusyError: there was no place in time.
+            ValueError: the model refuses anything else of it.
+        """
+        grammar = body.grammar
+        wanted, tool = body.response_format.wanted, body.forced_tool()
+        if wanted is not None:
+            grammar = schema_grammar(wanted, "response_format")
+        if tool is not None:
+            grammar = schema_grammar(tool.parameters, "tools")
+        tools = [
+            {
+                "type": "function",
+                "function": {"parameters": {}, **each.model_dump(exclude_unset=True)},
+            }
+            for each in body.all_tools()
+        ]
+        request = ServedCompletions(self, body, grammar, terms)
+        try:
+            result = request.create_chat_completion(
+                messages=[message.for_template() for message in body.messages],
+                tools=tools or None,
+                tool_choice=tool and {"type": "function", "function": {"name": tool.name}},
+                logprobs=body.logprobs,
+                top_logprobs=body.top_logprobs,
+                max_tokens=body.max_completion_tokens or body.max_tokens,
+                **body.drawing(),
+            )
+        except Exception as error:
+            if request.has_prompt or isinstance(error, MemoryError):
+                raise
+            reason = one_line(without_folders(str(error)))
+            raise RefusedError(
+                400,
+                f"messages: the model's chat template cannot write them down: {reason}",
+                param="messages",
+            ) from error
+        return request.with_usage(result)
+
+    def check_prompt(self, prompt: str | list[int], param: str) -> None:
+        """Refuse a prompt that is longer than the limit.
+
+        Raises:
+            RefusedError: it is.
+        """
+        limit = self.limits.prompt_limit(self._model.window)
+        # A text of fewer bytes than the limit has no more tokens than it, but for the first.
+        if isinstance(prompt, str):
+            data = prompt.encode()
+            if len(data) < limit:
+                return
+            n_tokens = len(self._model.tokenize(data, add_bos=False, special=True))
+        else:
+            n_tokens = len(prompt)
+        if n_tokens > limit:
+            raise RefusedError(
+                400,
+                f"{param}: {n_tokens:,} tokens, and the limit is {limit:,}: shorten the prompt, or "
+                "start the server with a higher --max-prompt-tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+class ServedCompletions(Completions):
+    """Completions for one request, in OpenAI's words; each ends some time.
+
+    llama_cpp's chat handlers call `create_completion` with the prompt they made.
+
+    Attributes:
+        has_prompt: whether it was called.
+    """
+
+    def __init__(self, served: ServedModel, body: Body, grammar: str | None, terms: Terms) -> None:
+        super().__init__(served.engine, terms)
+        self._served = served
+        self._body = body
+        self._grammar = grammar or None
+        self._usage: dict[str, Any] = {}
+        self.has_prompt = False
+
+    def create_completion(self, prompt: Any, *args: Any, **arguments: Any) -> Any:
+        """A completion in OpenAI's words, that ends some time.
+
+        Raises:
+            RefusedError: the prompt is too long.
+            BusyError: there was no place in time.
+            ValueError: what the model refuses.
+        """
+        self.has_prompt = True
+        served, body = self._served, self._body
+        model = served.engine.model
+        served.check_prompt(prompt, "messages" if isinstance(body, ChatBody) else "prompt")
+        if arguments.get("logprobs") is not None and not model.parameters.logits_all:
+            raise RefusedError(
+                400,
+                "logprobs: no probabilities of tokens are kept here: leave it out",
+                param="logprobs",
+            )
+        processors = None
+        if body.min_tokens:
+            least = llama_cpp.MinTokensLogitsProcessor(body.min_tokens, model.native.token_eos())
+            processors = llama_cpp.LogitsProcessorList([least])
+        arguments.update(
+            model=served.name,
+            max_tokens=arguments["max_tokens"] or model.window,
+            logit_bias=self._biases(),
+            logits_processor=processors,
+            # A chat handler's own for a tool would be that of any JSON, where it fails to make one.
+            grammar=self._grammar and LlamaGrammar.from_string(self._grammar, verbose=False),
+        )
+        result = super().create_completion(prompt, *args, **arguments)
+        return in_openai_words(self._without_usage(result) if body.stream else result)
+
+    def with_usage(self, result: Any) -> Any:
+        """A result, or the chunks of a stream and one more with the tokens used, if asked for."""
+        body = self._body
+        is_wanted = body.stream and body.stream_options.include_usage
+        return self._and_usage(result) if is_wanted else result
+
+    def _without_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for chunk in chunks:
+            self._usage = chunk.pop("usage", {})
+            yield chunk
+
+    def _and_usage(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for chunk in chunks:
+            last = {**chunk, "choices": []}
+            yield {**chunk, "usage": None}
+        yield {**last, "usage": self._usage}
+
+    def _biases(self) -> dict[int, float] | None:
+        """The logit biases of the request, by token.
+
+        Raises:
+            RefusedError: for something that is no token.
+        """
+        given = self._body.logit_bias
+        if given is None:
+            return None
+        if self._body.logit_bias_type == "tokens":
+            return {
+                token: bias
+                for text, bias in given.items()
+                for token in self._served.engine.model.tokenize(
+                    text.encode(), add_bos=False, special=True
+                )
+            }
+        try:
+            biases = {int(token): bias for token, bias in given.items()}
+        except ValueError:
+            raise RefusedError(
+                400, "logit_bias: its keys have to be numbers of tokens", param="logit_bias"
+            ) from None
+        self._served.check_tokens(list(biases), "logit_bias")
+        return biases

@@ -1,0 +1,129 @@
+"""The bodies of requests about sessions, as strict as those in `bodies`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ..writing.sampling import LARGEST_SEED
+from .bodies import Count, Share, Strict
+
+# A name is checked by what it is to be the name of.
+SessionName = Annotated[str, Field(max_length=200)]
+Position = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+
+
+class SamplingBody(Strict):
+    """How answers are drawn; what is not given stays as it is."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
+
+    def given(self) -> dict[str, float | int]:
+        """What was given."""
+        return self.model_dump(exclude_none=True)
+
+
+class NewSessionBody(Strict):
+    """A session to begin."""
+
+    name: SessionName | None = None
+    kind: Literal["conversation", "story"] = "conversation"
+    model: str | None = None
+    system: str | None = None
+    sampling: SamplingBody = SamplingBody()
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> NewSessionBody:
+        if self.kind == "story" and self.system:
+            raise ValueError("a story has no system prompt: begin its text with what it should say")
+        if self.kind == "conversation" and self.text:
+            raise ValueError("a conversation begins with a message: leave text out")
+        return self
+
+
+class ChangeBody(Strict):
+    """What to change of a session; an empty system prompt is none."""
+
+    name: SessionName | None = None
+    model: str | None = None
+    system: str | None = None
+    sampling: SamplingBody | None = None
+
+
+class AnswerBody(Strict):
+    """What to answer: a message, or the last one again."""
+
+    message: str | None = None
+    edit: str | None = None
+    regenerate: Literal[True] | None = None
+    goes_on: Literal[True] | None = Field(default=None, alias="continue")
+    max_tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> AnswerBody:
+        given = [self.message, self.edit, self.regenerate, self.goes_on]
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("give one of message, edit, regenerate and continue")
+        for text in (self.message, self.edit):
+            if text is not None and not text.strip():
+                raise ValueError("the message is empty: say something")
+        return self
+
+
+class AttemptBody(Strict):
+    """Which of the answers to the last message is to be the one in its turn."""
+
+    attempt: Annotated[int, Field(ge=0, le=2**31)]
+
+
+class PassageBody(Strict):
+    """A passage of a story to write, perhaps from an earlier place of its text."""
+
+    max_tokens: Count | None = None
+    at: Position | None = None
+
+
+class UndoBody(Strict):
+    """How much to take back."""
+
+    turns: Count = 1
+    passages: Count = 1
+
+
+class PinBody(Strict):
+    """What to pin: tokens from `start` to `end`, or the last place of a text."""
+
+    start: Position | None = None
+    end: Position | None = None
+    text: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> PinBody:
+        spans = self.start is not None and self.end is not None
+        if spans == (self.text is not None) or (self.start is None) != (self.end is None):
+            raise ValueError("give start and end, or text")
+        return self
+
+
+class ExportedTurn(Strict):
+    """A message and its answer."""
+
+    user: Annotated[str, Field(min_length=1)]
+    answer: Annotated[str, Field(min_length=1)]
+
+
+class ImportBody(NewSessionBody):
+    """The JSON of an export; `name` may be another."""
+
+    turns: list[ExportedTurn] = Field(default_factory=list)

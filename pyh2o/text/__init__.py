@@ -1,1 +1,0 @@
-"""Text and tokens: prompts, chat templates, and from tokens back to text."""

@@ -1,0 +1,1 @@
+"""From a prompt to a text: chat templates, sampling, grammars, and one loop that draws tokens."""

@@ -1,0 +1,307 @@
+"""A text whose beginning is in a model's cache, and whose end is still to be evaluated."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.text import HasText, Text, text_of
+from ..errors import StateError
+from .cache_copies import WORTH, CacheCopies
+
+if TYPE_CHECKING:
+    from .writer import Writer
+
+# Tokens at the end of the cached text by which it is recognised.
+SEEN_TOKENS = 16
+
+# Tokens of a text: (start, end), end not included.
+Span = tuple[int, int]
+
+# A model has one text: the one that was begun, loaded or read last.
+_owners: weakref.WeakKeyDictionary[Text, weakref.ref[CachedText]] = weakref.WeakKeyDictionary()
+
+
+class CachedText:
+    """The tokens of a text, as many of the first as possible in the cache of a model.
+
+    Attributes:
+        llm: the model.
+        tokens: of the text. They may grow here; to shorten or to replace them has methods.
+        n_known: so many of the first tokens have been evaluated before, whether their rows are
+            still in the cache or not.
+        evaluated: tokens evaluated for this text since the object exists.
+        pins: spans that are never evicted, beside the first tokens; ascending and apart.
+        copies: of the cache, for when the text goes back.
+    """
+
+    def __init__(
+        self,
+        llm: Text | HasText,
+        on_taken: Callable[[], None] | None = None,
+        *,
+        copies_mib: int = 0,
+    ) -> None:
+        """An empty text; the cache is not touched before `begin`.
+
+        Args:
+            llm: the model.
+            on_taken: called before another text takes the model. A method is held weakly.
+            copies_mib: most MiB that copies of the cache may take; 0 for none.
+
+        Raises:
+            SettingsError: that is no count.
+        """
+        self.llm = text_of(llm)
+        self.tokens: list[int] = []
+        self.n_known = 0
+        self.evaluated = 0
+        self.pins: tuple[Span, ...] = ()
+        self.copies = CacheCopies(self.llm, copies_mib)
+        self._n_pinned: int | None = None
+        self._n_cached = 0
+        self._on_taken = None if on_taken is None else weakref.WeakMethod(on_taken)
+
+    # ---------------------------------------------------------------------------------------------
+    # Whose the cache is
+    # ---------------------------------------------------------------------------------------------
+
+    def take_model(self) -> None:
+        """Make the model this text's, after its text so far was told so."""
+        owner = _owners.get(self.llm, lambda: None)()
+        if owner is not None and owner is not self and owner._on_taken is not None:
+            on_taken = owner._on_taken()
+            if on_taken is not None:
+                on_taken()
+        _owners[self.llm] = weakref.ref(self)
+
+    def is_as_left(self) -> bool:
+        """Whether the cache holds what it held when `look` was called last."""
+        n_cached = self.llm.n_tokens
+        start = max(0, n_cached - SEEN_TOKENS)
+        newest: list[int] = self.llm.record[start:n_cached].tolist()
+        is_same = n_cached == self._n_cached and newest == self.tokens[start:n_cached]
+        return is_same and self._has_model()
+
+    def _has_model(self) -> bool:
+        """Whether no other text has taken the model since."""
+        return _owners.get(self.llm, lambda: None)() is self
+
+    def is_beginning_cached(self) -> bool:
+        """Whether all that is in the cache is the beginning of this text."""
+        n_cached = self.llm.n_tokens
+        return n_cached <= len(self.tokens) and np.array_equal(
+            self.llm.record[:n_cached], self.tokens[:n_cached]
+        )
+
+    def is_there(self) -> bool:
+        """Whether it is this text, whose beginning is in the cache, that has the model."""
+        return self._has_model() and self.is_beginning_cached()
+
+    def is_growing(self) -> bool:
+        """Whether the cache ends where it does while tokens are drawn: at the newest or before."""
+        return len(self.tokens) - 1 <= self.llm.n_tokens <= len(self.tokens)
+
+    def look(self) -> None:
+        """Remember what is in the cache, when that is a part of this text."""
+        self._n_cached = self.llm.n_tokens
+        self.n_known = max(self.n_known, self._n_cached)
+
+    # ---------------------------------------------------------------------------------------------
+    # The text
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens to evaluate before the next one can be drawn."""
+        return self.tokens[self.llm.n_tokens :]
+
+    @property
+    def n_again(self) -> int:
+        """How many of them have been evaluated before."""
+        return max(0, self.n_known - self.llm.n_tokens)
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        *,
+        n_known: int = 0,
+        n_pinned: int | None = None,
+        pins: Sequence[Span] = (),
+    ) -> None:
+        """Empty the cache; this text, all of it to be evaluated, takes its place.
+
+        Args:
+            tokens: of the text.
+            n_known: how many of them have been evaluated before.
+            n_pinned: first tokens that are never evicted; None for what it was, or the settings'.
+            pins: spans that are never evicted either.
+        """
+        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
+        self._n_pinned = self._n_pinned if n_pinned is None else n_pinned
+        self.copies.clear()
+        self.empty_cache()
+
+    def replace(self, tokens: Sequence[int], pins: Sequence[Span] = ()) -> None:
+        """Another text, to be evaluated but for a beginning that a copy has."""
+        self.tokens, self.n_known, self.pins = list(tokens), 0, tuple(pins)
+        self.recover(len(tokens) - 1)
+
+    def recover(self, n_tokens: int) -> None:
+        """Have as many of the first so many tokens in the cache as copies have.
+
+        The others are to be evaluated again.
+        """
+        try:
+            is_there = self.copies.load(self.tokens[:n_tokens])
+        except BaseException:
+            self.empty_cache()
+            raise
+        if is_there:
+            self._pin()
+            self.look()
+        else:
+            self.empty_cache()
+
+    def empty_cache(self) -> None:
+        """Have all of the text evaluated again."""
+        self.llm.reset()
+        self._pin()
+        self.look()
+
+    def _pin(self) -> None:
+        """Pin what is not pinned in an empty cache; a copy from before may have other pins, too."""
+        if self._n_pinned is not None:
+            self.llm.pin(self._n_pinned)
+        self.llm.pin_spans(self.pins)
+
+    @property
+    def n_pinned(self) -> int:
+        """First tokens that are never evicted."""
+        budget = self.llm.model.budget
+        by_settings = 0 if budget is None else budget.pinned
+        return by_settings if self._n_pinned is None else self._n_pinned
+
+    def pin(self, pins: Sequence[Span]) -> None:
+        """Never evict these spans from now on, in the place of those before.
+
+        Raises:
+            SettingsError: as `Llama.pin_spans` does.
+        """
+        if self._has_model():  # or else the cache is told when this text comes back
+            self.llm.pin_spans(pins)
+        self.pins = tuple(pins)
+
+    def pin_first(self, pins: Sequence[Span], n_tokens: int) -> None:
+        """Pin what of these spans is in the first tokens of the text, in the place of all others.
+
+        Args:
+            pins: spans for which there is room.
+            n_tokens: so many of the first.
+        """
+        left = tuple((start, min(end, n_tokens)) for start, end in pins if start < n_tokens)
+        if left != self.pins:
+            self.pin(left)
+
+    def load(
+        self,
+        tokens: Sequence[int],
+        n_cached: int,
+        n_known: int,
+        kv_state: bytes | mmap,
+        pins: Sequence[Span] = (),
+    ) -> None:
+        """Take over a text that was saved, with the state of the cache behind `n_cached` tokens.
+
+        If the state does not fit, all of the text is to be evaluated again.
+        """
+        try:
+            self.llm.load_kv_state(kv_state, tokens[:n_cached])
+        except StateError:
+            self.begin(tokens, n_known=n_known, pins=pins)
+            return
+        self.tokens, self.n_known, self.pins = list(tokens), n_known, tuple(pins)
+        self.look()
+
+    def set_back(self, n_tokens: int, *, may_return: bool = False) -> None:
+        """Shorten the text to its first tokens.
+
+        If too many of their rows were evicted they come back from a copy, and what that lacks is to
+        be evaluated again.
+
+        Args:
+            n_tokens: that stay.
+            may_return: whether `put_back` may be called next, for which a copy is taken.
+        """
+        self.look()
+        if may_return and self.llm.n_tokens - n_tokens >= WORTH:
+            self.copies.take()
+        del self.tokens[n_tokens:]
+        self.n_known = min(self.n_known, n_tokens)
+        self.pin_first(self.pins, n_tokens)
+        if n_tokens < self.llm.n_tokens and not (
+            n_tokens and self.has_rows(n_tokens) and self.llm.remove_tail(n_tokens)
+        ):
+            self.recover(n_tokens)
+        self.look()
+
+    def put_back(
+        self, start: int, tokens: Sequence[int], n_known: int, pins: Sequence[Span] = ()
+    ) -> None:
+        """Give the text its old end again, behind its first `start` tokens.
+
+        Args:
+            start: tokens that the text has had all the time.
+            tokens: those behind them.
+            n_known, pins: as they were.
+        """
+        self.set_back(start)
+        self.tokens += tokens
+        self.n_known = max(self.n_known, n_known)
+        n_more = self.copies.n_to_read(self.tokens[: self.n_known])
+        if self.n_again - n_more >= WORTH:
+            self.recover(self.n_known)
+        if self.pins != tuple(pins):
+            self.pin(pins)
+
+    def has_rows(self, n_tokens: int) -> bool:
+        """Whether a shorter text has enough rows in the cache to go on with it.
+
+        Rows that were recent when it ended may be evicted by now. As long as half of the recent
+        ones are left, that is better than to read all of the text again.
+        """
+        first_needed = n_tokens - max(1, self.llm.kv.recent // 2)
+        return self.llm.can_remove_tail(max(1, first_needed))
+
+    def drop_surplus(self) -> None:
+        """Drop rows of an evaluation that Ctrl-C broke off before its tokens were recorded."""
+        if not self.llm.drop_surplus():
+            self.recover(len(self.tokens))
+
+    def write(self, writer: Writer, max_tokens: int | None = None) -> Iterator[int]:
+        """Evaluate what is unread, then give the tokens that the writer draws.
+
+        A token that becomes a part of the text has to be in `tokens` before the next one is asked
+        for.
+
+        Args:
+            writer: draws the tokens.
+            max_tokens: most of them; None for no limit.
+        """
+        n_unread = len(self.unread)
+        n_new = None if max_tokens is None else n_unread + max_tokens
+        self.copies.take(n_new, is_start=True)
+        # All but the end of a short message is read as fast as a copy is taken.
+        if n_unread > WORTH and self.copies.may_be_needed(n_new):
+            writer.before_end = self.copies.take
+        n_before = self.llm.n_tokens
+        try:
+            yield from writer.write(self.unread)
+        finally:
+            self.evaluated += self.llm.n_tokens - n_before
+            if self.is_growing():
+                self.n_known = max(self.n_known, self.llm.n_tokens)

@@ -1,0 +1,148 @@
+"""The tokens of a prompt: BOS and EOS where they belong, a gap to fill, its limits."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.detokenizer import detokenize, detokenizer
+from ..errors import ContextLimitError, PyH2OError
+
+if TYPE_CHECKING:
+    from ..core.model import Model
+    from ..core.text import Text
+
+
+@dataclass(frozen=True)
+class InfillTokens:
+    """The tokens that mark the parts of a text with a gap in it."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+    @classmethod
+    def of(cls, model: Model) -> InfillTokens | None:
+        """Those of the model, or None if it was not made to fill gaps."""
+        native = model.native
+        tokens = cls(native.token_prefix(), native.token_suffix(), native.token_middle())
+        return tokens if min(tokens.prefix, tokens.suffix, tokens.middle) >= 0 else None
+
+
+def prompt_tokens(
+    model: Model, prompt: str | Sequence[int], suffix: str | None, infill: InfillTokens | None
+) -> list[int]:
+    """Tokens to feed: the prompt, with BOS and EOS where the model's vocabulary asks for them.
+
+    A model that fills gaps is shown the suffix too. A prompt of tokens without a suffix is taken
+    as it is.
+    """
+    fills_gap = suffix is not None and infill is not None
+    if isinstance(prompt, str):
+        tokens = _tokenize(model, prompt, special=not fills_gap)
+    else:
+        tokens = list(prompt)
+        if suffix is None:
+            return tokens
+    if suffix is not None and infill is not None:
+        head = [infill.prefix, *tokens]
+        tail = [infill.suffix, *suffix_tokens(model, suffix)]
+        tokens = [*tail, *head] if model.spm_infill else [*head, *tail]
+        tokens.append(infill.middle)
+    return [*_bos_tokens(model), *tokens, *_eos_tokens(model)]
+
+
+def prompt_text(model: Model, prompt: str | Sequence[int]) -> str:
+    """The prompt as the user would read it."""
+    if isinstance(prompt, str):
+        return prompt
+    parts = detokenizer(model, [], starts_text=False)
+    return detokenize(parts, prompt).decode(errors="ignore")
+
+
+def check_prompt(text: Text, tokens: Sequence[int]) -> None:
+    """Refuse a prompt that is empty or leaves no position to generate at; warn of two BOS tokens.
+
+    Raises:
+        ValueError: no tokens.
+        ContextLimitError: they are all the positions there are, or more.
+    """
+    model, position_limit = text.model, text.position_limit
+    if not tokens:
+        raise ValueError(
+            "the prompt is empty and the model adds no BOS token: give a prompt of at least a token"
+        )
+    if len(tokens) >= position_limit:
+        cure = (
+            "the model was trained for no more positions: shorten the prompt"
+            if text.evicting
+            else "shorten the prompt, raise n_ctx, or turn eviction on"
+        )
+        # Programs, such as llama_cpp's server, recognise the error by its first words.
+        raise ContextLimitError(
+            f"Requested tokens ({len(tokens)}) exceed context window of {position_limit}: {cure}"
+        )
+    bos = model.token_bos()
+    if list(tokens[:2]) == [bos, bos]:
+        warnings.warn(
+            f"the prompt begins with two BOS tokens ({model.native.token_get_text(bos)}), which "
+            "makes answers worse: the model adds one itself, so leave yours out",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def check_message(text: Text, tokens: Sequence[int], n_before: int) -> None:
+    """Refuse a message that is empty or leaves no position for an answer.
+
+    Args:
+        text: of the conversation.
+        tokens: of the message and what is around it.
+        n_before: tokens of the conversation before it.
+
+    Raises:
+        PyH2OError: no tokens.
+        ContextLimitError: there are no positions for them and an answer.
+    """
+    if not tokens:
+        raise PyH2OError("the message is empty: say something")
+    if n_before + len(tokens) >= text.position_limit:
+        cure = (
+            "begin a new conversation, or use a model with a longer context"
+            if text.evicting
+            else "raise n_ctx (--ctx), or turn eviction on"
+        )
+        raise ContextLimitError(
+            f"the conversation has {n_before} tokens and the message {len(tokens)}, which leaves "
+            f"no room for an answer in {text.position_limit}: {cure}"
+        )
+
+
+def _tokenize(model: Model, text: str, *, special: bool) -> list[int]:
+    return model.tokenize(text.encode(), add_bos=False, special=special) if text else []
+
+
+def suffix_tokens(model: Model, suffix: str) -> list[int]:
+    """Tokens of a text that follows another one, without the space some tokenizers put first."""
+    if model.metadata.get("tokenizer.ggml.add_space_prefix", "true") != "true" or not suffix:
+        return _tokenize(model, suffix, special=False)
+    # That space goes to a sign put in front, whose tokens are then taken off again.
+    sign = "\N{WHITE SMILING FACE}"
+    sign_tokens = _tokenize(model, sign, special=False)
+    return _tokenize(model, sign + suffix, special=False)[len(sign_tokens) :]
+
+
+def _bos_tokens(model: Model) -> list[int]:
+    bos = model.token_bos()
+    return [bos] if bos != -1 and model.native.add_bos_token() else []
+
+
+def _eos_tokens(model: Model) -> list[int]:
+    """The end of a prompt, for vocabularies with a separator or an EOS after each text."""
+    separator: int = model.native.token_sep()
+    if separator != -1:
+        return [separator]
+    eos = model.native.token_eos()
+    return [eos] if eos != -1 and model.native.add_eos_token() else []

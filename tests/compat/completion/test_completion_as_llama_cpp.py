@@ -1,0 +1,176 @@
+"""Completions equal to llama_cpp's own, where that is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import random
+from typing import Any
+
+import llama_cpp
+import pytest
+from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_tokenizer import LlamaHFTokenizer
+
+from completions import QUIET, WINDOW, complete, fed_tokens, joined, says, streamed, text_of
+from pyh2o import Llama
+from pyh2o.compat.completion import CompletionRequest
+from same_results import assert_equal
+from spacing_tokenizer import SpacingTokenizer
+from tiny_tokens import EOS, NO_END, ONLY_ASCII, only_letters
+
+
+def test_a_request_has_the_parent_s_arguments() -> None:
+    parent = inspect.signature(llama_cpp.Llama._create_completion).parameters.values()
+    expected = {each.name: each.default for each in parent if each.name != "self"}
+    fields = dataclasses.fields(CompletionRequest)
+    assert [field.name for field in fields] == list(expected)
+    for field in fields[1:]:
+        assert field.default == (expected[field.name] if field.name != "stop" else ())
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {},
+    "negative temperature": {"temperature": -1.0},
+    "sampling options": {"top_k": 10, "top_p": 0.7, "typical_p": 0.9},
+    "min p": {"top_k": 0, "top_p": 1.0, "min_p": 0.4},
+    "penalties": {"repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
+    "mirostat 1": {"mirostat_mode": 1, "mirostat_tau": 3.0},
+    "mirostat 2": {"mirostat_mode": 2, "mirostat_eta": 0.2},
+    "one token": {"max_tokens": 1},
+    "name": {"model": "a name"},
+    "echo": {"echo": True},
+    "end": {"logit_bias": {**ONLY_ASCII, EOS: 6.0}, "max_tokens": None},
+    "log probabilities": {"logprobs": 3},
+    "own log probability": {"logprobs": 0},
+    "grammar": {"grammar": LlamaGrammar.from_string('root ::= ("yes" | "no")+', verbose=False)},
+    "processor": {"logits_processor": LogitsProcessorList([only_letters]), "logit_bias": None},
+    "criteria": {"stopping_criteria": StoppingCriteriaList([lambda ids, _: len(ids) >= 23])},
+}
+# With a prompt of tokens, llama_cpp cannot echo, and takes their number for one of characters.
+TOKEN_CASES = {name: case for name, case in CASES.items() if not {"echo", "logprobs"} & {*case}}
+
+
+@pytest.mark.parametrize("arguments", CASES.values(), ids=list(CASES))
+def test_results_equal_llama_cpp_s(
+    stock: llama_cpp.Llama, ours: Llama, arguments: dict[str, Any]
+) -> None:
+    check_against(stock, ours, "A prompt", arguments)
+
+
+@pytest.mark.parametrize("arguments", TOKEN_CASES.values(), ids=list(TOKEN_CASES))
+def test_results_for_tokens_equal_llama_cpp_s(
+    stock: llama_cpp.Llama, full: Llama, arguments: dict[str, Any]
+) -> None:
+    check_against(stock, full, [1, 40, 300, 41], arguments)
+
+
+def check_against(
+    stock: llama_cpp.Llama, ours: Llama, given: str | list[int], arguments: dict[str, Any]
+) -> None:
+    arguments = {"max_tokens": 25, "seed": 11, "logit_bias": ONLY_ASCII, **arguments}
+    expected = complete(stock, given, **arguments)
+    assert_equal(expected, complete(ours, given, **arguments))
+    assert_equal(streamed(stock, given, **arguments), streamed(ours, given, **arguments))
+    if arguments["max_tokens"] is None:
+        assert expected["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_stop_strings_equal_llama_cpp_s(
+    stock: llama_cpp.Llama, ours: Llama, dice: random.Random, logprobs: int | None
+) -> None:
+    arguments: dict[str, Any] = {"max_tokens": 40, "logit_bias": {**ONLY_ASCII, **NO_END}}
+    arguments |= {"seed": dice.randrange(2**32), "logprobs": logprobs}
+    text = text_of(complete(stock, "A prompt", **arguments))
+    start = dice.randrange(3, len(text) - 4)
+    stop = text[start : start + dice.randint(1, 4)]
+    # Begins to come, again and again, but never does.
+    decoys = [text[at : at + 3] + "\0" for at in dice.sample(range(len(text) - 3), k=5)]
+    for stops in (stop, [*decoys, stop], decoys):
+        expected = complete(stock, "A prompt", stop=stops, **arguments)
+        assert_equal(expected, complete(ours, "A prompt", stop=stops, **arguments))
+        chunks = streamed(ours, "A prompt", stop=stops, **arguments)
+        assert_equal(streamed(stock, "A prompt", stop=stops, **arguments), chunks)
+        assert joined(chunks) == text_of(expected)
+
+
+def test_characters_of_several_tokens_equal_llama_cpp_s(
+    stock: llama_cpp.Llama, ours: Llama, dice: random.Random
+) -> None:
+    text = "".join(dice.choices("ab é☺\U0001f600", k=40))
+    for stop in (None, "\0", "b"):
+        results = [complete(model, "A", stop=stop, **says(text)) for model in (stock, ours)]
+        assert_equal(*results)
+        assert text_of(results[0]) == (text.partition("b")[0] if stop == "b" else text)
+        assert_equal(*(streamed(model, "A", stop=stop, **says(text)) for model in (stock, ours)))
+
+
+def test_answers_without_a_seed_equal_llama_cpp_s(stock: llama_cpp.Llama, ours: Llama) -> None:
+    texts = []
+    for model in (stock, ours):
+        model.set_seed(123)
+        answers = [complete(model, "A prompt", logit_bias=ONLY_ASCII) for _ in range(3)]
+        texts.append([text_of(answer) for answer in answers])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
+def test_a_full_window_ends_as_in_llama_cpp(stock: llama_cpp.Llama, full: Llama) -> None:
+    for max_tokens in (None, 0, -1, 10_000):
+        arguments = {"max_tokens": max_tokens, "seed": 2, "logit_bias": {**ONLY_ASCII, **NO_END}}
+        expected = complete(stock, "A prompt", **arguments)
+        assert expected["usage"]["total_tokens"] == WINDOW
+        assert expected["choices"][0]["finish_reason"] == "length"
+        assert_equal(expected, complete(full, "A prompt", **arguments))
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True, "top_logprobs": 2}], ids=["", "logprobs"])
+def test_chat_equals_llama_cpp_s(
+    stock: llama_cpp.Llama, ours: Llama, extra: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": "Hello?"}]
+    arguments = {"seed": 4, "max_tokens": 20, "logit_bias": ONLY_ASCII, **extra}
+    answers = []
+    for model in (stock, ours):
+        model.reset()
+        answer = model.create_chat_completion(messages, **arguments)
+        model.reset()
+        answers.append([answer, *model.create_chat_completion(messages, stream=True, **arguments)])
+    assert_equal(*answers)
+
+
+def test_log_probabilities_of_an_echo(stock: llama_cpp.Llama, ours: Llama) -> None:
+    arguments = {"seed": 4, "max_tokens": 5, "logit_bias": ONLY_ASCII, "logprobs": 2, "echo": True}
+    expected = complete(stock, "A prompt", **arguments)
+    actual = complete(ours, "A prompt", **arguments)
+    # llama_cpp counts a space before the prompt that the text does not have.
+    offsets = expected["choices"][0]["logprobs"]["text_offset"]
+    assert offsets[:3] == [0, 1, 2]
+    expected["choices"][0]["logprobs"]["text_offset"] = [max(0, each - 1) for each in offsets]
+    assert_equal(expected, actual)
+
+
+@pytest.mark.parametrize("given", ["A prompt", "", "<s>A prompt", [5, 6, 7]])
+@pytest.mark.filterwarnings("ignore:.*BOS:RuntimeWarning", "ignore:.*duplicate:RuntimeWarning")
+def test_the_prompt_s_tokens_equal_llama_cpp_s(
+    stock: llama_cpp.Llama, ours: Llama, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    fed = [fed_tokens(model, monkeypatch, given) for model in (stock, ours)]
+    assert fed[0] == fed[1]
+
+
+def test_another_tokenizer_completes_as_llama_cpp_does(model_path: str) -> None:
+    stock = llama_cpp.Llama(model_path, n_ctx=WINDOW, **QUIET)
+    pieces = [stock.detokenize([token]) for token in range(stock.n_vocab())]
+    tokenizer = LlamaHFTokenizer(SpacingTokenizer(pieces))
+    ours = Llama(model_path, n_ctx=WINDOW, evict=False, tokenizer=tokenizer, **QUIET)
+    stock.tokenizer_ = tokenizer
+    words = stock._model.tokenize(b"A prompt", add_bos=True, special=False)
+    # Many spaces, whose fate depends on what is before them.
+    arguments = {"max_tokens": 60, "seed": 3, "logit_bias": {**ONLY_ASCII, 259: 6.0}}
+    expected = complete(stock, words, **arguments)
+    assert text_of(expected).count(" ") > 5
+    assert_equal(expected, complete(ours, words, **arguments))
+    assert joined(streamed(ours, words, **arguments)) == text_of(expected)

@@ -1,0 +1,372 @@
+"""`pyh2o.Llama` as its users see it, on a tiny random model."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conversations import next_logits
+from pyh2o import Llama
+from pyh2o.cache.kv_cache import MOST_POSITIONS
+from pyh2o.errors import (
+    ClosedError,
+    ContextLimitError,
+    ModelError,
+    NativeError,
+    SettingsError,
+    StateError,
+)
+from pyh2o.models.header import read_header
+from pyh2o.policies import H2O
+from pyh2o.writing.finish import FINISH_TRAINED_CONTEXT
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama, tiny_parent
+
+N_CTX_TRAIN = 400
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(
+        tmp_path_factory.mktemp("model") / "tiny.gguf",
+        seed=4,
+        n_ctx_train=N_CTX_TRAIN,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture
+def llm(path: Path) -> Llama:
+    return tiny_llama(path, n_ctx=100, hh=0.1, recent=0.1)
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    """A model whose positions are learned, so that its texts end where they end."""
+    path = write_tiny_gguf(
+        tmp_path_factory.mktemp("ending") / "tiny.gguf",
+        seed=4,
+        n_ctx_train=N_CTX_TRAIN,
+        chat_template=CHAT_TEMPLATE,
+        arch_variant="learned_positions",
+    )
+    return tiny_llama(path, n_ctx=100, hh=0.1, recent=0.1)
+
+
+def test_resolved_numbers_are_visible(llm: Llama) -> None:
+    kv = llm.kv
+    assert kv.evicting
+    assert (kv.window, kv.heavy, kv.recent, kv.pinned, kv.budget) == (100, 10, 10, 0, 20)
+    assert kv.capacity == kv.budget + kv.slack == kv.cells == 256
+    # f16: 3 layers, 2 KV heads of 32
+    assert kv.bytes_k == kv.bytes_v == 256 * 3 * 2 * 32 * 2
+    assert kv.bytes_scores == 256 * 3 * 2 * 4
+    # llama.cpp allocates 256 cells for a window of 100, too
+    assert kv.bytes_full == kv.bytes_k + kv.bytes_v
+    assert "budget 20 (10 heavy + 10 recent)" in kv.summary()
+    assert "window 100 · policy h2o · pinned 0" in kv.details()
+    assert llm.n_ctx() == 100
+
+
+def test_a_policy_is_an_object_or_its_text(path: Path) -> None:
+    for policy in (H2O(), "h2o"):
+        with tiny_llama(path, policy=policy) as llm:
+            assert llm.kv.policy == "h2o"
+            assert pickle.loads(pickle.dumps(llm)).kv.policy == "h2o"
+    with pytest.raises(SettingsError, match="no policy 'best'"):
+        tiny_llama(path, policy="best")
+
+
+def test_window_defaults_to_the_trained_context(path: Path) -> None:
+    llm = tiny_llama(path)
+    assert llm.n_ctx() == llm.kv.window == N_CTX_TRAIN
+    assert llm.position_limit == llm.kv.position_limit == MOST_POSITIONS
+
+
+def test_scaled_positions_reach_to_the_window(path: Path) -> None:
+    plain = tiny_llama(path, n_ctx=800)
+    scaled = tiny_llama(path, n_ctx=800, rope_freq_scale=0.5)
+    for llm in (plain, scaled, pickle.loads(pickle.dumps(scaled))):
+        llm.eval([5] * 700)
+    assert plain.kv.rebases > 0
+    assert scaled.kv.rebases == 0
+
+
+def test_settings_are_printed_when_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny_llama(path, n_ctx=100, verbose=True)
+    shown = capfd.readouterr().err
+    assert "budget 20 (10 heavy + 10 recent) · 0 evicted · 0.2 MiB of 0.2 MiB full" in shown
+    assert "K 0.1 + V 0.1 + scores 0.0 MiB · window 100 · policy h2o" in shown
+    assert "pinned 0 · slack 236" in shown
+
+
+@pytest.mark.parametrize("variant", ["sliding_window", "gemma4"])
+@pytest.mark.parametrize("evict", [True, False])
+def test_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], variant: str, evict: bool
+) -> None:
+    """llama.cpp warns of full caches of layers that see a window, or have other sizes."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, n_layer=4, arch_variant=variant)
+    gc.collect()  # models of other tests, which may say that they end
+    capfd.readouterr()
+    with tiny_llama(path, n_ctx=100, evict=evict) as llm:
+        llm.eval([5] * 20)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_eviction_is_the_parent(path: Path) -> None:
+    llm = tiny_llama(path, n_ctx=256, evict=False)
+    parent = tiny_parent(path, n_ctx=256)
+    settings = {"max_tokens": 100, "temperature": 0.0}
+    assert llm("once", **settings)["choices"] == parent("once", **settings)["choices"]
+    assert not llm.kv.evicting
+    assert llm.kv.capacity == 256
+    with pytest.raises(NativeError, match="not attached"):
+        llm.heavy_hitters()
+
+
+def test_prompt_longer_than_the_window_streams_through(llm: Llama) -> None:
+    tokens = np.random.default_rng(0).integers(3, 200, 300).tolist()
+    result = llm.create_completion(tokens, max_tokens=5)
+    assert result["usage"]["prompt_tokens"] == 300
+    assert llm.kv.used <= llm.kv.capacity
+    assert llm.kv.tokens_evicted > 0
+
+
+def test_text_ends_with_the_trained_context(ending: Llama) -> None:
+    no_end = {ending.token_eos(): -100.0}
+    result = ending.create_completion("once", max_tokens=None, logit_bias=no_end)
+    assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
+    assert result["usage"]["total_tokens"] == N_CTX_TRAIN + 1
+    assert ending.n_tokens == N_CTX_TRAIN
+
+
+def test_chat_ends_with_the_trained_context_too(ending: Llama) -> None:
+    result = ending.create_chat_completion(
+        [{"role": "user", "content": "once"}], logit_bias={ending.token_eos(): -100.0}
+    )
+    assert result["choices"][0]["finish_reason"] == FINISH_TRAINED_CONTEXT
+
+
+def test_prompt_beyond_the_trained_context_is_refused(ending: Llama) -> None:
+    with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
+        ending.create_completion([5] * (N_CTX_TRAIN + 1), max_tokens=1)
+    with pytest.raises(ContextLimitError, match=str(N_CTX_TRAIN)):
+        ending.eval([5] * (N_CTX_TRAIN + 1))
+
+
+def test_same_seed_gives_the_same_text(llm: Llama) -> None:
+    settings = {"max_tokens": 300, "seed": 3, "temperature": 1.0}
+    first = llm.create_completion("once", **settings)["choices"][0]["text"]
+    assert llm.kv.compactions > 0
+    llm.reset()
+    assert llm.create_completion("once", **settings)["choices"][0]["text"] == first
+
+
+def test_appended_prompt_evaluates_only_what_is_new(llm: Llama) -> None:
+    prompt = np.random.default_rng(1).integers(3, 200, 290).tolist()
+    list(zip(range(5), llm.generate(prompt), strict=False))
+    progress: list[tuple[int, int]] = []
+    llm.prompt_progress = lambda done, total: progress.append((done, total))
+    text = llm.input_ids[: llm.n_tokens].tolist()
+    next(llm.generate([*text, 7, 8, 9]))
+    assert progress == [(3, 3)]
+
+
+def test_prompt_that_leaves_the_text_is_evaluated_again(llm: Llama) -> None:
+    prompt = np.random.default_rng(2).integers(3, 200, 290).tolist()
+    next(llm.generate(prompt))
+    again = [*prompt[:100], 250, *prompt[101:]]
+    expected = next(Llama(llm.model_path, n_ctx=100).generate(again, temp=0.0))
+    assert next(llm.generate(again, temp=0.0)) == expected
+    assert llm.n_tokens == 290
+
+
+def test_heavy_hitters_are_the_best_scores(llm: Llama) -> None:
+    llm.eval(np.random.default_rng(3).integers(3, 200, 350).tolist())
+    best = llm.heavy_hitters(10)
+    assert [hit.score for hit in best] == sorted((hit.score for hit in best), reverse=True)
+    held = {int(position) for layer in range(3) for position in llm.kv_rows(layer)[0].ravel()}
+    assert len(llm.heavy_hitters(1000)) == len(held)
+    for hit in best:
+        assert hit.token == llm.input_ids[hit.position]
+        assert hit.text == llm.detokenize([hit.token], special=True).decode(errors="replace")
+        assert 1 <= hit.rows <= 6
+
+    positions, scores = llm.kv_rows(1)
+    top = llm.heavy_hitters(1, layer=1, head=0)[0]
+    assert (top.position, top.rows) == (positions[0][scores[0].argmax()], 1)
+    assert top.score == pytest.approx(scores[0].max())
+    with pytest.raises(NativeError):
+        llm.heavy_hitters(layer=3)
+    with pytest.raises(IndexError):
+        llm.heavy_hitters(head=2)
+
+
+def test_progress_is_reported(path: Path) -> None:
+    loading: list[float] = []
+    reading: list[tuple[int, int]] = []
+    llm = tiny_llama(
+        path,
+        n_batch=64,
+        load_progress=loading.append,
+        prompt_progress=lambda done, total: reading.append((done, total)),
+    )
+    assert loading[-1] == 1.0
+    llm.eval([5] * 150)
+    llm.eval([5])
+    assert reading == [(n, 150) for n in (0, 32, 64, 128, 150)]
+
+
+def test_error_in_a_progress_callback_reaches_the_caller(path: Path) -> None:
+    def stop(_fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_llama(path, load_progress=stop)
+
+
+def test_it_is_a_context_manager(path: Path) -> None:
+    with tiny_llama(path, n_ctx=100) as llm:
+        llm.eval([1, 2, 3])
+    with pytest.raises(ClosedError, match="load it again"):
+        _ = llm.kv
+
+
+def test_pickling_keeps_the_settings(path: Path) -> None:
+    llm = tiny_llama(path, n_ctx=120, hh=7, recent=0.2, pinned=2, slack=9)
+    copy = pickle.loads(pickle.dumps(llm))
+    assert copy.kv == llm.kv
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hh": 1.5}, "hh is 1.5"),
+        ({"hh": 0, "recent": 0}, "both 0"),
+        ({"recent": 0}, "recent is 0"),
+        ({"n_ctx": -1}, "n_ctx is -1: give 0"),
+        ({"n_ctx": 16}, "at least 32"),
+        ({"hhh": 0.1}, "there is no argument hhh: did you mean hh?"),
+        ({"n_thread": 1}, "there is no argument n_thread: did you mean n_threads?"),
+        ({"n_batch": -1}, "n_batch is -1: give 1 or more tokens"),
+        ({"n_batch": 1.5}, "n_batch is 1.5: give 1 or more tokens"),
+        ({"n_ubatch": 0}, "n_ubatch is 0: give 1 or more tokens"),
+        ({"n_threads_batch": -3}, "n_threads_batch is -3: give 1 to 512, or None"),
+        ({"n_threads": 100_000}, "n_threads is 100000: give 1 to 512, or None"),
+        ({"rope_freq_base": float("nan")}, "rope_freq_base is nan"),
+        ({"rope_freq_base": -1.0}, "rope_freq_base is -1.0"),
+        ({"yarn_beta_fast": float("inf")}, "yarn_beta_fast is inf"),
+        ({"type_k": 10}, r"type_k is 10, .* give 0 \(f32\), 1 \(f16\), 8 \(q8_0\)"),
+        ({"type_v": 99}, "type_v is 99"),
+        ({"type_k": 10, "evict": False}, "type_k is 10"),
+        ({"type_k": 1.0}, "type_k is 1.0"),
+        ({"yarn_ext_factor": None}, "yarn_ext_factor is None"),
+        ({"rope_freq_base": ""}, "rope_freq_base is ''"),
+    ],
+)
+def test_nonsense_is_refused(path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Llama(str(path), **{"n_threads": 1, "n_threads_batch": 1, **settings})
+
+
+def test_former_arguments_are_passed_over_as_in_the_parent(path: Path) -> None:
+    tiny_llama(path, n_ctx=100, f16_kv=True, n_parts=-1).close()
+
+
+def test_positions_that_cannot_be_scaled(ending: Llama) -> None:
+    """They are learned: there are none beyond those that the model was trained with."""
+    with pytest.raises(SettingsError, match=f"no rotary positions to scale: .* {N_CTX_TRAIN}"):
+        tiny_llama(Path(ending.model_path), n_ctx=2 * N_CTX_TRAIN, rope_freq_scale=0.5)
+    with tiny_llama(Path(ending.model_path), n_ctx=100, rope_freq_scale=0.5) as llm:
+        llm.eval([5] * N_CTX_TRAIN)
+
+
+def test_a_count_to_pin_is_one(llm: Llama) -> None:
+    for count in (-1, 1.5, True):
+        with pytest.raises(SettingsError, match="tokens to pin: give a count of 0 or more"):
+            llm.pin(count)  # type: ignore[arg-type]
+
+
+def test_the_full_cache_of_a_sliding_window_model_has_a_size(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=4, arch_variant="sliding_window")
+    with tiny_llama(path, n_ctx=1024, evict=False, n_batch=64, swa_full=False) as llm:
+        llm.eval([5] * 100)
+        kv = llm.kv
+    # f16: 3 layers, 2 KV heads of 32, of which two see 64 tokens and those of a batch only
+    assert kv.bytes_k == kv.bytes_v == 1024 * 2 * 32 * 2
+    assert kv.bytes_window == 2 * 2 * 256 * 2 * 32 * 2
+    assert kv.bytes_full == kv.bytes_total == kv.bytes_k + kv.bytes_v + kv.bytes_window
+    assert (kv.used, kv.capacity) == (100, 1024)
+
+
+def test_scores_that_are_not_there_yet_are_explained(path: Path) -> None:
+    with tiny_llama(path, n_ctx=100, recent=0.7, policy="h2o-far") as llm:
+        llm.eval([5] * 20)
+        with pytest.warns(RuntimeWarning, match="counts attention from 64 or more tokens away"):
+            hitters = llm.heavy_hitters(5)
+        assert [hit.position for hit in hitters] == [19, 18, 17, 16, 15]
+        llm.eval([5] * 200)
+        assert llm.heavy_hitters(1)[0].score > 0
+    with tiny_llama(path, policy="streaming") as llm:
+        llm.eval([5] * 20)
+        with pytest.warns(RuntimeWarning, match="streaming gives scores when the cache is full"):
+            llm.heavy_hitters(5)
+
+
+def test_embeddings_use_the_full_cache(path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="nothing is evicted: give evict=False"):
+        llm = tiny_llama(path, n_ctx=128, embedding=True)
+    assert not llm.evicting
+    assert len(llm.embed("once upon a time")) > 0
+
+
+def test_quantized_rows_turn_flash_attention_on(path: Path) -> None:
+    llm = tiny_llama(path, n_ctx=100, type_k=8, type_v=2)
+    llm.eval([5] * 350)
+    assert llm.kv.compactions > 0
+    assert llm.kv.bytes_k == 256 * 3 * 2 * 34
+    assert llm.kv.bytes_v == 256 * 3 * 2 * 18
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (b"{% endfor %}", b"{% endfoo %}", "the chat template .* is no Jinja template"),
+        (b"tiny random", b"tiny \xffandom", "the file is damaged"),
+    ],
+)
+def test_a_file_whose_texts_are_damaged_is_refused(
+    tmp_path: Path, good: bytes, bad: bytes, message: str
+) -> None:
+    file = tmp_path / "damaged.gguf"
+    data = write_tiny_gguf(file, seed=1, n_layer=1, chat_template=CHAT_TEMPLATE).read_bytes()
+    file.write_bytes(data.replace(good, bad))
+    with pytest.raises(ModelError, match=message) as error:
+        tiny_llama(file, n_ctx=100)
+    assert "\n" not in str(error.value)
+    if message == "the file is damaged":
+        with pytest.raises(ModelError, match=message):
+            read_header(file)
+
+
+@pytest.mark.parametrize("n_bytes", [2000, 8000])
+def test_a_refused_state_spoils_no_later_text(tmp_path: Path, n_bytes: int) -> None:
+    """Its rows were no numbers, and the cells that they were read into are used again."""
+    file = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1, n_layer=2)
+    with tiny_llama(file, n_ctx=128, hh=12, recent=12, slack=8) as llm:
+        llm.eval([5, 6, 7])
+        expected = next_logits(llm)
+        llm.eval([7] * 25)
+        state = bytearray(llm.kv_state())
+        end = len(state) - 8  # of what the checksum is of
+        state[end - n_bytes : end] = b"\xff\x7e" * (n_bytes // 2)
+        with pytest.raises(StateError):
+            llm.load_kv_state(bytes(state), [5, 6, 7] + [7] * 25)
+        llm.eval([5, 6, 7])
+        np.testing.assert_array_equal(next_logits(llm), expected)

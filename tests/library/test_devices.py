@@ -1,0 +1,219 @@
+"""GPUs that are asked for where there are none, and how many layers go on them by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+
+import pyh2o
+from cli_fakes import run_program
+from pyh2o.cache.settings import EvictionSettings
+from pyh2o.cli import loading
+from pyh2o.cli.options import KVType, ModelOptions
+from pyh2o.core.description import CacheBytes, describe_model
+from pyh2o.core.layer_sizes import caches_of_layers, weights_of_layers
+from pyh2o.errors import ModelError
+from pyh2o.library import backends, devices
+from pyh2o.library.devices import Gpu, find_gpus, fit_layers
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+GIB = 2**30
+
+without_gpu = pytest.mark.skipif(devices.gpu_names() != [], reason="this machine has a GPU")
+
+
+def card(gib: float, name: str = "a card") -> Gpu:
+    return Gpu(name, round(gib * GIB))
+
+
+def n_fitting(layers: list[int], *gpus: Gpu) -> int:
+    return fit_layers([size * GIB for size in layers], gpus).n_layers
+
+
+@pytest.mark.parametrize(
+    ("free", "n_layers"),
+    [(0, 0), (1, 0), (2.9, 0), (3, 1), (3.9, 1), (4, 2), (6.9, 4), (7, 5), (80, 5)],
+)
+def test_as_many_as_leave_a_margin(free: float, n_layers: int) -> None:
+    """Four layers of 1 GiB, an output of 2, and one to be left."""
+    assert n_fitting([1, 1, 1, 1, 2], card(free)) == n_layers
+
+
+def test_the_last_layers_are_those_that_count() -> None:
+    assert n_fitting([9, 9, 1, 1, 1], card(4)) == 3
+    assert n_fitting([1, 1, 1, 9, 1], card(4)) == 1
+
+
+def test_every_one_of_several_has_room() -> None:
+    layers = [1] * 11
+    assert n_fitting(layers, card(20)) == 11
+    assert n_fitting(layers, card(7), card(7)) == 11
+    assert n_fitting(layers, card(4), card(4)) == 6
+    # llama.cpp would give the small one a share that leaves no margin
+    assert n_fitting(layers, card(1.5), card(9)) < n_fitting(layers, card(9))
+
+
+def test_what_is_said() -> None:
+    fit = fit_layers([GIB] * 10, [card(6.5, "NVIDIA Something")])
+    assert str(fit) == "5 of 10 layers on NVIDIA Something (5.0 of 6.5 GiB)"
+    none = fit_layers([GIB] * 10, [card(1.5, "Small")])
+    assert str(none) == "no layer fits on Small (1.5 GiB free): running on the CPU"
+    two = fit_layers([GIB, GIB], [card(6, "A"), card(6, "B")])
+    assert str(two) == "2 of 2 layers on A, B (2.0 of 12.0 GiB)"
+
+
+# -------------------------------------------------------------------------------------------------
+# The sizes
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
+def test_weights_are_those_of_the_file(
+    tmp_path: Path, tied: bool, dtype: GGMLQuantizationType
+) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=3, dtype=dtype, tied_output=tied)
+    expected = [0, 0, 0, 0]
+    for tensor in GGUFReader(path).tensors:
+        first, *others = tensor.name.split(".")
+        if first == "blk":
+            expected[int(others[0])] += int(tensor.n_bytes)
+        elif first.startswith("output") or (tied and first == "token_embd"):
+            expected[3] += int(tensor.n_bytes)
+    assert weights_of_layers(path) == expected
+    assert min(expected) > 0
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + bytes(50))
+    with pytest.raises(ModelError, match="cannot be read"):
+        weights_of_layers(path)
+
+
+@pytest.mark.parametrize("arch", ["llama", "sliding_window", "falcon-h1"])
+def test_caches_of_all_layers_are_the_cache(tmp_path: Path, arch: str) -> None:
+    n_layer = 6
+    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=n_layer, arch_variant=arch)
+    found = describe_model(path, EvictionSettings(), n_ctx=2048)
+    assert found.evicting is not None
+    one = caches_of_layers(found.layers, found.evicting, n_layer)
+    assert sum(one) == pytest.approx(found.evicting.total, abs=n_layer)
+    three = caches_of_layers(found.layers, found.evicting, n_layer, n_texts=3)
+    assert three == pytest.approx([3 * size for size in one], abs=3)
+    growing = {layer.number for layer in found.layers if layer.grows}
+    no_windows = replace(found.evicting, window=0, recurrent=0)
+    sizes = caches_of_layers(found.layers, no_windows, n_layer)
+    assert {i for i, size in enumerate(sizes) if size} == growing
+
+
+def test_layers_that_keep_nothing() -> None:
+    assert caches_of_layers([], CacheBytes(0, 0, 0, 0, 0), 2) == [0, 0]
+
+
+# -------------------------------------------------------------------------------------------------
+# The commands
+# -------------------------------------------------------------------------------------------------
+
+
+class FakeDevice:
+    """A GPU that there is none of."""
+
+    name = "Fake GPU"
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def free_bytes(self) -> int:
+        return self._free
+
+
+@without_gpu
+def test_the_cpu_is_no_gpu() -> None:
+    assert find_gpus() == ()
+
+
+def layers_for(
+    monkeypatch: pytest.MonkeyPatch, path: Path, free: int, options: ModelOptions, texts: int = 1
+) -> int:
+    monkeypatch.setattr(backends, "discrete_gpus", lambda: [FakeDevice(free)])
+    machine = {"n_gpu_layers": 0, "verbose": False}
+    settings = loading.with_gpu_layers(machine, options, path, texts=texts)
+    assert settings["verbose"] is False
+    return int(settings["n_gpu_layers"])
+
+
+def test_layers_go_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1, n_layer=5, n_ctx_train=4096)
+    options = ModelOptions(kv_type=KVType.f16)
+    assert layers_for(monkeypatch, path, 4 * GIB, options) == 6
+    assert capsys.readouterr().err == "6 of 6 layers on Fake GPU (0.0 of 4.0 GiB)\n"
+
+    *layers, output = loading.layer_bytes(options, path, texts=1)
+    for n_layers in (1, 3, 6):
+        free = devices.MARGIN + output + sum(layers[len(layers) + 1 - n_layers :])
+        assert layers_for(monkeypatch, path, free, options) == n_layers
+        assert layers_for(monkeypatch, path, free - 1, options) == n_layers - 1
+        if n_layers > 1:  # the output has no cache
+            assert layers_for(monkeypatch, path, free, options, texts=2) < n_layers
+            full = replace(options, no_evict=True)
+            assert layers_for(monkeypatch, path, free, full) < n_layers
+
+
+def test_what_was_asked_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", seed=1)
+    for options in (ModelOptions(gpu_layers=0), ModelOptions(rpc=["a:1"])):
+        assert layers_for(monkeypatch, path, 4 * GIB, options) == 0
+
+
+# -------------------------------------------------------------------------------------------------
+# Without a GPU
+# -------------------------------------------------------------------------------------------------
+
+
+@without_gpu
+def test_layers_run_on_the_cpu_and_a_warning_says_so(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    with pytest.warns(RuntimeWarning, match="running on the CPU"):
+        llm = tiny_llama(path, hh=8, recent=8, n_gpu_layers=-1)
+    llm.eval([1, 2, 3])
+    assert llm.device_bytes == 0
+    llm.close()
+
+
+@without_gpu
+@pytest.mark.usefixtures("surroundings")
+def test_the_program_says_so_in_one_line(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
+    options = ("--model", path, "-n", "2", "--hh", "8", "--gpu-layers", "-1")
+    out = run_program("generate", "--prompt", "a", *options)
+    assert out.code == 0
+    first, _last = out.notes.splitlines()
+    assert first.endswith("running on the CPU")
+
+
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpu_names", list)
+    monkeypatch.setattr(devices, "_backends", lambda: ["cpu", "cuda"])
+    assert str(devices.why_no_gpu()).startswith("the cuda backend finds no GPU: install")
+    assert not devices.has_own_kernels()
+    monkeypatch.setattr(devices, "_backends", lambda: ["cpu"])
+    assert "GGML_CUDA" in str(devices.why_no_gpu())
+
+
+def test_kernels_of_ours_are_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpu_names", lambda: ["a card"])
+    assert devices.why_no_gpu() is None
+    for backend, has_kernels in (("cuda", True), ("vulkan", False)):
+        monkeypatch.setattr(devices, "_backends", lambda name=backend: ["cpu", name])
+        assert devices.has_own_kernels() == has_kernels
+
+
+def test_backends_are_those_of_the_build() -> None:
+    assert devices._backends() == pyh2o.build_info()["backends"]

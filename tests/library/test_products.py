@@ -1,0 +1,378 @@
+"""Types of weights that are tried in another process, and what is made of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+
+from cli_fakes import run_program
+from pyh2o import Llama
+from pyh2o.core.product_trial import error_of, write_model
+from pyh2o.errors import LibraryError
+from pyh2o.library import products as products_module
+from pyh2o.library import verdicts as verdicts_module
+from pyh2o.library.backends import cpu_library, type_name, weight_types
+from pyh2o.library.products import Products, find_products, may_rearrange
+from pyh2o.library.verdicts import Verdicts, keep_verdicts, read_verdicts
+from tiny_gguf import write_tiny_gguf
+
+F32, Q4_0, Q5_1, Q8_0 = (
+    GGMLQuantizationType[name].value for name in ("F32", "Q4_0", "Q5_1", "Q8_0")
+)
+ALL = tuple(map(type_name, weight_types()))
+EXAMPLE = Verdicts({"Q4_0": "", "Q5_1": "SIGSEGV"}, {"libggml-cpu-x.so": "Q4_0 (SIGILL)"})
+
+needs_preload = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+
+
+@pytest.fixture(autouse=True)
+def verdicts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user for whom nothing was tried yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # for other processes
+    path = tmp_path / "cache" / "pyh2o" / "verdicts.json"
+    monkeypatch.setattr(verdicts_module, "_path", lambda: path)
+    return path
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """To be called when no process may be started any more."""
+    return lambda: monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: pytest.fail("another process")
+    )
+
+
+@pytest.fixture
+def wrong_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started have a library with wrong products."""
+    library = tmp_path / "wrong.so"
+    source = Path(__file__).parents[1] / "faults" / "wrong_products.c"
+    flags = ("-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+    subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+    """Sets what processes that try types end with and print; returns what they were asked for."""
+
+    def set_ends(*ends: tuple[int, list[str]]) -> list[list[int]]:
+        asked, left = [], list(ends)
+
+        def run(types: list[int], **_: Any) -> tuple[int, list[str]]:
+            asked.append([*types])
+            return left.pop(0)
+
+        monkeypatch.setattr(products_module, "_run", run)
+        return asked
+
+    return set_ends
+
+
+def model_in(folder: Path, dtype: str) -> Path:
+    return write_tiny_gguf(folder / f"{dtype}.gguf", seed=1, dtype=GGMLQuantizationType[dtype])
+
+
+# -------------------------------------------------------------------------------------------------
+# The library as it is
+# -------------------------------------------------------------------------------------------------
+
+
+def test_every_type_is_as_numpy_has_it(no_process: Callable[[], None]) -> None:
+    expected = Products("", right=ALL, plain={}, wrong={}, unknown=())
+    assert len(ALL) > 20
+    assert find_products(weight_types(), on_gpus=False) == expected
+    no_process()
+    assert find_products(weight_types(), on_gpus=False) == expected
+
+
+def test_a_model_is_tried_once(tmp_path: Path, no_process: Callable[[], None]) -> None:
+    path = model_in(tmp_path, "Q8_0")
+    Llama(str(path)).close()
+    assert read_verdicts().products == {"F32": "", "Q8_0": ""}
+    no_process()
+    with Llama(str(path)) as llm:
+        assert llm.model_params.use_extra_bufts
+
+
+def test_a_vocabulary_is_not_tried(tmp_path: Path, no_process: Callable[[], None]) -> None:
+    path = model_in(tmp_path, "F32")
+    no_process()
+    Llama(str(path), vocab_only=True).close()
+
+
+def test_doctor_tries_anew(printed: Callable[..., list[list[int]]]) -> None:
+    keep_verdicts(Verdicts({"Q4_0": "SIGSEGV"}))
+    asked = printed((0, ["lib", str(Q4_0), "0.01"]), *2 * [(0, ["lib", str(Q4_0), "1"])])
+    assert find_products([Q4_0], on_gpus=False, anew=True).right == ("Q4_0",)
+    assert asked == [[Q4_0]]
+    assert read_verdicts().products == {"Q4_0": ""}
+    assert find_products([Q4_0], on_gpus=False, anew=True).wrong == {"Q4_0": "wrong by 100%"}
+    assert read_verdicts().products == {}
+
+
+def test_rounding_is_within_the_limits(tmp_path: Path, seed: int) -> None:
+    for number in weight_types():
+        weights = write_model(tmp_path / "model.gguf", number, seed)
+        error = error_of(
+            tmp_path / "model.gguf", weights, on_gpus=False, rearranged=True, seed=seed
+        )
+        assert products_module._what_is_wrong(number, error) == "", type_name(number)
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"]
+)
+def test_a_block_that_is_left_out_is_noticed(tmp_path: Path, name: str) -> None:
+    weights = write_model(tmp_path / "model.gguf", Q4_0)
+    matrix = weights[f"blk.0.{name}"].copy()
+    matrix[:, 32:64] = 0
+    changed = {**weights, f"blk.0.{name}": matrix}
+    error = error_of(tmp_path / "model.gguf", changed, on_gpus=False, rearranged=True)
+    assert error > products_module.ROUNDED
+
+
+# -------------------------------------------------------------------------------------------------
+# A wrong one
+# -------------------------------------------------------------------------------------------------
+
+
+@needs_preload
+@pytest.mark.usefixtures("wrong_library")
+def test_wrong_products_are_found(no_process: Callable[[], None]) -> None:
+    found = find_products([F32, Q4_0, Q5_1, Q8_0], on_gpus=False)
+    assert (found.right, found.plain) == (("F32", "Q8_0"), {"Q4_0": "SIGSEGV"})
+    assert re.fullmatch(r"wrong by \d+%", found.wrong["Q5_1"])
+    assert read_verdicts().products == {"F32": "", "Q8_0": "", "Q4_0": "SIGSEGV"}
+    no_process()
+    assert find_products([F32, Q4_0], on_gpus=False).plain == {"Q4_0": "SIGSEGV"}
+
+
+@needs_preload
+@pytest.mark.usefixtures("wrong_library")
+def test_weights_are_used_as_they_lie_in_the_file(tmp_path: Path) -> None:
+    path = model_in(tmp_path, "Q4_0")
+    for _ in range(2):  # each start says so
+        with pytest.warns(RuntimeWarning, match=r"that it rearranges, in Q4_0 \(SIGSEGV\): "):
+            llm = Llama(str(path))
+        assert not llm.model_params.use_extra_bufts
+        llm.close()
+
+
+@needs_preload
+@pytest.mark.usefixtures("wrong_library")
+def test_weights_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match=r"fails on this processor with weights in Q5_1 \(") as e:
+        Llama(str(model_in(tmp_path, "Q5_1")))
+    assert "\n" not in str(e.value)
+    assert "-DGGML_NATIVE=OFF" in str(e.value)
+
+
+@needs_preload
+@pytest.mark.real
+@pytest.mark.usefixtures("surroundings", "wrong_library")
+def test_commands_say_so_in_a_line(tmp_path: Path) -> None:
+    """The first one goes on, and would be ended by what was found; the second one cannot."""
+    arguments = ("--prompt", "Once upon a time there was a town by the sea", "-n", "2")
+    good = run_program("generate", "--model", model_in(tmp_path, "Q4_0"), *arguments)
+    notes = [line for line in good.notes.splitlines() if "the library fails" in line]
+    assert (good.code, len(notes)) == (0, 1)
+    assert notes[0].startswith("the library fails on this processor with weights that it re")
+    bad = run_program("generate", "--model", model_in(tmp_path, "Q5_1"), *arguments)
+    assert (bad.code, bad.text, bad.notes.count("\n")) == (1, "", 1)
+    assert bad.notes.startswith("error: the library fails on this processor with weights in Q5_1")
+
+
+@needs_preload
+@pytest.mark.real
+@pytest.mark.usefixtures("surroundings", "wrong_library")
+def test_doctor_says_so() -> None:
+    output = run_program("doctor")
+    assert output.code == 1
+    assert f"{len(ALL) - 2} types of weights, as NumPy has them: F32 F16 Q4_1" in output.text
+    problems = [line for line in output.text.splitlines() if "the library fails" in line]
+    assert ["Q4_0 (SIGSEGV)" in line for line in problems] == [True, False]
+    assert ["Q5_1 (wrong by" in line for line in problems] == [False, True]
+
+
+# -------------------------------------------------------------------------------------------------
+# What processes tell
+# -------------------------------------------------------------------------------------------------
+
+
+def test_types_behind_a_crash_are_tried(printed: Callable[..., list[list[int]]]) -> None:
+    asked = printed(
+        (-signal.SIGILL, ["lib", str(F32), "0.001", str(Q4_0)]),
+        (0, ["lib", str(Q5_1), "0.1", str(Q8_0), "nan"]),
+        (0, ["lib", str(Q4_0), "0.1", str(Q8_0), "0.3"]),
+    )
+    found = find_products([F32, Q4_0, Q5_1, Q8_0], on_gpus=False)
+    assert asked == [[F32, Q4_0, Q5_1, Q8_0], [Q5_1, Q8_0], [Q4_0, Q8_0]]
+    assert (found.right, found.unknown) == (("F32", "Q5_1"), ())
+    assert (found.plain, found.wrong) == ({"Q4_0": "SIGILL"}, {"Q8_0": "no numbers"})
+
+
+def test_floats_have_to_be_nearer(printed: Callable[..., list[list[int]]]) -> None:
+    printed(*2 * [(0, ["lib", str(F32), "0.1", str(Q8_0), "0.1"])])
+    found = find_products([F32, Q8_0], on_gpus=False)
+    assert (found.right, found.wrong) == (("Q8_0",), {"F32": "wrong by 10%"})
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (-signal.SIGKILL, ["lib", str(Q8_0)]),  # too little memory
+        (1, ["lib", str(Q8_0)]),  # an error
+        (-signal.SIGSEGV, []),  # before anything was tried
+    ],
+)
+def test_what_says_nothing_of_the_library(
+    printed: Callable[..., list[list[int]]], verdicts_file: Path, end: tuple[int, list[str]]
+) -> None:
+    printed(end, end)
+    assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
+    assert read_verdicts() == Verdicts()
+    assert may_rearrange([Q8_0], on_gpus=False)
+
+
+def test_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
+
+
+def test_a_program_that_is_not_python(
+    no_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of PyInstaller would start itself, and so on."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    no_process()
+    assert find_products([Q8_0], on_gpus=False).unknown == ("Q8_0",)
+
+
+def test_gpus_are_tried_beside_the_cpu(
+    printed: Callable[..., list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products_module, "gpu_names", lambda: ["card"])
+    right, wrong = ["lib", str(Q8_0), "0.01"], ["lib", str(Q8_0), "1.5"]
+    asked = printed((0, right), (0, wrong), (0, wrong))
+    with pytest.raises(LibraryError, match=r"on card with weights in Q8_0 .*--gpu-layers 0"):
+        may_rearrange([Q8_0], on_gpus=True)
+    assert len(asked) == 3
+    assert read_verdicts().products == {"Q8_0": ""}
+    printed((0, right))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert may_rearrange([Q8_0], on_gpus=True)
+    assert read_verdicts().products == {"Q8_0": "", "Q8_0 on card": ""}
+
+
+# -------------------------------------------------------------------------------------------------
+# What is kept
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A folder with a library."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libggml-cpu.so").write_bytes(b"code")
+    return tmp_path / "lib"
+
+
+def test_another_library_is_tried_anew(library: Path) -> None:
+    keep_verdicts(EXAMPLE, library)
+    keep_verdicts(Verdicts({"F32": ""}))
+    assert read_verdicts(library) == EXAMPLE
+    (library / "libggml-cpu.so").write_bytes(b"other code")
+    assert read_verdicts(library) == Verdicts()
+
+
+def test_another_processor_is_tried_anew(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_verdicts(EXAMPLE, library)
+    monkeypatch.setattr(verdicts_module, "cpu_name", lambda: "another one")
+    assert read_verdicts(library) == Verdicts()
+
+
+def test_old_libraries_are_forgotten(library: Path, tmp_path: Path) -> None:
+    keep_verdicts(EXAMPLE, library)
+    for number in range(verdicts_module._MOST_LIBRARIES):
+        assert read_verdicts(library) == EXAMPLE
+        keep_verdicts(EXAMPLE, tmp_path / f"{number}")
+    assert read_verdicts(library) == Verdicts()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: re.sub(r": \{.*", ": 3}", text, count=1),
+        lambda text: text.replace('"SIGSEGV"', "1"),
+        lambda text: text.replace("products", "product"),
+        lambda text: re.sub(r'"products": \{.*?\}', '"products": []', text),
+    ],
+)
+def test_a_damaged_file(library: Path, verdicts_file: Path, change: Callable[[str], str]) -> None:
+    keep_verdicts(EXAMPLE, library)
+    verdicts_file.write_text(change(verdicts_file.read_text()))
+    assert read_verdicts(library) == Verdicts()
+    keep_verdicts(EXAMPLE, library)
+    assert read_verdicts(library) == EXAMPLE
+
+
+def test_a_file_that_cannot_be_written(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts_module, "_path", lambda: Path("/dev/null/verdicts.json"))
+    keep_verdicts(EXAMPLE, library)
+    assert read_verdicts(library) == Verdicts()
+
+
+# -------------------------------------------------------------------------------------------------
+# Variants of ggml's code, as in a wheel
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def variants(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The variant that this process has, and two others."""
+    names = [Path(cpu_library()).name, "libggml-cpu-b.so", "libggml-cpu-c.so"]
+    monkeypatch.setattr(products_module, "variants", lambda _: [Path(name) for name in names])
+    return names
+
+
+def tried_in(library: str, error: float) -> list[tuple[int, list[str]]]:
+    return [(0, [library, str(Q8_0), str(error)])]
+
+
+def test_the_next_variant_is_taken(
+    printed: Callable[..., list[list[int]]], variants: list[str]
+) -> None:
+    first, second, third = variants
+    printed(*2 * tried_in(first, 1), *tried_in(second, 1), *tried_in(third, 0.1))
+    with pytest.raises(LibraryError, match=f"{first} is passed over.*: start again, with {third}"):
+        may_rearrange([Q8_0], on_gpus=False)
+    reason = "Q8_0 (wrong by 100%)"
+    assert read_verdicts() == Verdicts(passed_over={first: reason, second: reason})
+
+
+@pytest.mark.parametrize("n_more", [1, 2])
+def test_no_variant_is_right(
+    printed: Callable[..., list[list[int]]], variants: list[str], n_more: int
+) -> None:
+    """Or others are not loaded, because it cannot be kept that one is passed over."""
+    more = [end for name in variants[1 : 1 + n_more] for end in tried_in(name, 1)]
+    printed(*2 * tried_in(variants[0], 1), *more, *tried_in(variants[0], 1))
+    with pytest.raises(LibraryError, match=r"with weights in Q8_0 .*: install pyh2o again"):
+        may_rearrange([Q8_0], on_gpus=False)
+    assert read_verdicts() == Verdicts()

@@ -1,0 +1,138 @@
+"""What is asked and found out about servers before llama.cpp is."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pyh2o.errors import ServerError, SettingsError
+from pyh2o.library import backends, rpc, rpc_server
+from pyh2o.library.rpc import check_server, parse_servers, places_of_layers
+from rpc_servers import needs_rpc, unused_address
+from rpc_servers import rpc_server as running_server
+
+GREETED = bytes([28]) + bytes(7)
+
+
+@pytest.mark.parametrize(
+    ("given", "servers"),
+    [
+        (None, ()),
+        ((), ()),
+        ("a:1", ("a:1",)),
+        ("a:1, b:2", ("a:1", "b:2")),
+        (["a:1,b:2", "10.0.0.3:50052", "a:1"], ("a:1", "b:2", "10.0.0.3:50052")),
+    ],
+)
+def test_servers_are_lists(given: object, servers: tuple[str, ...]) -> None:
+    assert parse_servers(given) == servers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:b", "[::1]:1", "a:1,"])
+def test_what_is_no_server(text: str) -> None:
+    with pytest.raises(SettingsError, match="is no server: give host:port"):
+        parse_servers(text)
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[bytes | None], str]]:
+    """Something else that listens: it answers so, or never."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def start(answer: bytes | None) -> str:
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    if answer is not None:
+                        connection.sendall(answer)
+                    connection.recv(1 << 10)
+
+            if answer is not None:
+                threading.Thread(target=serve, daemon=True).start()
+            return f"127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@needs_rpc
+def test_a_server_of_this_build_is_greeted() -> None:
+    """The version that is expected is the one that this build has."""
+    with running_server() as address:
+        check_server(address)
+        check_server(address)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        GREETED + bytes([8, 0, 0, 0]) + bytes(24),
+        GREETED + bytes([7, 99, 0, 0]) + bytes(24),
+        GREETED + bytes([6, 0, 0, 0]) + bytes(24),
+    ],
+    ids=["nothing", "HTTP", "newer", "newer in part", "older"],
+)
+def test_what_is_no_server_of_this_version(
+    impostor: Callable[[bytes | None], str], answer: bytes
+) -> None:
+    with pytest.raises(ServerError, match="no RPC server of the version"):
+        check_server(impostor(answer))
+
+
+def test_a_server_that_does_not_answer_is_busy(
+    impostor: Callable[[bytes | None], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "PATIENCE", 0.1)
+    with pytest.raises(ServerError, match="is busy with another program"):
+        check_server(impostor(None))
+
+
+def test_nobody_listens() -> None:
+    address = unused_address()
+    with pytest.raises(ServerError, match=f"{address} .Connection refused.: start"):
+        check_server(address)
+
+
+def test_no_such_machine() -> None:
+    with pytest.raises(ServerError, match=r"no machine no-such-machine\.invalid"):
+        check_server("no-such-machine.invalid:50052")
+
+
+def test_a_build_without_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "backend_function", lambda *_: None)
+    with pytest.raises(ServerError, match="this build of pyh2o has no RPC backend"):
+        rpc.Offloading(["127.0.0.1:1"])
+    with pytest.raises(ServerError, match="this build of pyh2o has no RPC backend"):
+        rpc_server.run("127.0.0.1", 1, 1, on_ready=pytest.fail, on_end=pytest.fail)
+
+
+def test_a_backend_that_there_is_none_of() -> None:
+    assert backends.backend_function("no such", "function", None) is None
+
+
+@pytest.mark.parametrize(
+    ("n_offloaded", "shares", "places"),
+    [
+        (99, [5.0], [0, 0, 0, 0]),
+        (5, [1.0, 1.0], [0, 0, 0, 1]),
+        (3, [1.0], [None, None, 0, 0]),
+        (4, [1.0, 1.0], [None, 0, 0, 1]),
+        (5, [0.0, 1.0], [1, 1, 1, 1]),
+        (1, [1.0, 1.0], [None, None, None, None]),
+        (0, [1.0], [None, None, None, None]),
+    ],
+)
+def test_places_of_layers(n_offloaded: int, shares: list[float], places: list[int | None]) -> None:
+    """The output counts as a layer, the last one."""
+    assert places_of_layers(4, n_offloaded, shares) == places
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.0.2", True)]
+)
+def test_who_gets_in(address: str, is_open: bool) -> None:
+    assert rpc_server.lets_others_in(address) == is_open

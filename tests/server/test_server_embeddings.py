@@ -1,0 +1,338 @@
+"""/v1/embeddings, as OpenAI's own client sees it, beside llama_cpp's embeddings."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import PoolingType
+
+import tiny_gguf
+from good_bodies import CHAT, COMPLETIONS, EMBEDDINGS, GOOD
+from needed import needed
+from pyh2o.core.embedding import Embedder
+from pyh2o.core.parameters import Parameters
+from pyh2o.errors import ModelError, UnsupportedModelError
+from pyh2o.models.header import read_header
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import ONE_THREAD, tiny_parent
+from tiny_model import TinyModel
+
+openai = needed("openai")
+loopback = needed("loopback", name="the server's packages")
+several = needed("several_models", name="the server's packages")
+server_module = needed("pyh2o.server", name="the server's packages")
+PATIENCE, wait_until = loopback.PATIENCE, loopback.wait_until
+TRAINED = several.TRAINED
+
+TEXTS = ["once upon a time", "a ship called sage", "once upon a time, there was", "\N{SNOWMAN}"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    written: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
+    return written
+
+
+@pytest.fixture(scope="module")
+def expected(paths: dict[str, Path]) -> list[list[float]]:
+    """llama_cpp's embeddings of the texts."""
+    with contextlib.closing(tiny_parent(paths["bert"], n_ctx=TRAINED, embedding=True)) as llm:
+        return [llm.embed(text, normalize=True) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def tokens(paths: dict[str, Path]) -> list[list[int]]:
+    """Those that llama_cpp embeds the texts as."""
+    with contextlib.closing(tiny_parent(paths["bert"], vocab_only=True)) as llm:
+        return [llm.tokenize(text.encode()) for text in TEXTS]
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def serve(paths: dict[str, Path]) -> Iterator[Serve]:
+    """Starts a server of these models, the first of which is loaded."""
+    started: list[Any] = []
+
+    def start(*names: str, **limits: Any) -> Any:
+        loads = several.Loads(paths, server_module.Limits(**limits))
+        sources = [loads.source(name) for name in names]
+        models = server_module.ServedModels(sources, loads.limits)
+        models.start(lambda _: None)
+        started.append((loopback.LoopbackServer(models), models))
+        return started[-1][0]
+
+    yield start
+    for server, models in started:
+        server.close()
+        models.close()
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> Any:
+    return serve("first", "bert")
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    return openai.OpenAI(base_url=server.address, api_key="any", max_retries=0, timeout=PATIENCE)
+
+
+def assert_close(response: Any, vectors: Any, n_tokens: int) -> None:
+    assert [each.index for each in response.data] == list(range(len(vectors)))
+    for each, vector in zip(response.data, vectors, strict=True):
+        np.testing.assert_allclose(each.embedding, vector, atol=1e-6)
+        assert np.linalg.norm(each.embedding) == pytest.approx(1)
+    assert response.model == "bert"
+    assert response.usage.prompt_tokens == response.usage.total_tokens == n_tokens
+
+
+# ---------------------------------------------------------------------------------------------
+# Vectors
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", [None, "float", "base64"])
+def test_embeddings_are_llama_cpp_s(
+    client: Any, expected: list[list[float]], tokens: list[list[int]], encoding: str | None
+) -> None:
+    asked = {} if encoding is None else {"encoding_format": encoding}  # base64 is the client's own
+    response = client.embeddings.create(model="bert", input=TEXTS, **asked)
+    if encoding == "base64":
+        for each in response.data:
+            each.embedding = np.frombuffer(base64.b64decode(each.embedding), "<f4")
+    assert_close(response, expected, sum(map(len, tokens)))
+    assert not np.allclose(expected[0], expected[1], atol=0.1)
+
+
+def test_inputs_of_all_kinds(
+    client: Any, expected: list[list[float]], tokens: list[list[int]]
+) -> None:
+    for one in (TEXTS[1], [TEXTS[1]], tokens[1], [tokens[1]]):
+        response = client.embeddings.create(model="bert", input=one)
+        assert_close(response, expected[1:2], len(tokens[1]))
+    response = client.embeddings.create(model="bert", input=tokens)
+    assert_close(response, expected, sum(map(len, tokens)))
+
+
+def test_the_longest_text(client: Any, paths: dict[str, Path], rng: np.random.Generator) -> None:
+    ids = [1, *rng.integers(3, 384, TRAINED - 1).tolist()]
+    response = client.embeddings.create(model="bert", input=ids)
+    assert response.usage.prompt_tokens == TRAINED
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="bert", input=[[1, 5], [*ids, 7]])
+    assert error.value.code == "context_length_exceeded"
+    assert error.value.body["param"] == "input[1]"
+    assert "129 tokens, and bert takes no more than 128 at once" in error.value.message
+    with pytest.raises(openai.BadRequestError, match="no more than 128"):
+        client.embeddings.create(model="bert", input="once upon a time " * 1000)
+
+
+def test_without_a_name_the_first_that_can(server: Any) -> None:
+    reply = server.post(EMBEDDINGS, {"input": "once"})
+    assert (reply.status, reply.json["model"]) == (200, "bert")
+    assert server.post(COMPLETIONS, GOOD[COMPLETIONS]).json["model"] == "first"
+
+
+def test_the_model_s_own_dimensions_may_be_named(client: Any) -> None:
+    given = client.embeddings.create(model="bert", input="once", dimensions=128)
+    assert len(given.data[0].embedding) == 128
+    with pytest.raises(openai.BadRequestError, match="the vectors of bert have 128 values"):
+        client.embeddings.create(model="bert", input="once", dimensions=64)
+
+
+def test_requests_at_the_same_time(client: Any, expected: list[list[float]]) -> None:
+    def ask(i: int) -> Any:
+        return client.embeddings.create(model="bert", input=[TEXTS[i % 4], TEXTS[0]]).data
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, (one, first) in enumerate(pool.map(ask, range(24))):
+            np.testing.assert_allclose(one.embedding, expected[i % 4], atol=1e-6)
+            np.testing.assert_allclose(first.embedding, expected[0], atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        [],
+        [""],
+        ["once", ""],
+        [[]],
+        ["once", 3],
+        [3, "once"],
+        [[3], 3],
+        [[3, True]],
+        [True],
+        [[3.0]],
+        3,
+        {"text": "once"},
+        [["once"]],
+        [["once", 3]],
+        [-1],
+        [384],
+        [2**31],
+        [10**30],
+        [[3], [10**30]],
+        ["once"] * 2049,
+    ],
+    ids=lambda given: repr(given)[:30],
+)
+def test_inputs_that_are_none(server: Any, given: Any) -> None:
+    error = server.refused(EMBEDDINGS, {"model": "bert", "input": given})
+    assert error["message"].startswith("input")
+    assert error["param"].startswith("input")
+    assert server.post(EMBEDDINGS, {"model": "bert", "input": "once"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "fields", [{"encoding_format": "int8"}, {"dimensions": 0}, {"dimensions": "8"}], ids=str
+)
+def test_fields_that_are_wrong(server: Any, fields: dict[str, Any]) -> None:
+    error = server.refused(EMBEDDINGS, {"model": "bert", "input": "once", **fields})
+    assert error["param"] == next(iter(fields))
+
+
+def test_each_model_does_its_own(server: Any, serve: Serve) -> None:
+    error = server.refused(EMBEDDINGS, {"model": "first", "input": "once"})
+    assert error["message"] == "the model first has no embeddings: take bert"
+    for route in (COMPLETIONS, CHAT):
+        error = server.refused(route, {**GOOD[route], "model": "bert"})
+        assert error["message"] == "the model bert has embeddings, and writes no text: take first"
+        assert error["param"] == "model"
+    only = serve("bert")
+    assert only.post(EMBEDDINGS, {"model": "text-embedding-3-small", "input": "a"}).status == 200
+    error = only.refused(CHAT, {**GOOD[CHAT], "model": "gpt-4"})
+    assert "the model bert has embeddings, and writes no text" in error["message"]
+    assert "no model of this server does that" in error["message"]
+
+
+def test_the_wait_has_an_end(serve: Serve) -> None:
+    server = serve("bert", wait_seconds=0.3)
+    model = only_model(server)
+    with model._turn:
+        reply = server.post(EMBEDDINGS, {"input": "once"})
+    assert reply.status == 503
+    assert "the model was busy for 0.3 seconds" in reply.error["message"]
+    assert server.post(EMBEDDINGS, {"input": "once"}).status == 200
+
+
+def test_a_client_that_leaves(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other texts are not read."""
+    server = serve("bert")
+    model = only_model(server)
+    is_read = threading.Event()
+    n_read = 0
+
+    def embed_tokens(_tokens: Any) -> Any:
+        """Takes until the client has left."""
+        nonlocal n_read
+        n_read += 1
+        is_read.set()
+        with contextlib.suppress(BaseException):
+            while True:
+                model.check()
+        return np.ones(128, np.float32)
+
+    monkeypatch.setattr(model.embedder, "embed_tokens", embed_tokens)
+    connection = server.send(EMBEDDINGS, {"input": ["once"] * 100})
+    assert is_read.wait(PATIENCE)
+    connection.close()
+    wait_until(lambda: server.models._entries["bert"].n_leases == 0)
+    assert n_read == 1
+
+
+def only_model(server: Any) -> Any:
+    """The only model of a server."""
+    (model,) = server.models.loaded()
+    return model
+
+
+# ---------------------------------------------------------------------------------------------
+# Which models
+# ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_file_says(paths: dict[str, Path], tmp_path: Path) -> None:
+    header = read_header(paths["bert"])
+    assert (header.architecture, header.has_embeddings, header.causal) == ("bert", True, False)
+    assert (header.trained_context, header.n_head, header.n_vocab) == (TRAINED, 4, 384)
+    assert header.file_bytes == paths["bert"].stat().st_size
+    header = read_header(paths["first"])
+    assert (header.architecture, header.has_embeddings, header.causal) == ("llama", False, True)
+    for n in (1, 2):
+        (tmp_path / f"parts-0000{n}-of-00002.gguf").write_bytes(paths["first"].read_bytes())
+    header = read_header(tmp_path / "parts-00001-of-00002.gguf")
+    assert header.file_bytes == 2 * paths["first"].stat().st_size
+
+
+def test_what_is_no_model_has_no_header(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and no more")
+    with pytest.raises(ModelError, match=r"broken.gguf is damaged"):
+        read_header(broken)
+    with pytest.raises(ModelError, match="there is no model file"):
+        read_header(tmp_path / "none.gguf")
+
+
+def test_a_model_that_writes_is_not_loaded_for_embeddings(paths: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="made for embeddings"):
+        Embedder(paths["first"], parameters=Parameters(**ONE_THREAD))
+
+
+@pytest.mark.parametrize(("n_ctx", "window"), [(0, TRAINED), (64, 64), (10**6, TRAINED)])
+def test_the_window_is_the_trained_one_at_most(
+    paths: dict[str, Path], n_ctx: int, window: int
+) -> None:
+    with contextlib.closing(
+        Embedder(paths["bert"], n_ctx=n_ctx, parameters=Parameters(**ONE_THREAD))
+    ) as llm:
+        assert llm.window == window
+        vector = llm.embed_tokens([3] * window)
+        assert vector.shape == (llm.n_values,) == (128,)
+
+
+def test_a_model_whose_last_token_is_its_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """It writes text by its architecture; what its file says counts."""
+    architecture, add_layers = tiny_gguf.ALL_VARIANTS["llama"]
+
+    def add(model: TinyModel) -> None:
+        add_layers(model)
+        model.writer.add_pooling_type(PoolingType.LAST)
+
+    monkeypatch.setitem(tiny_gguf.ALL_VARIANTS, "pooled", (architecture, add))
+    path = write_tiny_gguf(tmp_path / "last.gguf", seed=2, n_ctx_train=600, arch_variant="pooled")
+    header = read_header(path)
+    assert (header.has_embeddings, header.causal) == (True, True)
+    texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in (3, 20, 500)]
+    window = {"n_ctx": 600, "n_batch": 600, "n_ubatch": 600}
+    with contextlib.closing(tiny_parent(path, embedding=True, **window)) as parent:
+        expected = [parent.embed(text, normalize=True) for text in texts]
+    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
+        for text, vector in zip(texts, expected, strict=True):
+            got = llm.embed_tokens(llm.tokenize(text.encode()))
+            np.testing.assert_allclose(got, vector, atol=1e-6)
+
+
+def test_the_window_is_not_larger_than_memory_likes(tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "long.gguf", seed=1, n_layer=1, n_ctx_train=8192, arch_variant="encoder"
+    )
+    with contextlib.closing(Embedder(path, parameters=Parameters(**ONE_THREAD))) as llm:
+        assert llm.window == 2048

@@ -1,0 +1,394 @@
+"""Conversations that a server keeps: said, changed, found again, and never lost."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from cycling import let_answers_cycle
+from many_texts import tiny_engine
+from needed import needed
+from pyh2o import Llama
+from pyh2o.engine import Engine
+from pyh2o.sessions.conversation import Conversation
+from pyh2o.sessions.saved import ChatLock, SavedChat, chats_folder
+from pyh2o.writing.sampling import Sampling
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_llama import tiny_llama
+
+clients = needed("session_client", name="the server's packages")
+limits = needed("pyh2o.limits", name="the server's packages")
+wait_until = needed("loopback", name="the server's packages").wait_until
+
+CACHE: dict[str, Any] = {"n_ctx": 256, "hh": 32, "recent": 32, "slack": 16}
+SHORT = {"max_tokens": 12}
+
+
+def turns_of(client: Any, name: str) -> list[dict[str, Any]]:
+    turns: list[dict[str, Any]] = client.got(f"/{name}")["turns_list"]
+    return turns
+
+
+def test_a_conversation_is_that_of_the_class(client: Any, alone: Llama, chats: Path) -> None:
+    """Told as it comes, kept in the place in between, and saved when the end is told."""
+    begun = client.begin("talk", system="Be brief.")
+    assert (begun["name"], begun["kind"], begun["turns"]) == ("talk", "conversation", 0)
+    assert (begun["model"], begun["usable"], begun["system"]) == ("tiny", True, "Be brief.")
+    talk = Conversation(alone, system="Be brief.", sampling=Sampling(seed=1))
+    for message in ("Hello there", "What is it that you said", "Go on then, and at length"):
+        done = client.say("talk", message, max_tokens=40)
+        "".join(talk.say(message, max_tokens=40))
+        turn = talk.turns[-1]
+        assert done["text"] == done["turn"]["answer"] == turn.answer
+        assert (done["turn"]["end"], done["finish"]) == (turn.end, turn.finish)
+        assert done["kv"]["position"] == alone.kv.position
+        assert done["kv"]["compactions"] == alone.kv.compactions
+        loaded = Conversation.load(chats / "talk.h2o", alone)
+        assert loaded.turns == talk.turns
+        talk = loaded
+    assert done["kv"]["compactions"] > 0
+    assert [turn["user"] for turn in turns_of(client, "talk")] == [t.user for t in talk.turns]
+
+
+def test_another_server_goes_on(chats: Path, model_path: Path, alone: Llama) -> None:
+    """As if there had been one all the time."""
+    talk = Conversation(alone, sampling=Sampling(seed=1))
+    for number in range(3):
+        with (
+            tiny_engine(model_path, texts=1, **CACHE) as engine,
+            clients.serving(engine) as client,
+        ):
+            if number == 0:
+                client.begin("talk")
+            done = client.say("talk", f"Number {number}, and a few words more", max_tokens=30)
+        assert done["text"] == "".join(
+            talk.say(f"Number {number}, and a few words more", max_tokens=30)
+        )
+
+
+def test_sessions_by_turns_in_one_place(chats: Path, model_path: Path, alone: Llama) -> None:
+    """Each is loaded again when others had its place, and gets what it would get alone."""
+    names = ("first", "second", "third")
+    texts: dict[str, list[str]] = {name: [] for name in names}
+    with tiny_engine(model_path, texts=1, **CACHE) as engine, clients.serving(engine) as client:
+        for name in names:
+            client.begin(name, system=f"You are {name}.")
+        for number in range(3):
+            for name in names:
+                texts[name].append(client.say(name, f"Say {number}", max_tokens=25)["text"])
+            client.server.answers_well()  # clients without a session have the place meanwhile
+    for name in names:
+        talk = Conversation(alone, system=f"You are {name}.", sampling=Sampling(seed=1))
+        assert texts[name] == ["".join(talk.say(f"Say {n}", max_tokens=25)) for n in range(3)]
+
+
+def test_nobody_else_goes_on_with_a_session_s_text(
+    client: Any, engine: Engine, alone: Llama
+) -> None:
+    """It has pinned tokens: a completion that begins alike must not get them."""
+    client.begin("talk", system="Be brief.")
+    done = client.say("talk", "Hello", **SHORT)
+    prompt = f"system: Be brief.\nuser: Hello\nassistant: {done['text']} and so on " * 3
+    drawing = {"max_tokens": 30, "temperature": 0, "repeat_penalty": 1.1}
+    body = {"prompt": prompt, **drawing}
+    answer = client.server.post("/v1/completions", body).json["choices"][0]["text"]
+    alone.reset()
+    expected = alone.create_completion(prompt, **drawing)
+    assert answer == expected["choices"][0]["text"]
+    assert all(place.kv.pinned == 0 for place in engine.report() if place.kv.position > 60)
+
+
+def test_undo_regenerate_edit_and_going_on(client: Any, alone: Llama) -> None:
+    talk = Conversation(alone, sampling=Sampling(seed=1))
+    client.begin("talk")
+    route = "/talk/answers"
+    assert client.done(route, message="One", **SHORT)["text"] == "".join(talk.say("One", **SHORT))
+    again = client.done(route, regenerate=True, **SHORT)
+    assert again["text"] == "".join(talk.regenerate(**SHORT))
+    assert again["turn"]["attempt"] == 1
+    edited = client.done(route, edit="Two", **SHORT)
+    assert edited["text"] == "".join(talk.edit("Two", **SHORT))
+    more = client.done(route, **{"continue": True}, **SHORT)
+    assert more["text"] == "".join(talk.go_on(**SHORT))
+    assert more["turn"]["answer"] == edited["text"] + more["text"]
+    assert client.got("/talk/undo", "POST", {})["turns"] == 0
+    message = client.refused("POST", "/talk/undo", {})
+    assert message == "there are 0 turns to take back, not 1"
+    assert "nothing has been said yet" in client.refused("POST", route, {"regenerate": True})
+
+
+def test_earlier_answers_come_back(client: Any, chats: Path, alone: Llama) -> None:
+    client.begin("talk")
+    route = "/talk/attempt"
+    assert "nothing has been said yet" in client.refused("POST", route, {"attempt": 0})
+    client.say("talk", "One", **SHORT)
+    first = client.say("talk", "Two", max_tokens=40)["turn"]
+    again = [client.done("/talk/answers", regenerate=True, **SHORT)["turn"] for _ in range(2)]
+    assert [turn["attempts"] for turn in (first, *again)] == [[0], [0, 1], [0, 1, 2]]
+    assert [turn["attempts"] for turn in turns_of(client, "talk")] == [[0], [0, 1, 2]]
+    for attempt, turn in ((1, again[0]), (2, again[1]), (0, first)):
+        chosen = client.got(route, "POST", {"attempt": attempt})
+        assert chosen["turns_list"][-1] == turn | {"attempts": [0, 1, 2]}
+        assert turns_of(client, "talk") == chosen["turns_list"]
+        assert Conversation.load(chats / "talk.h2o", alone).turns[-1].answer == turn["answer"]
+    message = client.refused("POST", route, {"attempt": 3}, 404)
+    assert message == "the last message has the attempts 0, 1, 2, and no 3"
+    assert client.refused("POST", route, {}) == "attempt is missing"
+    assert client.refused("POST", "/nobody/attempt", {"attempt": 0}, 404)
+    # what is said next is what would have been said to it
+    talk = Conversation(alone, sampling=Sampling(seed=1))
+    for text, limit in (("One", 12), ("Two", 40), ("Three", 12)):
+        "".join(talk.say(text, max_tokens=limit))
+    assert client.say("talk", "Three", **SHORT)["text"] == talk.turns[-1].answer
+    assert turns_of(client, "talk")[-1]["attempts"] == [0]
+    client.begin("tale", kind="story", text="Once")
+    refused = client.refused("POST", "/tale/attempt", {"attempt": 0})
+    assert refused == "attempt: a story has no answers"
+
+
+def test_an_answer_that_goes_on_is_the_one_that_was_not_cut(client: Any) -> None:
+    for name in ("cut", "whole"):
+        client.begin(name)
+    client.say("whole", "Tell me", max_tokens=30)
+    client.say("cut", "Tell me", max_tokens=7)
+    for n in (1, 2, 20):
+        client.done("/cut/answers", **{"continue": True}, max_tokens=n)
+    cut, whole = turns_of(client, "cut"), turns_of(client, "whole")
+    assert cut == whole
+
+
+def test_the_system_prompt_and_the_sampling_change(client: Any, alone: Llama) -> None:
+    client.begin("talk", system="Be brief.")
+    client.say("talk", "Hello", **SHORT)
+    changed = client.got("/talk", "PATCH", {"system": "Be kind.", "sampling": {"temperature": 0}})
+    assert (changed["system"], changed["sampling"]["temperature"]) == ("Be kind.", 0)
+    assert changed["sampling"]["seed"] == 1
+    events = client.events("/talk/answers", message="Well, then", **SHORT)
+    talk = Conversation(alone, system="Be brief.", sampling=Sampling(seed=1))
+    "".join(talk.say("Hello", **SHORT))
+    talk.set_system("Be kind.")
+    talk.sampling = Sampling(seed=1, temperature=0)
+    assert events[-1]["turn"]["answer"] == "".join(talk.say("Well, then", **SHORT))
+    assert client.got("/talk", "PATCH", {"system": ""})["system"] is None
+
+
+def test_lists_searches_names(client: Any) -> None:
+    assert client.got("") == {"object": "list", "data": []}
+    for name, message in (("apples", "Of Cider"), ("pears", "Of perry"), ("plums", "Of jam")):
+        client.begin(name)
+        client.say(name, message, **SHORT)
+    listed = client.got("")["data"]
+    assert [each["name"] for each in listed] == ["plums", "pears", "apples"]
+    assert [each["first"] for each in listed] == ["Of jam", "Of perry", "Of Cider"]
+    assert all(each["usable"] and each["why"] == "" and each["bytes"] > 0 for each in listed)
+    assert [each["name"] for each in client.got("?q=CIDER+of")["data"]] == ["apples"]
+    assert [each["name"] for each in client.got("?q=pear")["data"]] == ["pears"]
+    assert client.got("/pears", "PATCH", {"name": "old pears"})["name"] == "old pears"
+    assert client.refused("GET", "/pears", status=404).startswith("there is no session pears")
+    assert client.say("old%20pears", "And again", **SHORT)["turn"]["user"] == "And again"
+    taken = client.refused("PATCH", "/plums", {"name": "apples"}, 409)
+    assert taken == "there is a session apples: give another name"
+    assert client.refused("POST", "", {"name": "apples"}, 409) == taken
+    assert client.ask("DELETE", "/apples").status == 204
+    assert client.refused("DELETE", "/apples", status=404).startswith("there is no session apples")
+    assert [each["name"] for each in client.got("")["data"]] == ["old pears", "plums"]
+    assert not list(chats_folder().glob("*apples*"))
+    unnamed = client.got("", "POST", {})["name"]
+    assert client.got("", "POST", {})["name"] != unnamed
+
+
+@pytest.mark.parametrize("name", ["-a", ".a", " a", "a:b", "ä" * 60, "..%2Fa", "a%00"])
+def test_names_that_are_no_files(client: Any, name: str) -> None:
+    for method, route, body in (
+        ("GET", f"/{name}", None),
+        ("POST", f"/{name}/answers", {"message": "Hello"}),
+        ("DELETE", f"/{name}", None),
+    ):
+        if name.isascii() and " " not in name:
+            assert client.ask(method, route, body).status in (400, 404)
+    if "%" not in name:
+        message = client.refused("POST", "", {"name": name})
+        assert "cannot be the name of a session" in message
+    assert not list(chats_folder().glob("*.h2o"))
+
+
+def test_one_that_a_terminal_has(client: Any) -> None:
+    client.begin("talk")
+    with clients.serving(client.server.models._entries["tiny"].model.engine) as other:
+        message = other.refused("POST", "/talk/answers", {"message": "Hello"}, 409)
+        assert message == "session talk is open in another chat: leave that one first"
+    client.server.app.state.sessions.close()
+    with closing(ChatLock(SavedChat("talk"))):
+        for method, route, body in (
+            ("POST", "/talk/answers", {"message": "Hello"}),
+            ("POST", "/talk/undo", {}),
+            ("PATCH", "/talk", {"name": "other"}),
+            ("DELETE", "/talk", None),
+        ):
+            assert client.refused(method, route, body, 409) == message
+        assert client.got("/talk")["usable"]
+    assert client.say("talk", "Hello", **SHORT)["text"]
+
+
+def test_a_session_is_let_go_when_nobody_asks(
+    client: Any, monkeypatch: pytest.MonkeyPatch, alone: Llama
+) -> None:
+    monkeypatch.setattr("pyh2o.server.sessions.IDLE_SECONDS", 0.01)
+    client.begin("talk")
+    sessions = client.server.app.state.sessions
+    wait_until(lambda: sessions.open_here("talk") is None)
+    with closing(ChatLock(SavedChat("talk"))):
+        talk = Conversation.load(SavedChat("talk").path, alone)
+        text = "".join(talk.say("Hello", **SHORT))
+        talk.save(SavedChat("talk").path)
+    assert client.done("/talk/answers", regenerate=True, **SHORT)["text"] != text
+    assert turns_of(client, "talk")[0]["user"] == "Hello"
+
+
+def test_a_client_that_leaves_keeps_what_was_said(client: Any, engine: Engine) -> None:
+    client.begin("talk", sampling={"seed": 4})
+    with client.answering("/talk/answers", message="Tell me", max_tokens=10**6) as response:
+        for _ in range(20):
+            response.readline()
+        refused = client.refused("POST", "/talk/answers", {"message": "And me"}, 409)
+        assert refused.startswith("session talk is being answered: ")
+        assert client.got("/talk/map")["tokens"] > 0  # others may look meanwhile
+    wait_until(lambda: engine.n_running == 0)
+    wait_until(lambda: len(turns_of(client, "talk")) == 1)
+    (turn,) = turns_of(client, "talk")
+    assert (turn["finish"], turn["user"]) == ("interrupted", "Tell me")
+    assert turn["answer"]
+    wait_until(lambda: not client.server.app.state.sessions.open_here("talk").answering)
+    more = client.done("/talk/answers", **{"continue": True}, **SHORT)
+    assert more["turn"]["answer"].startswith(turn["answer"])
+
+
+def test_an_answer_that_is_stopped(client: Any) -> None:
+    client.begin("talk")
+    with client.answering("/talk/answers", message="Tell me", max_tokens=10**6) as response:
+        while b'"type": "text"' not in response.readline():
+            pass
+        assert client.ask("POST", "/talk/stop").status == 204
+        lines = response.read().decode().splitlines()
+    assert '"finish": "interrupted"' in lines[-4]
+    assert lines[-2] == "data: [DONE]"
+    assert turns_of(client, "talk")[0]["finish"] == "interrupted"
+
+
+def test_a_message_that_is_stopped_while_it_is_read_is_taken_back(
+    chats: Path, engine: Engine
+) -> None:
+    roomy = limits.Limits(prompt_tokens=10**6)
+    with clients.serving(engine, limits=roomy) as client:
+        client.begin("talk")
+        long = "once upon a time " * 10_000
+        with client.answering("/talk/answers", message=long, max_tokens=5) as response:
+            assert client.ask("POST", "/talk/stop").status == 204
+            lines = response.read().decode().splitlines()
+        assert '"turn": null' in lines[-4]
+        assert turns_of(client, "talk") == []
+        assert client.say("talk", "Hello", **SHORT)["turn"]["user"] == "Hello"
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_an_answer_that_is_stopped_while_it_waits(client: Any, engine: Engine, kind: str) -> None:
+    """It ends at once: the texts before it may take for hours."""
+    route, body = "/talk/answers", {"message": "Tell me"}
+    if kind == "story":
+        route, body = "/talk/passages", {}
+    client.begin("talk", kind=kind)
+    ended: list[dict[str, Any]] = []
+    with ExitStack() as others:
+        for _ in range(engine.n_places):
+            others.enter_context(engine.text())
+        asking = Thread(target=lambda: ended.append(client.done(route, **body, **SHORT)))
+        asking.start()
+        wait_until(lambda: engine.n_waiting == 1)
+        assert client.ask("POST", "/talk/stop").status == 204
+        wait_until(lambda: engine.n_waiting == 0)
+        asking.join()
+    assert (ended[0]["turn"], ended[0]["finish"], ended[0]["text"]) == (None, "interrupted", "")
+    assert client.done(route, **body, **SHORT)["text"]
+
+
+def test_a_long_message_tells_how_far_it_is_read(client: Any) -> None:
+    client.begin("talk")
+    events = client.events("/talk/answers", message="once upon a time " * 100, max_tokens=3)
+    reading = [event for event in events if event["type"] == "reading"]
+    assert events[0] == reading[0]
+    assert reading[0]["done"] == 0
+    assert reading[0]["of"] > 500
+    assert [event["done"] for event in reading] == sorted(event["done"] for event in reading)
+    short = client.events("/talk/answers", message="And then?", max_tokens=3)
+    assert "reading" not in [event["type"] for event in short]
+
+
+def test_sessions_that_do_not_fit(
+    client: Any, chats: Path, model_path: Path, tmp_path: Path
+) -> None:
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=77, chat_template=CHAT_TEMPLATE)
+    for path, name, cache in (
+        (model_path, "larger", {**CACHE, "hh": 40}),
+        (other, "of another", CACHE),
+    ):
+        with tiny_llama(path, **cache) as llm:
+            talk = Conversation(llm)
+            "".join(talk.say("Hello", max_tokens=5))
+            chats.mkdir(exist_ok=True)
+            talk.save(chats / f"{name}.h2o")
+    (chats / "broken.h2o").write_bytes(b"PK\x03\x04 and no more")
+    before = {path.name: path.read_bytes() for path in chats.iterdir()}
+    summaries = {each["name"]: each for each in client.got("")["data"]}
+    assert not any(each["usable"] for each in summaries.values())
+    assert (
+        "was made with --hh 40, and the model is loaded with --hh 32" in summaries["larger"]["why"]
+    )
+    assert "made with the model other.gguf" in summaries["of another"]["why"]
+    assert "is damaged" in summaries["broken"]["why"]
+    assert (summaries["larger"]["model"], summaries["of another"]["model"]) == ("tiny", None)
+    for name, each in summaries.items():
+        route = f"/{name.replace(' ', '%20')}/answers"
+        message = client.refused("POST", route, {"message": "Hello"})
+        assert message.split("(")[0] in each["why"] or each["why"] in message
+        assert str(chats) not in message
+    assert {path.name: path.read_bytes() for path in chats.glob("[!.]*")} == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"message": " "}, {"message": "a", "edit": "b"}, {"regenerate": False}, {"message": 3}],
+)
+def test_bodies_that_make_no_sense(client: Any, body: dict[str, Any]) -> None:
+    client.begin("talk")
+    client.refused("POST", "/talk/answers", body)
+    assert turns_of(client, "talk") == []
+
+
+def test_pages_with_a_name_of_their_own_get_nothing(client: Any) -> None:
+    """A name that a stranger has given to this machine would let his page read all that is said."""
+    reply = client.server.get("/v1/sessions", Host=f"evil.example:{client.server.port}")
+    assert reply.status == 403
+    assert client.server.get("/v1/sessions", Host="localhost:80").status == 200
+
+
+def test_files_are_for_the_user_s_eyes(client: Any, chats: Path) -> None:
+    client.begin("talk")
+    assert chats.stat().st_mode & 0o077 == 0
+
+
+def test_an_answer_that_only_repeats_itself_ends(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told why, and the answer goes on if that is wanted."""
+    let_answers_cycle(monkeypatch)
+    client.begin("talk")
+    done = client.say("talk", "hello", max_tokens=1000)
+    assert (done["finish"], done["turn"]["finish"]) == ("repetition", "repetition")
+    more = client.done("/talk/answers", **{"continue": True})
+    assert more["finish"] == "repetition"
+    assert more["turn"]["end"] == done["turn"]["end"] + 256
+    assert [turn["finish"] for turn in turns_of(client, "talk")] == ["repetition"]

@@ -1,0 +1,173 @@
+"""Sessions that go on with another model of the server, which reads their text again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from many_texts import tiny_engine
+from needed import needed
+from pyh2o import Conversation
+from pyh2o.errors import SessionError
+from pyh2o.sessions.listing import read_saved_text
+from pyh2o.sessions.saved import SavedChat
+from pyh2o.sessions.session_file import read_session, read_tokens
+from tiny_llama import tiny_llama
+
+clients = needed("session_client", name="the server's packages")
+several = needed("several_models", name="the server's packages")
+openai_server = needed("pyh2o.server", name="the server's packages")
+
+STORY = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths: dict[str, Path] = several.write_models(tmp_path_factory.mktemp("models"))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def models(paths: dict[str, Path]) -> Iterator[Any]:
+    loads = several.Loads(paths)
+    sources = [loads.source(name, texts=1) for name in ("first", "second", "bert")]
+    with openai_server.ServedModels(sources, openai_server.Limits()) as served:
+        for source in sources[:2]:  # what is not loaded is not known by its header
+            with served.lease(source, lambda: None):
+                pass
+        yield served
+
+
+@pytest.fixture
+def client(chats: Path, models: Any) -> Iterator[Any]:
+    with clients.serving(models) as running:
+        yield running
+
+
+def said(session: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(turn["user"], turn["answer"]) for turn in session["turns_list"]]
+
+
+def test_a_conversation_goes_on_with_another_model(client: Any, chats: Path) -> None:
+    client.begin("talk", model="first", system="Be brief.")
+    client.say("talk", "Hello there", max_tokens=12)
+    client.say("talk", "Go on", max_tokens=60)
+    client.got("/talk/pins", "POST", {"start": 8, "end": 12})
+    before, file = client.got("/talk"), (chats / "talk.h2o").read_bytes()
+    moved = client.got("/talk", "PATCH", {"model": "second"})
+    assert (moved["model"], moved["usable"], moved["system"]) == ("second", True, "Be brief.")
+    assert said(moved) == said(before)
+    assert (chats / "talk.before.h2o").read_bytes() == file
+    events = client.events("/talk/answers", message="And now", max_tokens=5)
+    reading = [event for event in events if event["type"] == "reading"]
+    assert reading[0]["of"] > moved["tokens"]
+    assert len(client.got("/talk")["turns_list"]) == 3
+    header = read_session(chats / "talk.h2o", "conversation").header
+    assert header["model"]["file"] == "second.gguf"
+    # the map and the texts of tokens are those of the new model
+    assert client.got("/talk/map")["tokens"] == header["turns"][-1]["end"]
+    assert len(client.got("/talk/tokens")["texts"]) == header["turns"][-1]["end"]
+    # and the copy goes on with the old one
+    assert client.got("/talk.before")["model"] == "first"
+    client.say("talk.before", "Still here", max_tokens=5)
+
+
+def test_it_is_what_the_terminal_would_have_read(
+    client: Any, chats: Path, paths: dict[str, Path]
+) -> None:
+    client.begin("talk", model="first")
+    client.say("talk", "Hello there", max_tokens=30)
+    client.got("/talk", "PATCH", {"model": "second"})
+    answer = client.say("talk", "Go on", max_tokens=20)["text"]
+    with tiny_llama(paths["second"], **several.CACHE) as llm:
+        talk = Conversation.load(chats / "talk.before.h2o", llm, reread=True)
+        assert "".join(talk.say("Go on", max_tokens=20)) == answer
+
+
+def test_a_story_goes_on_with_another_model(client: Any, chats: Path) -> None:
+    client.begin("tale", kind="story", model="first", text=STORY)
+    client.done("/tale/passages", max_tokens=40)
+    before = client.got("/tale")
+    moved = client.got("/tale", "PATCH", {"model": "second"})
+    assert (moved["model"], moved["text"]) == ("second", before["text"])
+    assert moved["passages"] == before["passages"]
+    done = client.done("/tale/passages", max_tokens=10)
+    assert client.got("/tale")["text"] == before["text"] + done["text"]
+    assert client.got("/tale.before")["text"] == before["text"]
+    assert client.got("/tale/undo", "POST", {})["text"] == before["text"]
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_other_settings_are_cured_by_the_same_model(
+    client: Any, chats: Path, paths: dict[str, Path], kind: str
+) -> None:
+    """Its tokens and its pins stay."""
+    other = {**several.CACHE, "recent": 48}
+    text = {"text": STORY} if kind == "story" else {}
+    with (
+        tiny_engine(paths["first"], texts=1, **other) as engine,
+        clients.serving(engine) as elsewhere,
+    ):
+        elsewhere.begin("talk", kind=kind, **text)
+        if kind == "story":
+            elsewhere.done("/talk/passages", max_tokens=70)
+        else:
+            elsewhere.say("talk", "Hello there", max_tokens=70)
+        pinned = elsewhere.got("/talk/pins", "POST", {"start": 20, "end": 24})["pinned"]
+        elsewhere.server.app.state.sessions.close()
+    summary = client.got("/talk")
+    assert not summary["usable"]
+    assert "--recent 48" in summary["why"]
+    tokens = read_tokens(chats / "talk.h2o")
+    moved = client.got("/talk", "PATCH", {"model": "first", "name": "mine"})
+    assert (moved["name"], moved["usable"]) == ("mine", True)
+    assert read_tokens(chats / "mine.h2o") == tokens
+    assert client.got("/mine/map")["pinned"] == pinned
+    assert (chats / "talk.before.h2o").exists()
+
+
+def test_the_model_that_it_has_reads_nothing_again(client: Any, chats: Path) -> None:
+    client.begin("talk", model="first")
+    client.say("talk", "Hello there", max_tokens=12)
+    file = (chats / "talk.h2o").read_bytes()
+    moved = client.got("/talk", "PATCH", {"model": "first"})
+    assert moved["model"] == "first"
+    assert (chats / "talk.h2o").read_bytes() == file
+    assert not (chats / "talk.before.h2o").exists()
+
+
+def test_refusals(client: Any, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All stays as it was."""
+    client.begin("talk", model="first")
+    client.say("talk", "Hello there", max_tokens=12)
+    before = {path.name: path.read_bytes() for path in chats.glob("*.h2o")}
+    assert "there is no model 'third'" in client.refused("PATCH", "/talk", {"model": "third"}, 404)
+    assert "bert has embeddings" in client.refused("PATCH", "/talk", {"model": "bert"})
+    assert "there is no session" in client.refused("PATCH", "/nope", {"model": "first"}, 404)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise SessionError("no room for a session")
+
+    monkeypatch.setattr("pyh2o.sessions.conversation.Conversation.save", fail)
+    assert client.refused("PATCH", "/talk", {"model": "second"}) == "no room for a session"
+    monkeypatch.undo()
+    monkeypatch.setenv("PYH2O_CHATS", str(chats))
+    assert {path.name: path.read_bytes() for path in chats.glob("*.h2o")} == before
+    assert client.got("/talk")["model"] == "first"
+    assert client.say("talk", "Go on", max_tokens=5)["turn"]["user"] == "Go on"
+
+
+def test_where_there_is_one_model_only_it_goes_by_its_name(
+    chats: Path, paths: dict[str, Path]
+) -> None:
+    with (
+        tiny_engine(paths["first"], texts=1, **several.CACHE) as engine,
+        clients.serving(engine) as client,
+    ):
+        client.begin("talk")
+        assert "no model 'second'" in client.refused("PATCH", "/talk", {"model": "second"}, 404)
+        assert client.got("/talk", "PATCH", {"model": "tiny"})["model"] == "tiny"
+        assert read_saved_text(SavedChat("talk")).trouble == ""

@@ -1,0 +1,169 @@
+"""Stories that a server keeps: written on, cut, taken back, exported and imported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cli_fakes import run
+from needed import needed
+from pyh2o import Llama
+from pyh2o.engine import Engine
+from pyh2o.sessions.conversation import Conversation
+from pyh2o.sessions.saved import SavedChat, last_chat
+from pyh2o.sessions.story import Story
+from pyh2o.writing.sampling import Sampling
+
+clients = needed("session_client", name="the server's packages")
+
+START = "Once upon a time"
+
+
+def begin(client: Any, name: str = "tale", text: str = START) -> Any:
+    return client.begin(name, kind="story", text=text)
+
+
+def test_a_story_is_that_of_the_class(client: Any, alone: Llama) -> None:
+    begun = begin(client)
+    assert (begun["kind"], begun["text"], begun["passages"]) == ("story", START, [])
+    tale = Story(alone, START, echo=True, sampling=Sampling(seed=1))
+    for n in (20, 1, 60):
+        done = client.done("/tale/passages", max_tokens=n)
+        expected = "".join(tale.write(n))
+        assert done["text"] == expected.removeprefix(START)
+        assert done["turn"] is None
+        assert done["finish"] == tale.finish
+        assert client.got("/tale")["text"] == tale.text()
+        client.server.app.state.sessions.close()
+    assert done["kv"]["compactions"] > 0
+    loaded = Story.load(SavedChat("tale").path, alone)
+    assert loaded.tokens == tale.tokens
+    assert loaded.text() == tale.text()
+
+
+def test_a_story_is_cut_where_one_likes(client: Any) -> None:
+    begin(client)
+    client.done("/tale/passages", max_tokens=40)
+    text = client.got("/tale")["text"]
+    for at in (len(text) - 3, len(START) + 5, len(START), 4):
+        client.done("/tale/passages", at=at, max_tokens=15)
+        changed = client.got("/tale")
+        assert changed["text"][:at] == text[:at]
+        assert changed["passages"][-1] == at
+        texts = client.got("/tale/tokens")
+        assert "".join(texts["texts"]) == changed["text"]
+    assert changed["text"] != text
+
+
+def test_passages_are_taken_back(client: Any) -> None:
+    begin(client)
+    texts = [START]
+    for _ in range(3):
+        client.done("/tale/passages", max_tokens=12)
+        texts.append(client.got("/tale")["text"])
+    assert client.got("/tale/undo", "POST", {})["text"] == texts[2]
+    again = client.done("/tale/passages", max_tokens=12)
+    assert client.got("/tale")["text"] == texts[2] + again["text"]
+    assert client.got("/tale/undo", "POST", {"passages": 3})["text"] == START
+    assert "there are 0 passages" in client.refused("POST", "/tale/undo", {})
+
+
+def test_a_story_is_no_conversation(client: Any) -> None:
+    begin(client)
+    client.begin("talk")
+    route, body = "/tale/answers", {"message": "Hello"}
+    assert "session tale is a story: " in client.refused("POST", route, body)
+    assert "session talk is a conversation: " in client.refused("POST", "/talk/passages", {})
+    client.refused("PATCH", "/tale", {"system": "Be brief."})
+    client.refused("POST", "", {"kind": "story", "system": "Be brief."})
+    client.refused("POST", "", {"kind": "conversation", "text": START})
+    kinds = {each["name"]: each["kind"] for each in client.got("")["data"]}
+    assert kinds == {"tale": "story", "talk": "conversation"}
+
+
+def test_a_story_s_map_pins_and_sampling(client: Any) -> None:
+    begin(client)
+    client.done("/tale/passages", max_tokens=20)
+    pinned = client.got("/tale/pins", "POST", {"text": "upon"})["pinned"]
+    changed = client.got("/tale", "PATCH", {"sampling": {"temperature": 0}})
+    assert changed["sampling"]["temperature"] == 0
+    client.done("/tale/passages", max_tokens=90)
+    found = client.got("/tale/map")
+    assert found["pinned"] == pinned
+    ((start, end),) = pinned
+    assert set(range(start, end)) <= set(found["kept"]["positions"])
+    assert found["evicted"]
+    assert client.got("/tale/recalled") == []
+
+
+def test_a_story_that_is_stopped_goes_on(client: Any) -> None:
+    begin(client)
+    with client.answering("/tale/passages", max_tokens=10**6) as response:
+        assert client.ask("POST", "/tale/stop").status == 204
+        lines = response.read().decode().splitlines()
+    assert '"finish": "interrupted"' in lines[-4]
+    text = client.got("/tale")["text"]
+    client.done("/tale/passages", max_tokens=5)
+    assert client.got("/tale")["text"].startswith(text)
+
+
+def test_exports(client: Any) -> None:
+    client.begin("talk", system="Be brief.")
+    answer = client.say("talk", "Hello *there*", max_tokens=10)["turn"]["answer"].strip()
+    text = client.ask("GET", "/talk/export").body.decode()
+    assert text == f"(Be brief.)\n\n> Hello *there*\n\n{answer}\n"
+    marked = client.ask("GET", "/talk/export?format=markdown").body.decode()
+    assert marked == f"# talk\n\n> Be brief.\n\n**You:** Hello *there*\n\n{answer}\n"
+    exported = client.got("/talk/export?format=json")
+    assert exported["turns"][0]["user"] == "Hello *there*"
+    client.refused("GET", "/talk/export?format=pdf")
+    begin(client)
+    assert client.ask("GET", "/tale/export").body.decode() == f"{START}\n"
+
+
+@pytest.mark.parametrize("kind", ["conversation", "story"])
+def test_what_was_exported_goes_on_elsewhere(
+    client: Any, kind: str, engine: Engine, alone: Llama
+) -> None:
+    if kind == "story":
+        begin(client, "old")
+        client.done("/old/passages", max_tokens=20)
+    else:
+        client.begin("old", system="Be brief.")
+        for message in ("Hello", "And then", "What?"):
+            client.say("old", message, max_tokens=20)
+    exported = client.got("/old/export?format=json")
+    assert client.refused("POST", "/import", exported, 409).startswith("there is a session old")
+    imported = client.got("/import", "POST", {**exported, "name": "new"})
+    old = client.got("/old")
+    assert (imported["kind"], imported["sampling"]) == (kind, old["sampling"])
+    if kind == "story":
+        assert imported["text"] == old["text"]
+        client.done("/new/passages", max_tokens=5)
+        assert client.got("/new")["text"].startswith(old["text"])
+        return
+    said = [(turn["user"], turn["answer"]) for turn in old["turns_list"]]
+    assert [(turn["user"], turn["answer"]) for turn in imported["turns_list"]] == said
+    assert imported["system"] == "Be brief."
+    answer = client.say("new", "Go on", max_tokens=12)["text"]
+    talk = Conversation(alone, system="Be brief.", sampling=Sampling(**old["sampling"]))
+    talk.take_over(said)
+    assert answer == "".join(talk.say("Go on", max_tokens=12))
+    assert json.loads(client.ask("GET", "/new/export?format=json").body)["turns"][:3] == [
+        {**turn, "finish": "stop"} for turn in exported["turns"]
+    ]
+
+
+def test_terminals_see_stories(client: Any) -> None:
+    """But go on with the last conversation."""
+    client.begin("talk")
+    begin(client)
+    assert last_chat().name == "talk"
+    lines = run("sessions", "list").text.splitlines()
+    assert lines[0].startswith("tale  ")
+    assert lines[0].endswith(f"a story  {START}")
+    assert lines[1].endswith("0 turns")
+    client.server.app.state.sessions.close()
+    assert "holds a story, not a conversation" in run("chat", "--session", "tale", stdin="").notes

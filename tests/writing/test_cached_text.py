@@ -1,0 +1,166 @@
+"""The text in a model's cache: what is there, what is to be read, and whose the model is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyh2o import Llama
+from pyh2o.writing.cached_text import CachedText
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+RECENT = 12
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=3)
+
+
+@pytest.fixture
+def llm(path: Path) -> Iterator[Llama]:
+    with closing(tiny_llama(path, n_ctx=400, hh=20, recent=RECENT, slack=8)) as llm:
+        yield llm
+
+
+def begun(llm: Llama, tokens: list[int]) -> CachedText:
+    text = CachedText(llm)
+    text.take_model()
+    text.begin(tokens)
+    return text
+
+
+def read(text: CachedText) -> None:
+    text.llm.eval(text.unread)
+    text.look()
+
+
+def check(text: CachedText) -> None:
+    """What is in the cache begins the text, and the rest is unread."""
+    llm = text.llm
+    assert text.is_beginning_cached()
+    assert text.tokens == llm.tokens.tolist() + text.unread
+    assert text.n_again == max(0, text.n_known - llm.n_tokens)
+    assert text.is_as_left()
+
+
+def test_any_sequence_of_changes_keeps_text_and_cache_together(
+    llm: Llama, rng: np.random.Generator
+) -> None:
+    """Against the plainest record: a list of tokens, and how many have ever been evaluated."""
+    text, tokens, known = begun(llm, [1]), [1], 0
+    for _ in range(300):
+        kind = rng.integers(4)
+        if kind == 0:
+            more = rng.integers(3, 300, rng.integers(1, 20)).tolist()
+            text.tokens += more
+            tokens += more
+        elif kind == 1 and text.unread:
+            read(text)
+            known = len(tokens)
+        elif kind == 2:
+            size = int(rng.integers(max(1, len(tokens) - 30), len(tokens) + 1))
+            text.set_back(size)
+            del tokens[size:]
+            known = min(known, size)
+        else:
+            start = int(rng.integers(max(1, len(tokens) - 10), len(tokens) + 1))
+            dropped, before = text.tokens[start:], text.n_known
+            text.set_back(start)
+            text.put_back(start, dropped, before)
+        check(text)
+        assert text.tokens == tokens
+        assert text.n_known == known
+
+
+def test_rows_that_are_gone_are_read_again(llm: Llama) -> None:
+    text = begun(llm, list(range(3, 203)))
+    read(text)
+    text.set_back(199)
+    assert (llm.n_tokens, text.n_again) == (199, 0)
+    text.set_back(100)  # evicted by now
+    assert (llm.n_tokens, text.n_again, text.n_known) == (0, 100, 100)
+    read(text)
+    assert (llm.n_tokens, text.n_again) == (100, 0)
+
+
+def test_pins_come_back_with_an_emptied_cache(llm: Llama) -> None:
+    text = CachedText(llm)
+    text.take_model()
+    text.begin(list(range(3, 203)), n_pinned=5)
+    for _ in range(2):
+        assert llm.kv.pinned == 5
+        read(text)
+        assert set(range(5)) <= set(llm.kv_rows(0)[0][0].tolist())
+        text.empty_cache()
+
+
+def test_a_model_used_for_something_else_is_noticed(llm: Llama) -> None:
+    text = begun(llm, [1, 2, 3])
+    read(text)
+    llm.eval([4])
+    assert not text.is_as_left()
+    llm.reset()
+    llm.eval([1, 2, 5])
+    assert not text.is_as_left()
+    assert not text.is_beginning_cached()
+    text.empty_cache()
+    read(text)
+    check(text)
+
+
+class Owner:
+    def __init__(self, llm: Llama) -> None:
+        self.lost = 0
+        self.text = CachedText(llm, on_taken=self.lose)
+
+    def lose(self) -> None:
+        self.lost += 1
+
+
+def test_the_text_before_is_told_when_another_takes_the_model(llm: Llama) -> None:
+    first = Owner(llm)
+    for _ in range(2):
+        first.text.take_model()
+    first.text.begin([1, 2])
+    assert first.lost == 0
+    second = CachedText(llm)
+    second.take_model()
+    assert first.lost == 1
+    assert not first.text.is_as_left()
+    second.take_model()
+    assert first.lost == 1
+
+
+def test_an_owner_that_is_gone_is_not_told(llm: Llama) -> None:
+    owner = Owner(llm)
+    owner.text.take_model()
+    gone = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert gone() is None  # at once: a model's memory goes with its last reader
+    finally:
+        gc.enable()
+    CachedText(llm).take_model()
+
+
+def test_a_state_that_does_not_fit_leaves_the_tokens_to_be_read(llm: Llama) -> None:
+    tokens = [1, 2, 3, 4]
+    text = begun(llm, tokens)
+    read(text)
+    state = llm.kv_state()
+    text.load([*tokens, 5], 4, 4, state)
+    assert (text.unread, text.n_again) == ([5], 0)
+    for wrong, n_cached in ((state, 3), (b"", 4), (state[:-1], 4)):
+        text.load([*tokens, 5], n_cached, 4, wrong)
+        assert (text.unread, text.n_again) == ([*tokens, 5], 4)
+        read(text)
+        check(text)

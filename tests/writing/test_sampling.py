@@ -1,0 +1,58 @@
+"""Sampling settings: ranges, and that they survive JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from pyh2o.errors import SettingsError
+from pyh2o.writing.sampling import LARGEST_SEED, Sampling
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "0.8"),
+        ("temperature", True),
+        ("temperature", None),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_p", 1.01),
+        ("top_p", -0.01),
+        ("min_p", 2),
+        ("typical_p", math.nan),
+        ("repeat_penalty", 0),
+        ("repeat_penalty", -1),
+        ("frequency_penalty", math.inf),
+        ("presence_penalty", "much"),
+        ("seed", -1),
+        ("seed", LARGEST_SEED + 1),
+        ("seed", 1.0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name} is .*: ") as caught:
+        Sampling(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0},
+        {"top_k": 0, "top_p": 0, "min_p": 0, "typical_p": 0},
+        {"top_p": 1, "min_p": 1.0, "typical_p": 1},
+        {"frequency_penalty": -2, "presence_penalty": 2.0},
+        {"repeat_penalty": 0.5, "seed": LARGEST_SEED},
+    ],
+)
+def test_ends_of_the_ranges_are_taken_and_survive_json(values: dict[str, float]) -> None:
+    sampling = Sampling(**values)
+    assert Sampling(**json.loads(json.dumps(dataclasses.asdict(sampling)))) == sampling

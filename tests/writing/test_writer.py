@@ -1,0 +1,216 @@
+"""The writer's draws: those of `Llama.generate`, and the same after a cut at any place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from llama_cpp import LogitsProcessorList
+
+from pyh2o import Llama
+from pyh2o.errors import BusyError
+from pyh2o.writing.sampling import Sampling
+from pyh2o.writing.writer import LogitsProcessor, Writer
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import tiny_llama
+
+SETTINGS = [
+    Sampling(temperature=0.0, repeat_penalty=1.0),
+    Sampling(temperature=0.0, repeat_penalty=1.3, frequency_penalty=0.2),
+    Sampling(seed=5),
+    Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=2**32 - 2),
+    Sampling(temperature=1.2, typical_p=0.7, presence_penalty=0.5, repeat_penalty=1.0, seed=1),
+    Sampling(top_k=1, seed=9),  # a single candidate takes a random number, too
+]
+N_WRITTEN = 200
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", seed=17)
+    return tiny_llama(path, n_ctx=1024, hh=20, recent=20, slack=8)
+
+
+def start(llm: Llama) -> list[int]:
+    """Empty the cache; the tokens of a prompt."""
+    llm.reset()
+    return llm.tokenize(b"Once upon a time")
+
+
+def endless(llm: Llama) -> LogitsProcessor:
+    """A random model may end its text at any token; this forbids it."""
+    end = llm.token_eos()
+
+    def forbid_end(
+        _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        logits[end] = -np.inf
+        return logits
+
+    return forbid_end
+
+
+def new_writer(llm: Llama, sampling: Sampling, after: Sequence[int] = ()) -> Writer:
+    return Writer(llm, sampling, written=after, logits_processor=endless(llm))
+
+
+def written(llm: Llama, sampling: Sampling, count: int = N_WRITTEN) -> list[int]:
+    return list(islice(new_writer(llm, sampling).write(start(llm)), count))
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_draws_are_those_of_generate(llm: Llama, sampling: Sampling) -> None:
+    prompt = start(llm)
+    seed_of_model = llm._seed
+    tokens = written(llm, sampling)
+    assert llm._seed == seed_of_model
+    assert llm.kv.compactions > 0
+
+    llm.reset()
+    llm.set_seed(sampling.seed)
+    generator = llm.generate(
+        prompt,
+        temp=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        repeat_penalty=sampling.repeat_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logits_processor=LogitsProcessorList([endless(llm)]),
+    )
+    assert tokens == list(islice(generator, N_WRITTEN))
+    llm.set_seed(seed_of_model)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_going_on_after_cuts_is_the_same_as_never_stopping(
+    llm: Llama, sampling: Sampling, rng: np.random.Generator
+) -> None:
+    whole = written(llm, sampling)
+    cuts = [0, *sorted(rng.choice(np.arange(1, N_WRITTEN), 5, replace=False)), N_WRITTEN]
+    tokens: list[int] = []
+    unread = start(llm)
+    for begin, end in pairwise(cuts):
+        # A new writer each time, as in a new process; the last token is still to be evaluated.
+        writer = new_writer(llm, sampling, tokens)
+        tokens += islice(writer.write(unread), int(end - begin))
+        unread = tokens[-1:]
+    assert tokens == whole
+
+
+def test_writing_again_goes_on_with_the_same_draws(llm: Llama) -> None:
+    whole = written(llm, Sampling(seed=3))
+    writer = new_writer(llm, Sampling(seed=3))
+    first = list(islice(writer.write(start(llm)), 50))
+    assert [*first, *islice(writer.write(first[-1:]), N_WRITTEN - 50)] == whole
+
+
+def test_seeds_and_settings_matter(llm: Llama) -> None:
+    assert len({tuple(written(llm, sampling, 60)) for sampling in SETTINGS}) == len(SETTINGS)
+    assert written(llm, Sampling(seed=3)) != written(llm, Sampling(seed=4))
+
+
+def test_a_token_is_evaluated_when_the_next_is_asked_for(llm: Llama) -> None:
+    prompt = start(llm)
+    tokens = new_writer(llm, Sampling()).write(prompt)
+    for count in range(20):
+        token = next(tokens)
+        assert llm.n_tokens == len(prompt) + count
+    next(tokens)
+    assert llm.input_ids[llm.n_tokens - 1] == token
+
+
+def test_logits_processor_sees_the_text_and_decides(llm: Llama) -> None:
+    prompt = start(llm)
+    seen: list[list[int]] = []
+
+    def take_the_next_letter(
+        input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        seen.append(input_ids.tolist())
+        logits[:] = -np.inf
+        logits[300 + len(seen)] = 0.0
+        return logits
+
+    writer = Writer(llm, Sampling(), logits_processor=take_the_next_letter)
+    assert list(islice(writer.write(prompt), 3)) == [301, 302, 303]
+    assert seen == [prompt, [*prompt, 301], [*prompt, 301, 302]]
+
+
+def test_end_of_text_is_drawn_but_not_evaluated(llm: Llama) -> None:
+    def end(
+        _input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        logits[llm.token_eos()] = np.inf
+        return logits
+
+    prompt = start(llm)
+    writer = Writer(llm, Sampling(temperature=0), logits_processor=end)
+    assert next(writer.write(prompt)) == llm.token_eos()
+    assert llm.n_tokens == len(prompt)
+
+
+def refused_to_another_thread(llm: Llama) -> bool:
+    """Whether another thread may not evaluate anything now."""
+    refused: list[BusyError] = []
+
+    def evaluate() -> None:
+        try:
+            llm.eval([40])
+        except BusyError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    return len(refused) == 1
+
+
+def test_no_other_thread_comes_between_an_evaluation_and_its_draw(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = start(llm)
+    expected = written(llm, Sampling(seed=5), 3)
+    moments: dict[str, list[bool]] = {"evaluated": [], "drawing": []}
+    evaluate = llm.text.eval
+
+    def evaluate_and_look(tokens: Sequence[int]) -> None:
+        evaluate(tokens)
+        if threading.current_thread() is threading.main_thread():
+            moments["evaluated"].append(refused_to_another_thread(llm))
+
+    def look(
+        input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]
+    ) -> npt.NDArray[np.single]:
+        moments["drawing"].append(refused_to_another_thread(llm))
+        return endless(llm)(input_ids, logits)
+
+    llm.reset()
+    monkeypatch.setattr(llm.text, "eval", evaluate_and_look)
+    writing = Writer(llm, Sampling(seed=5), logits_processor=look).write(prompt)
+    assert list(islice(writing, 3)) == expected
+    assert moments == {"evaluated": [True] * 3, "drawing": [True] * 3}
+
+
+def test_nothing_to_evaluate_is_refused(llm: Llama) -> None:
+    llm.reset()
+    with pytest.raises(ValueError, match="evaluate a token first"):
+        next(Writer(llm, Sampling()).write([]))
+
+
+def test_full_window_without_eviction_ends_the_tokens(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=17)
+    llm = tiny_llama(path, n_ctx=64, evict=False)
+    limit = llm.position_limit
+    prompt = llm.tokenize(b"Once upon a time")
+    tokens = list(new_writer(llm, Sampling(temperature=0)).write(prompt))
+    # the last one has no position any more
+    assert len(prompt) + len(tokens) == limit + 1
+    assert llm.n_tokens == limit
