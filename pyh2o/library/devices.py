@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from itertools import count, takewhile
 from typing import Any, cast
 
 from .._native import ffi, lib
@@ -19,8 +20,8 @@ MARGIN = 2**30
 
 def gpu_names() -> list[str]:
     """The GPUs that layers can run on."""
-    n: int = lib.llama_h2o_n_devices()
-    return [ffi.string(lib.llama_h2o_device_name(i)).decode() for i in range(n)]
+    names = takewhile(bool, map(lib.llama_h2o_device_name, count()))
+    return [ffi.string(name).decode() for name in names]
 
 
 def why_no_gpu() -> str | None:
