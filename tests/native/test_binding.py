@@ -44,19 +44,6 @@ def test_every_status_has_a_text_of_its_own() -> None:
     assert ffi.string(lib.llama_h2o_strerror(-1000)) == b"unknown status"
 
 
-def test_null_pointers_are_refused() -> None:
-    from pyh2o._native import ffi, lib
-
-    params = {"heavy": 1, "recent": 1, "pinned": 0, "slack": 1}
-    refused = lib.LLAMA_H2O_ERR_ARGUMENT
-    assert lib.llama_h2o_supports(ffi.NULL) == refused
-    assert lib.llama_h2o_attach(ffi.NULL, params) == refused
-    assert lib.llama_h2o_get_stats(ffi.NULL, 0, ffi.NULL) == refused
-    assert lib.llama_h2o_get_rows(ffi.NULL, 0, 0, 0, ffi.NULL, ffi.NULL) == refused
-    assert lib.llama_h2o_get_layer(ffi.NULL, 0, ffi.NULL) == refused
-    assert lib.llama_h2o_set_breaker(ffi.NULL, ffi.NULL) == refused
-
-
 def run_python(code: str, folder: Path = Path(__file__).parent) -> subprocess.CompletedProcess[str]:
     """Run code in a folder; Python looks for packages there first."""
     return subprocess.run(

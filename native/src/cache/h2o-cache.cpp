@@ -5,7 +5,6 @@
 #include "cache/h2o-collected.h"
 #include "cache/h2o-compaction.h"
 #include "cache/h2o-rebase.h"
-#include "cache/h2o-restore.h"
 #include "cache/h2o-state.h"
 
 #include "llama-context.h"
@@ -334,7 +333,6 @@ llama_h2o_stats llama_h2o::get_stats(llama_memory_i & memory, llama_seq_id seq_i
         const llama_h2o_parts & parts = kv.h2o->parts;
         const auto & st               = parts.streams[s];
 
-        stats.n_used           = parts.cells[s].get_used();
         stats.n_pinned         = st.claims.n_pinned;
         stats.pos_removable    = parts.pos_removable(s);
         stats.pos_limit        = llama_h2o_pos_limit(parts);

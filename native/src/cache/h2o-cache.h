@@ -129,7 +129,6 @@ struct llama_h2o {
     // shrink() this object is gone
     int32_t enlarge(uint32_t n_cells);
     int32_t shrink();
-    bool is_enlarged() const { return smaller != nullptr; }
 
 private:
     llama_kv_cache & kv;

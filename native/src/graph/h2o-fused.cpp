@@ -73,17 +73,14 @@ static void attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->attend(read_attend(dst, userdata), ith, nth);
 }
 
-static void look(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->look(read_combine(dst, userdata), ith, nth);
+template <llama_h2o_kernel::step llama_h2o_kernel::* STEP>
+static void go_on(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    (static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->*STEP)(read_combine(dst, userdata), ith, nth);
 }
 
-static void found(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->found(read_combine(dst, userdata), ith, nth);
-}
-
-static void combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    static_cast<const llama_h2o_layer_attention *>(userdata)->kernel->combine(read_combine(dst, userdata), ith, nth);
-}
+static constexpr ggml_custom_op_t look    = go_on<&llama_h2o_kernel::look>;
+static constexpr ggml_custom_op_t found   = go_on<&llama_h2o_kernel::found>;
+static constexpr ggml_custom_op_t combine = go_on<&llama_h2o_kernel::combine>;
 
 //
 // on a device
@@ -251,24 +248,11 @@ static bool use_cuda(ggml_backend_dev_t dev) {
 // what attends
 //
 
+// null for the best one, or none
 static const char * kernel_name(llama_h2o_attention_type type) {
-    switch (type) {
-        case LLAMA_H2O_ATTENTION_PORTABLE:
-            return "portable";
-        case LLAMA_H2O_ATTENTION_NEON:
-            return "neon";
-        case LLAMA_H2O_ATTENTION_AVX2:
-            return "avx2";
-        case LLAMA_H2O_ATTENTION_AVX512:
-            return "avx512";
-        case LLAMA_H2O_ATTENTION_AVX512BF16:
-            return "avx512bf16";
-        case LLAMA_H2O_ATTENTION_AUTO:
-        case LLAMA_H2O_ATTENTION_OPS:
-            break;
-    }
+    static constexpr const char * NAMES[] = { nullptr, nullptr, "portable", "neon", "avx2", "avx512", "avx512bf16" };
 
-    return nullptr;
+    return NAMES[type];
 }
 
 // Whether the graph of a layer with this tensor runs on the CPU.
